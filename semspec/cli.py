@@ -1,0 +1,123 @@
+"""The command line. Exit codes: 0 done, 2 bad request, 3 model cannot be used, 130 interrupted, 1 anything else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import semspec
+from semspec.errors import SemspecError
+from semspec.pair import Options, Pair, Result
+
+app = typer.Typer(
+    help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+STYLES = {"draft": "green", "relaxed": "yellow", "target": "default"}
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(semspec.__version__)
+        raise typer.Exit()
+
+
+@app.command()
+def generate(
+    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder or a hub id.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model. Without one, drafts are looked up in the text.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a chat message.")] = False,
+    verifier: Annotated[str, typer.Option(help="Rule with options, e.g. exact, sampling, block, none.")] = "exact",
+    drafter: Annotated[str, typer.Option(help="auto, model or ngram.")] = "auto",
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 8,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k best tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass; 1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best; 0 is off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be repeated.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    draft_device: Annotated[str | None, typer.Option(help="Where the draft model runs, if elsewhere.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    context: Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
+) -> None:
+    """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    options = Options(
+        verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,  # type: ignore[arg-type]
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
+    )  # fmt: skip
+    pair = semspec.load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context)
+    asked = [{"role": "user", "content": text}] if chat else text
+    if as_json:
+        typer.echo(json.dumps(report(pair.generate(asked, options)), ensure_ascii=False))
+    else:
+        result = show(pair, asked, options)
+        if not quiet:
+            Console(stderr=True).print(summary(result), style="dim")
+
+
+def show(pair: Pair, prompt: Any, options: Options) -> Result:
+    """Stream an answer to the terminal, coloured by origin."""
+    console = Console(highlight=False, soft_wrap=True)
+    stream = pair.stream(prompt, options)
+    for event in stream:
+        for text, origin in event.spans:
+            console.print(Text(text, style=STYLES[origin]), end="")
+    console.print()
+    return stream.result()
+
+
+def summary(result: Result) -> str:
+    """One line about what it took."""
+    s = result.stats
+    seconds = sum(s.seconds.values())
+    kind = "lossless" if result.lossless else f"{s.relaxed} relaxed"
+    return (
+        f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "
+        f"tau {s.tau:.2f} · {s.accepted}/{s.drafted} drafted tokens stood · {s.target_passes} target passes · "
+        f"{result.finish_reason}"
+    )
+
+
+def report(result: Result) -> dict[str, Any]:
+    """A result as JSON."""
+    return {
+        "text": result.text,
+        "tokens": result.tokens,
+        "origins": [origin for event in result.events for origin in event.origins],
+        "finish_reason": result.finish_reason,
+        "verifier": result.verifier,
+        "lossless": result.lossless,
+        "seed": result.seed,
+        "prompt_tokens": result.prompt_tokens,
+        "stats": result.stats.to_dict(),
+    }
+
+
+def run() -> None:
+    """The `semspec` command: refusals become one readable line and an exit code."""
+    try:
+        app()
+    except SemspecError as error:
+        Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

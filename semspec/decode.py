@@ -1,0 +1,139 @@
+"""The loop: propose, score, judge, commit. Written for one sequence, as a generator that asks for passes.
+
+It never touches a model: it yields requests (types.Request) and is sent their results, and yields an Event for
+whatever was committed. The Executor answers the requests of many such generators together, so every rule and drafter
+is batched without knowing it. Closing the generator at any point gives its slots back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from semspec.noise import TARGET
+from semspec.stats import Stats
+from semspec.types import (
+    Acquire,
+    Decoding,
+    Draft,
+    Drafter,
+    Event,
+    FinishReason,
+    Judge,
+    Request,
+    Roll,
+    Rolled,
+    Rows,
+    Runner,
+    Sampling,
+    Score,
+    TokenLogprob,
+    Verdict,
+)
+from semspec.verify.base import Rule
+
+WRITE_AHEAD = 8  # tokens a target without a draft writes between two looks at stop strings and cancellation
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence to decode, in tokens. Text is not known here."""
+
+    prompt: list[int]
+    rule: Rule
+    num_draft_tokens: int
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: frozenset[int] = frozenset()
+    halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
+    logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
+
+
+class Sequence:
+    """One sequence on its way. Between steps the target's cache holds all of the context but its last token."""
+
+    def __init__(self, job: Job, target: Runner, drafter: Drafter, stats: Stats) -> None:
+        self.job, self.target, self.drafter, self.stats = job, target, drafter, stats
+        self.context = list(job.prompt)
+        self.slot = -1
+        self.round = 0
+        self.state: Tensor | None = None  # the rule's memory of this sequence
+
+    def decode(self) -> Decoding:
+        held = False
+        try:
+            self.slot, *rest = yield Acquire([self.target, *self.drafter.runners])
+            held = True
+            self.drafter.begin(rest)
+            end = len(self.context) + self.job.max_new_tokens
+            finish: FinishReason | None = None
+            while finish is None:
+                room = end - len(self.context)
+                event = yield from (self.speculate(room) if self.job.rule.drafts else self.write(room))
+                finish = event.finish_reason
+                yield event
+        finally:
+            if held:
+                self.target.release(self.slot)
+                self.drafter.close()
+
+    def speculate(self, room: int) -> Generator[Request, Any, Event]:
+        """Propose, score, judge, commit."""
+        # The target always adds a token of its own, so a draft may be at most one shorter than the room left.
+        job, n = self.job, min(self.job.num_draft_tokens, room - 1)
+        draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
+        layout = job.rule.layout(draft.tokens)
+        rows: Rows = yield Score(self.target, self.slot, self.pending() + layout, keep=1 + len(layout))
+        verdict: Verdict = yield Judge(
+            job.rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs
+        )
+        self.state, self.round = verdict.state, self.round + 1
+
+        tokens = [*draft.tokens[: verdict.accepted], verdict.next]
+        kept, finish = self.cut(tokens, room)
+        accepted = min(verdict.accepted, kept)
+        relaxed = [i for i in verdict.relaxed if i < accepted]
+        self.stats.observe(len(draft.tokens), accepted, len(relaxed), bonus=kept - accepted)
+        self.drafter.accept(len(self.context) + accepted)
+        event = self.commit(tokens[:kept], verdict.logprobs, finish)
+        event.drafted, event.accepted = len(draft.tokens), accepted
+        for i in range(accepted):
+            event.origins[i] = "relaxed" if i in relaxed else "draft"
+        return event
+
+    def write(self, room: int) -> Generator[Request, Any, Event]:
+        """The target alone writes a few tokens."""
+        job = self.job
+        rolled: Rolled = yield Roll(
+            self.target, self.slot, self.pending(), min(WRITE_AHEAD, room), job.sampling, TARGET, job.stop,
+            logprobs=job.logprobs,
+        )  # fmt: skip
+        kept, finish = self.cut(rolled.tokens, room)
+        for _ in range(kept):
+            self.stats.observe(drafted=0, accepted=0)
+        return self.commit(rolled.tokens[:kept], rolled.logprobs, finish)
+
+    def pending(self) -> list[int]:
+        """The part of the context that the target has not seen: its last token, or at first the whole prompt."""
+        return self.context[self.target.length(self.slot) :]
+
+    def cut(self, tokens: list[int], room: int) -> tuple[int, FinishReason | None]:
+        """How many of these tokens belong to the answer, and why it ends there, if it does."""
+        ends = [i + 1 for i, token in enumerate(tokens) if token in self.job.stop][:1]
+        kept = min([len(tokens), room, *ends])
+        halted = self.job.halt(tokens[:kept]) if self.job.halt else None
+        if halted is not None:
+            return halted, "stop"
+        if ends and kept == ends[0]:
+            return kept, "stop"
+        return kept, "length" if kept == room else None
+
+    def commit(self, tokens: list[int], logprobs: list[TokenLogprob] | None, finish: FinishReason | None) -> Event:
+        """Make tokens part of the context and forget what the target scored beyond them."""
+        self.context += tokens
+        self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
+        kept = None if logprobs is None else logprobs[: len(tokens)]
+        return Event(tokens, ["target"] * len(tokens), logprobs=kept, finish_reason=finish)

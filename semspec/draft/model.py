@@ -1,0 +1,47 @@
+"""Drafting with a small model. Its cache follows the sequence: the rejected is truncated, what it missed is fed."""
+
+from __future__ import annotations
+
+from semspec.noise import DRAFT, stream
+from semspec.types import Draft, Proposing, Roll, Rolled, Runner, Sampling
+from semspec.verify.base import Rule
+
+GREEDY = Sampling()
+
+
+class ModelDrafter:
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.runners = [runner]
+        self.slot: int | None = None
+
+    def begin(self, slots: list[int]) -> None:
+        (self.slot,) = slots
+
+    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
+        assert self.slot is not None
+        n = min(n, self.runner.capacity - len(context))  # the draft model's context may be the shorter one
+        if n < 1:
+            return Draft([])
+        # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
+        rolled: Rolled = yield Roll(
+            self.runner,
+            self.slot,
+            context[self.runner.length(self.slot) :],
+            n,
+            sampling if rule.needs_draft_logits else GREEDY,
+            stream(DRAFT, round),
+            keep_logits=rule.needs_draft_logits,
+            drafting=True,
+        )
+        return Draft(rolled.tokens, rolled.logits, rolled.hidden)
+
+    def accept(self, length: int) -> None:
+        # The last draft token was never fed, and the token after the accepted ones is not the draft's.
+        assert self.slot is not None
+        self.runner.truncate(self.slot, min(length, self.runner.length(self.slot)))
+
+    def close(self) -> None:
+        if self.slot is not None:
+            self.runner.release(self.slot)
+            self.slot = None

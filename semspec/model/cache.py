@@ -1,0 +1,54 @@
+"""KV memory in slots: one fixed buffer per layer, one sequence per slot, lengths on the host.
+
+Undoing is O(1): truncation moves a length, and what lies behind it is overwritten by the next pass.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from semspec.errors import SemspecError
+from semspec.model.config import Shape
+
+
+class Cache:
+    def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.capacity = capacity
+        buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
+        self.keys = torch.zeros(buffer, device=device, dtype=dtype)
+        self.values = torch.zeros(buffer, device=device, dtype=dtype)
+        self.lengths = [0] * slots
+        self._free = list(range(slots))[::-1]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def acquire(self) -> int:
+        if not self._free:
+            raise SemspecError(f"all {len(self.lengths)} slots are taken; release one or load the model with more")
+        slot = self._free.pop()
+        self.lengths[slot] = 0
+        return slot
+
+    def release(self, slot: int) -> None:
+        if slot in self._free:
+            raise SemspecError(f"slot {slot} was released twice")
+        self.lengths[slot] = 0
+        self._free.append(slot)
+
+    def truncate(self, slot: int, length: int) -> None:
+        if not 0 <= length <= self.lengths[slot]:
+            raise SemspecError(f"cannot truncate slot {slot} to {length}: it holds {self.lengths[slot]} tokens")
+        self.lengths[slot] = length
+
+    def extend(self, slot: int, count: int) -> int:
+        """Make room for `count` more tokens; returns where they begin."""
+        start = self.lengths[slot]
+        if start + count > self.capacity:
+            raise SemspecError(
+                f"slot {slot} is full: {start} tokens and {count} more exceed its capacity of {self.capacity}; "
+                "load the model with a larger context"
+            )
+        self.lengths[slot] = start + count
+        return start

@@ -1,0 +1,86 @@
+"""Finding a checkpoint and reading its tensors. Safetensors only: a checkpoint can hold data, never code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from semspec.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
+
+
+def locate(model: str | Path) -> Path:
+    """The folder of a checkpoint given as a folder or a Hugging Face hub id (fetched into the hub's cache)."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} is a folder without a config.json; give the folder of a Hugging Face checkpoint")
+        return path
+    name = str(model)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name} is not a folder; give the folder of a checkpoint or a hub id such as org/name")
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED))
+    except Exception as error:  # the hub client raises many kinds, all of which mean "not to be had"
+        raise ModelError(f"{name} is neither a folder nor a checkpoint the hub could give: {error}") from error
+
+
+class Checkpoint:
+    """The tensors of a folder by name, read one at a time from memory-mapped files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._where: dict[str, str] = {}
+        self._files = {}
+        for file in _shards(folder):
+            try:
+                handle = self._stack.enter_context(safe_open(folder / file, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{folder / file} is missing, damaged or cut short: {error}") from error
+            self._files[file] = handle
+            self._where.update(dict.fromkeys(handle.keys(), file))
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+        if name not in self._where:
+            raise ModelError(f"{self.folder}: the checkpoint has no tensor {name}")
+        tensor = self._files[self._where[name]].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            found = tuple(tensor.shape)
+            raise ModelError(f"{self.folder}: {name} has shape {found}, but config.json asks for {shape}")
+        return tensor.to(device=device, dtype=dtype)
+
+
+def _shards(folder: Path) -> list[str]:
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError) as error:
+            raise ModelError(f"{index} cannot be read: {error!r}") from error
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    pickled = [p.name for p in folder.glob("*.bin")]
+    hint = f" ({pickled[0]} is a pickle, which semspec does not open: convert it)" if pickled else ""
+    raise ModelError(f"{folder} has no model.safetensors{hint}")

@@ -1,0 +1,57 @@
+"""Noise as a function of (seed, position, stream): no generator state, so nothing depends on batch or schedule.
+
+A stream says what the number is for. `exact` and plain decoding draw the target's token at a position from the
+TARGET stream, which is why they write the same text at any temperature. Rules that look at several draft tokens
+before they decide (block verification, windows) would be biased if a position that is drafted again met the same
+number again, so every other purpose has a stream of its own in every round.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+TARGET = 0  # the target's own choice at a position; the same in every round
+DRAFT = 1  # the drafter's choice
+ACCEPT = 2  # acceptance tests
+RESIDUAL = 3  # what replaces a rejected token
+SECOND = 4  # a further draw of the target's
+_PURPOSES = 8
+
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_BITS = 23  # so that (x + 1/2) / 2^23 is exact in float32 and strictly inside (0, 1)
+
+
+Round = TypeVar("Round", int, Tensor)
+
+
+def stream(purpose: int, round: Round) -> Round:
+    """The stream of a purpose in a round of propose-and-judge."""
+    return purpose + _PURPOSES * round
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right (torch's own keeps the sign)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 64-bit integers that spreads every input bit (the finaliser of splitmix64)."""
+    x = (x ^ _shift(x, 30)) * _signed(_MULTIPLIERS[1])
+    x = (x ^ _shift(x, 27)) * _signed(_MULTIPLIERS[2])
+    return x ^ _shift(x, 31)
+
+
+def uniform(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
+    """Numbers in (0, 1), float32. int64 tensors that broadcast against each other."""
+    golden = _signed(_MULTIPLIERS[0])
+    x = _mix(seed + golden)
+    x = _mix(x + position * golden + golden)
+    x = _mix(x + stream * golden + golden)
+    return (_shift(x, 64 - _BITS).to(torch.float32) + 0.5) / float(1 << _BITS)

@@ -1,0 +1,323 @@
+"""A target and its draft, ready to answer: `load`, `Pair.generate`, `Pair.stream`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from semspec import verify
+from semspec.decode import Job, Sequence
+from semspec.draft import ModelDrafter, NgramDrafter, NoDrafter
+from semspec.errors import BadRequest
+from semspec.execute import Executor, Task
+from semspec.model import ModelRunner
+from semspec.model.config import Shape
+from semspec.model.weights import locate
+from semspec.stats import Stats
+from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer
+from semspec.types import Drafter, Event, FinishReason, Runner, Sampling, TokenLogprob
+from semspec.verify import Rule
+
+DEFAULT_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer one prompt."""
+
+    verifier: str | Rule = "exact"
+    drafter: Literal["auto", "model", "ngram"] = "auto"  # auto: the draft model if there is one
+    num_draft_tokens: int = 8
+    max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # default: a fresh one, reported in the result
+    stop: str | tuple[str, ...] | list[str] = ()
+    stop_ids: tuple[int, ...] | list[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # report each token's logprob, with this many rivals
+    allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
+
+
+@dataclass(slots=True)
+class Result:
+    """An answer, with what it took and what it guarantees."""
+
+    text: str
+    tokens: list[int]
+    events: list[Event]
+    stats: Stats
+    lossless: bool  # the text is, or is distributed as, the target's own
+    finish_reason: FinishReason
+    verifier: str
+    seed: int
+    prompt_tokens: int
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [lp for event in self.events for lp in event.logprobs or []]
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A submitted prompt: its task in the Executor and its growing text."""
+
+    task: Task
+    job: Job
+    stats: Stats
+    text: TextStream
+    events: list[Event] = field(default_factory=list)
+
+    def collect(self) -> list[Event]:
+        """New events, their text filled in. Raises what went wrong with this sequence, if anything did."""
+        new = []
+        while self.task.events:
+            event = self.task.events.popleft()
+            event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
+            new.append(event)
+        self.events += new
+        if self.task.error is not None:
+            raise self.task.error
+        return new
+
+    def result(self) -> Result:
+        finish = self.events[-1].finish_reason if self.events else None
+        return Result(
+            text="".join(event.text for event in self.events),
+            tokens=[token for event in self.events for token in event.tokens],
+            events=self.events,
+            stats=self.stats,
+            lossless=self.job.rule.lossless,
+            finish_reason=finish or "cancelled",
+            verifier=self.job.rule.name,
+            seed=self.job.sampling.seed,
+            prompt_tokens=len(self.job.prompt),
+        )
+
+
+class Stream:
+    """An answer on its way: iterate for events, then ask for the `result`."""
+
+    def __init__(self, executor: Executor, ticket: Ticket) -> None:
+        self._executor, self._ticket = executor, ticket
+        self._ready: deque[Event] = deque()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        try:
+            while not self._ready:
+                if self._ticket.task.done and not self._ticket.task.events:
+                    raise StopIteration
+                self._executor.tick()
+                self._ready += self._ticket.collect()
+        except BaseException:  # an interrupt or a failure leaves nothing behind
+            self.close()
+            raise
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        self._executor.cancel(self._ticket.task)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def result(self) -> Result:
+        """The answer so far; complete once the stream has ended."""
+        return self._ticket.result()
+
+
+class Pair:
+    """A target, perhaps a draft model, and one Executor that decodes whatever is submitted as one batch."""
+
+    def __init__(
+        self,
+        target: Runner,
+        tokenizer: PreTrainedTokenizerBase,
+        draft: Runner | None = None,
+        eos: frozenset[int] = frozenset(),
+    ) -> None:
+        self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
+        self.executor = Executor()
+
+    def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
+        """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
+
+        A prompt is text or a list of chat messages. Options are given as keywords, as an `Options`, or as a list of
+        `Options`, one for each prompt.
+        """
+        prompts, single = _prompts(prompt)
+        given = options if isinstance(options, list) else [options or Options()] * len(prompts)
+        if len(given) != len(prompts):
+            raise BadRequest(
+                f"there are {len(prompts)} prompts but {len(given)} options; give one for each, or one for all"
+            )
+        jobs = [self._prepare(p, _override(o, overrides)) for p, o in zip(prompts, given, strict=True)]
+        tickets = [self._submit(*job) for job in jobs]  # all are checked before any is started
+        try:
+            while any(not ticket.task.done for ticket in tickets):
+                self.executor.tick()
+                for ticket in tickets:
+                    ticket.collect()
+        finally:
+            for ticket in tickets:
+                self.executor.cancel(ticket.task)
+        results = [ticket.result() for ticket in tickets]
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, options: Options | None = None, **overrides: Any) -> Stream:
+        """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory.
+
+        Several streams may be open at once; they are decoded as one batch. Bad input fails here, not later.
+        """
+        job = self._prepare(prompt, _override(options or Options(), overrides))
+        return Stream(self.executor, self._submit(*job))
+
+    def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
+        """Check a request and turn it into a job."""
+        rule = verify.make(options.verifier)
+        if not rule.lossless and not options.allow_lossy:
+            raise BadRequest(
+                f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "
+                "choose a lossless verifier (exact, sampling, block) or allow lossy ones"
+            )
+        if options.num_draft_tokens < 1:
+            raise BadRequest(
+                f"num_draft_tokens is {options.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
+            )
+        if options.logprobs is not None and not 0 <= options.logprobs <= 20:
+            raise BadRequest(f"logprobs is {options.logprobs}; give 0 to 20 rivals to report for each token")
+        strings = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
+        if not all(strings):
+            raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
+        tokens = encode(self.tokenizer, prompt)
+        seed = secrets.randbits(62) if options.seed is None else options.seed
+        sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p, seed)
+        text = TextStream(self.tokenizer, tokens, strings)
+        job = Job(
+            prompt=tokens,
+            rule=rule,
+            num_draft_tokens=options.num_draft_tokens,
+            max_new_tokens=self._room(len(tokens), options.max_new_tokens),
+            sampling=sampling,
+            stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.eos),
+            halt=text.feed,
+            logprobs=options.logprobs,
+        )
+        return job, self._drafter(rule, options.drafter), text
+
+    def _submit(self, job: Job, drafter: Drafter, text: TextStream) -> Ticket:
+        stats = Stats()
+        task = self.executor.submit(Sequence(job, self.target, drafter, stats).decode(), stats)
+        return Ticket(task, job, stats, text)
+
+    def _room(self, prompt: int, wanted: int | None) -> int:
+        left = self.target.capacity - prompt
+        if left < 1:
+            raise BadRequest(
+                f"the prompt has {prompt} tokens and the context is {self.target.capacity}; shorten the prompt or load "
+                "the model with a larger context"
+            )
+        if wanted is None:
+            return min(DEFAULT_NEW_TOKENS, left)
+        if wanted < 1:
+            raise BadRequest(f"max_new_tokens is {wanted}; give 1 or more")
+        if wanted > left:
+            raise BadRequest(
+                f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together more than the context of "
+                f"{self.target.capacity}; ask for at most {left} new tokens or load the model with a larger context"
+            )
+        return wanted
+
+    def _drafter(self, rule: Rule, kind: str) -> Drafter:
+        if not rule.drafts:
+            return NoDrafter()
+        if kind == "ngram" or (kind == "auto" and self.draft is None):
+            return NgramDrafter()
+        if kind not in ("auto", "model"):
+            raise BadRequest(f"there is no drafter {kind!r}; the drafters are: auto, model, ngram")
+        if self.draft is None:
+            raise BadRequest(
+                "drafter 'model' needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
+            )
+        return ModelDrafter(self.draft)
+
+
+def load(
+    target: str | Path,
+    draft: str | Path | None = None,
+    *,
+    device: str = "auto",
+    draft_device: str | None = None,
+    dtype: str = "auto",
+    slots: int = 8,
+    context: int | None = None,
+) -> Pair:
+    """Load a target and, if given, its draft model: folders or hub ids.
+
+    `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
+    """
+    if slots < 1:
+        raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
+    folder = locate(target)
+    shape, tokenizer = Shape.read(folder), load_tokenizer(folder)
+    eos = shape.stop | _end_of_text(folder, tokenizer)
+    if draft is None:
+        return Pair(ModelRunner.load(folder, device, dtype, slots, context), tokenizer, eos=eos)
+    draft_folder = locate(draft)
+    draft_shape = Shape.read(draft_folder)
+    common = common_vocabulary(tokenizer, load_tokenizer(draft_folder), shape.vocab, draft_shape.vocab)
+    runner = ModelRunner.load(folder, device, dtype, slots, context)
+    place = device if draft_device is None else draft_device
+    if draft_folder == folder and place == device:
+        partner = ModelRunner(runner.transformer, slots, runner.capacity)  # the same weights serve both
+    else:
+        partner = ModelRunner.load(draft_folder, place, dtype, slots, min(runner.capacity, draft_shape.context))
+    runner.vocab = partner.vocab = common
+    return Pair(runner, tokenizer, partner, eos)
+
+
+def _end_of_text(folder: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End-of-text tokens that the tokenizer and the generation settings name beside the model's own config."""
+    ids = [tokenizer.eos_token_id]
+    settings = folder / "generation_config.json"
+    if settings.is_file():
+        named = json.loads(settings.read_text()).get("eos_token_id")
+        ids += named if isinstance(named, list) else [named]
+    return frozenset(i for i in ids if i is not None)
+
+
+def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:
+    """One prompt or several? Text and a list of messages are one; a list of either is several."""
+    if isinstance(prompt, str):
+        return [prompt], True
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(p, dict) for p in prompt):
+            return [prompt], True
+        if all(isinstance(p, str | list) for p in prompt):
+            return prompt, False
+    raise BadRequest(f"a prompt is text, a list of chat messages, or a list of such prompts; this is {prompt!r:.80}")
+
+
+def _override(options: Options, overrides: dict[str, Any]) -> Options:
+    known = {f.name for f in fields(Options)}
+    unknown = sorted(set(overrides) - known)
+    if unknown:
+        raise BadRequest(f"there is no option {unknown[0]!r}; the options are: {', '.join(sorted(known))}")
+    return replace(options, **overrides)

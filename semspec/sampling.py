@@ -1,0 +1,130 @@
+"""From logits to tokens, vectorised over rows that each have their own temperature, filters and noise.
+
+"Processed" logits have temperature and filters applied; their softmax is the distribution that is drawn from. A
+greedy row is processed to all its mass on the largest logit, so that no rule needs a special case for temperature 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.noise import uniform
+from semspec.types import Roll, Rolled, Rows, Sampling, TokenLogprob
+
+NEG_INF = float("-inf")
+
+
+@dataclass(slots=True)
+class SamplingRows:
+    """Sampling options as columns, one row each; what is off for every row is known on the host and costs nothing."""
+
+    temperature: Tensor  # [R]
+    top_k: Tensor  # [R]
+    top_p: Tensor  # [R]
+    min_p: Tensor  # [R]
+    all_greedy: bool
+    filtered: bool  # some row uses top_k or top_p
+    floored: bool  # some row uses min_p
+
+    @staticmethod
+    def of(options: Sequence[Sampling], repeats: Sequence[int], device: torch.device) -> SamplingRows:
+        """Row i of `options`, repeated `repeats[i]` times."""
+        columns = torch.tensor([[o.temperature, o.top_k, o.top_p, o.min_p] for o in options], dtype=torch.float32)
+        columns = columns.repeat_interleave(torch.tensor(list(repeats)), dim=0).to(device, non_blocking=True)
+        sampled = [o for o in options if not o.greedy]
+        return SamplingRows(
+            temperature=columns[:, 0],
+            top_k=columns[:, 1].long(),
+            top_p=columns[:, 2],
+            min_p=columns[:, 3],
+            all_greedy=not sampled,
+            filtered=any(o.top_k > 0 or o.top_p < 1.0 for o in sampled),
+            floored=any(o.min_p > 0.0 for o in sampled),
+        )
+
+
+def process(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Apply temperature, then top-k, top-p and min-p. [R, V] -> [R, V] float32, excluded tokens at -inf."""
+    logits = logits.float()
+    best = logits.argmax(-1, keepdim=True)  # [R, 1]
+    only_best = torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
+    if rows.all_greedy:
+        return only_best
+    greedy = rows.temperature == 0.0  # [R]
+    scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
+    if rows.filtered:
+        scaled = _top_k_top_p(scaled, rows.top_k, rows.top_p)
+    if rows.floored:
+        below = scaled - scaled.amax(-1, keepdim=True) < rows.min_p.log()[:, None]
+        scaled = scaled.masked_fill(below, NEG_INF)
+    return torch.where(greedy[:, None], only_best, scaled)
+
+
+def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Keep the k best; of those, the fewest best whose probabilities sum to at least top_p."""
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    k = torch.where(top_k == 0, logits.shape[-1], top_k)
+    ordered = ordered.masked_fill(rank >= k[:, None], NEG_INF)
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs  # mass of the better tokens
+    ordered = ordered.masked_fill((before >= top_p[:, None]) & (rank > 0), NEG_INF)
+    return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
+
+
+def pick(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw one index per row in proportion to non-negative weights. [R, V], [R] in (0, 1) -> [R]."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:]
+    # Strictly below the total, so that rounding can never run off the end or into a token of weight zero.
+    aim = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return ((cumulative > aim) & (weights > 0)).int().argmax(-1)
+
+
+def draw(
+    logits: Tensor, options: Sequence[Sampling], positions: Sequence[int], streams: Sequence[int], keep: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """One token per row: [R, V] -> [R]; beside it processed logits [R, V], where sampling made them or `keep` asks."""
+    rows = SamplingRows.of(options, [1] * len(options), logits.device)
+    if rows.all_greedy:
+        return logits.argmax(-1), process(logits, rows) if keep else None
+    processed = process(logits, rows)
+    key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
+    key = key.to(logits.device, non_blocking=True)
+    return pick(processed.softmax(-1), uniform(key[:, 0], key[:, 1], key[:, 2])), processed
+
+
+def next_tokens(requests: Sequence[Roll], rows: Sequence[Rows]) -> list[Rolled]:
+    """The next token of sequences that are writing, each from the one row of its latest pass."""
+    if not requests:
+        return []
+    tokens, processed = draw(
+        torch.cat([row.logits for row in rows]),
+        [r.sampling for r in requests],
+        [r.runner.length(r.slot) for r in requests],
+        [r.stream for r in requests],
+        keep=any(r.keep_logits for r in requests),
+    )
+    written = []
+    for i, (token, request, row) in enumerate(zip(tokens.tolist(), requests, rows, strict=True)):
+        logits = processed[i : i + 1] if request.keep_logits and processed is not None else None
+        logprobs = None if request.logprobs is None else logprobs_of(row.logits, [token], request.logprobs)
+        written.append(Rolled([token], logits, row.hidden, logprobs))
+    return written
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """The model's own log-probabilities of the given tokens and of its `top` best ones. [R, V], R tokens."""
+    logp = logits.float().log_softmax(-1)
+    own = logp.gather(-1, torch.tensor(list(tokens), device=logits.device)[:, None])[:, 0].tolist()
+    if not top:
+        return [TokenLogprob(t, lp) for t, lp in zip(tokens, own, strict=True)]
+    best = logp.topk(min(top, logp.shape[-1]), dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    return [
+        TokenLogprob(t, lp, tuple(zip(i, v, strict=True))) for t, lp, i, v in zip(tokens, own, ids, values, strict=True)
+    ]

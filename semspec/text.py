@@ -1,0 +1,142 @@
+"""Between tokens and text: tokenizers that must agree, and text that streams without ever splitting a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest, ModelError
+from semspec.types import Origin
+
+Messages = list[dict[str, Any]]
+Prompt = str | Messages
+UNFINISHED = "\ufffd"  # how a decoder writes bytes that are not a whole character yet
+CONTEXT = 8  # tokens decoded together, so that decoders which treat the start of a text specially do no harm
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # transformers raises many kinds here
+        raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """A prompt's tokens: text as it is, chat messages through the model's chat template."""
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt)
+    else:
+        for message in prompt:
+            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+                raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
+        if not tokenizer.chat_template:
+            raise BadRequest("this model has no chat template; give the prompt as text")
+        tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+    if not tokens:
+        raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
+    return list(tokens)
+
+
+def common_vocabulary(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_size: int, draft_size: int
+) -> int:
+    """The number of ids that both models share, or a refusal that shows where their tokenizers differ.
+
+    Sizes alone say nothing: models of one family pad their vocabularies differently, and tokenizers of one size can
+    disagree. So token strings are compared, id by id; ids that only padding uses do not matter.
+    """
+    size = min(target_size, draft_size)
+    ours = {i: token for token, i in target.get_vocab().items()}
+    theirs = {i: token for token, i in draft.get_vocab().items()}
+    for i in sorted(ours.keys() & theirs.keys()):
+        if ours[i] != theirs[i]:
+            raise ModelError(
+                f"the tokenizers differ: id {i} is {ours[i]!r} to the target and {theirs[i]!r} to the draft; "
+                "take a draft model of the target's family"
+            )
+    for name, vocabulary in (("target", ours), ("draft", theirs)):
+        lost = [i for i in vocabulary if i >= size]
+        if lost:
+            i = min(lost)
+            raise ModelError(
+                f"the tokenizers differ: the {name} has a token {vocabulary[i]!r} with id {i}, but the models share "
+                f"only {size} ids; take a draft model of the target's family"
+            )
+    missing = sorted(ours.keys() ^ theirs.keys())
+    if missing and missing[0] < min(max(ours), max(theirs)):
+        i = missing[0]
+        name, token = ("target", ours[i]) if i in ours else ("draft", theirs[i])
+        raise ModelError(f"the tokenizers differ: only the {name} has a token with id {i}, {token!r}")
+    return size
+
+
+class TextStream:
+    """The text of one sequence as it grows, with the stop strings that may end it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._window = prompt[-CONTEXT:]
+        self._seen = self._decode()
+        self.text = ""  # everything decoded so far, cut where a stop string begins
+        self._ends: list[int] = []  # length of `text` after each token not yet handed out
+        self._origins: list[Origin] = []
+        self._given = 0
+        self._stopped = False
+
+    def _decode(self) -> str:
+        text = self._tokenizer.decode(self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+    def feed(self, tokens: list[int]) -> int | None:
+        """Add tokens. If the text ends within them, says how many of them belong to it."""
+        for i, token in enumerate(tokens):
+            self._window.append(token)
+            self._grow(self._decode())
+            self._ends.append(len(self.text))
+            if self._stopped:
+                return i + 1
+        return None
+
+    def _grow(self, window_text: str) -> None:
+        if window_text.endswith(UNFINISHED):
+            return
+        before = len(self.text)
+        self.text += window_text[len(self._seen) :]
+        self._window = self._window[-CONTEXT:]
+        self._seen = self._decode()
+        for stop in self._stop:
+            at = self.text.find(stop, max(0, before - len(stop) + 1))
+            if at >= 0:
+                self.text, self._stopped = self.text[:at], True
+
+    def take(self, origins: list[Origin], final: bool = False) -> list[tuple[str, Origin]]:
+        """The text that has become certain since the last call; `origins` are those of the tokens fed since then."""
+        self._origins += origins
+        if final and not self._stopped:  # what remains unfinished stays so
+            self.text += self._decode()[len(self._seen) :]
+            if self._ends:
+                self._ends[-1] = len(self.text)
+        certain = len(self.text) if final else len(self.text) - self._possible_stop()
+        spans: list[tuple[str, Origin]] = []
+        while self._ends and (self._given < certain or self._ends[0] <= certain):
+            end = min(self._ends[0], certain)
+            piece = self.text[self._given : end]
+            if piece:
+                spans.append((piece, self._origins[0]))
+            self._given = max(self._given, end)
+            if self._ends[0] > certain:
+                break
+            self._ends.pop(0)
+            self._origins.pop(0)
+        return spans
+
+    def _possible_stop(self) -> int:
+        """How many characters at the end may turn out to be the beginning of a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for n in range(min(longest, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-n:]) for stop in self._stop):
+                return n
+        return 0

@@ -1,0 +1,238 @@
+"""The nouns that every other module shares. Knows torch and nothing else of the package but its errors.
+
+Glossary
+  target    the big model, whose text we want          draft     the small model's (or lookup's) proposal
+  accepted  a draft token that stands                  relaxed   accepted although the target would have written another
+  bonus     the one token the target adds to a step: its correction, or what follows a fully accepted draft
+  step      one round of propose -> score -> judge     tau       tokens per step, 1 + accepted / steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+
+if TYPE_CHECKING:
+    from semspec.verify.base import Rule
+
+Origin = Literal["draft", "relaxed", "target"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a next token is drawn. Temperature 0 is greedy. The seed makes every draw reproducible (see `noise`)."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise BadRequest(f"temperature is {self.temperature}; give 0 (greedy) or a positive number up to 100")
+        if self.top_k < 0:
+            raise BadRequest(f"top_k is {self.top_k}; give 0 (off) or a positive number of tokens")
+        if not 0.0 < self.top_p <= 1.0:
+            raise BadRequest(f"top_p is {self.top_p}; give a number above 0 and at most 1 (1 is off)")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise BadRequest(f"min_p is {self.min_p}; give a number from 0 (off) to 1")
+        if not -(2**63) <= self.seed < 2**63:
+            raise BadRequest(f"seed is {self.seed}; give a whole number of at most 64 bits")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(slots=True)
+class Rows:
+    """What one scoring pass says about its last `keep` tokens: row i predicts the token after fed token i."""
+
+    logits: Tensor  # [keep, V]
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [keep, d]
+
+    @staticmethod
+    def join(parts: Sequence[Rows]) -> Rows:
+        if len(parts) == 1:
+            return parts[0]
+        return Rows(torch.cat([p.logits for p in parts]), _join_hidden(parts))
+
+
+@dataclass(slots=True)
+class Rolled:
+    """Tokens written autoregressively; row i of logits and hidden is what token i was drawn from."""
+
+    tokens: list[int]
+    logits: Tensor | None = None  # [n, V], processed: temperature and filters applied
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, d]
+    logprobs: list[TokenLogprob] | None = None
+
+    @staticmethod
+    def join(parts: Sequence[Rolled]) -> Rolled:
+        if len(parts) == 1:
+            return parts[0]
+        logits = [p.logits for p in parts if p.logits is not None]
+        return Rolled(
+            [token for p in parts for token in p.tokens],
+            torch.cat(logits) if logits else None,
+            _join_hidden(parts),
+            [lp for p in parts for lp in p.logprobs or []] if parts[0].logprobs is not None else None,
+        )
+
+
+def _join_hidden(parts: Sequence[Rows | Rolled]) -> dict[int, Tensor]:
+    return {layer: torch.cat([p.hidden[layer] for p in parts]) for layer in parts[0].hidden}
+
+
+@dataclass(slots=True)
+class Draft:
+    """A proposal. `logits` None says the drafter was certain: each token had probability one."""
+
+    tokens: list[int]
+    logits: Tensor | None = None  # [K, V], processed
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The target's own log-probability (temperature 1, unfiltered) of a committed token and of its best rivals."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Verdict:
+    """A rule's decision about one draft."""
+
+    accepted: int
+    next: int
+    relaxed: tuple[int, ...] = ()  # draft positions that were accepted against the target's own choice
+    logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
+    state: Tensor | None = None  # what the rule wants back with this sequence's next draft
+
+
+@dataclass(slots=True)
+class Event:
+    """What one step added to a sequence. The last event of a sequence carries its finish reason."""
+
+    tokens: list[int]
+    origins: list[Origin]
+    drafted: int = 0
+    accepted: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.spans)
+
+
+class Runner(Protocol):
+    """One checkpoint made fast, with KV memory for several sequences (slots). Nothing else touches a model.
+
+    `score` feeds tokens and says what follows each; `roll` feeds tokens and goes on writing by itself. After
+    either, the slot holds all tokens fed; the last token that `roll` returns is not fed yet.
+    """
+
+    vocab: int
+    capacity: int  # tokens a slot can hold
+    depth: int  # number of layers; hidden states of layer `depth` are those after the final norm
+
+    @property
+    def free(self) -> int:
+        """Slots nobody holds."""
+        ...
+
+    def acquire(self) -> int: ...
+    def release(self, slot: int) -> None: ...
+    def length(self, slot: int) -> int: ...
+    def truncate(self, slot: int, length: int) -> None: ...
+    def score(self, requests: Sequence[Score]) -> list[Rows]: ...
+    def roll(self, requests: Sequence[Roll]) -> list[Rolled]: ...
+
+
+# What a decoding generator may ask for. The Executor answers; see execute.py.
+
+
+@dataclass(slots=True, eq=False)
+class Acquire:
+    """One slot on each of these runners, all at once or not yet. Answer: list of slots."""
+
+    runners: list[Runner]
+
+
+@dataclass(slots=True, eq=False)
+class Score:
+    """Feed tokens into a slot and return the last `keep` rows. Answer: Rows."""
+
+    runner: Runner
+    slot: int
+    tokens: list[int]
+    keep: int
+    layers: tuple[int, ...] = ()  # whose hidden states to return
+    drafting: bool = False  # on a drafter's account
+
+
+@dataclass(slots=True, eq=False)
+class Roll:
+    """Feed tokens into a slot, then write n more or until a stop token. Answer: Rolled."""
+
+    runner: Runner
+    slot: int
+    tokens: list[int]
+    n: int
+    sampling: Sampling
+    stream: int  # which noise to draw from, see noise.py
+    stop: frozenset[int] = frozenset()
+    keep_logits: bool = False
+    logprobs: int | None = None
+    layers: tuple[int, ...] = ()
+    drafting: bool = False  # on a drafter's account
+
+
+@dataclass(slots=True, eq=False)
+class Judge:
+    """Ask a rule about a draft, given the target's rows for it. Answer: Verdict."""
+
+    rule: Rule
+    draft: Draft
+    rows: Rows
+    sampling: Sampling
+    position: int  # index in the sequence of the first draft token
+    round: int  # steps of this sequence so far; makes noise fresh, see noise.py
+    state: Tensor | None = None
+    logprobs: int | None = None
+
+
+Request = Acquire | Score | Roll | Judge
+Decoding = Generator[Request | tuple[Request, ...] | Event, Any, None]
+Proposing = Generator[Request, Any, Draft]
+
+
+class Drafter(Protocol):
+    """Proposes for one sequence. `propose` is a generator, so that model drafters are batched like everything else."""
+
+    runners: list[Runner]  # each needs one slot, given to `begin` in this order
+
+    def begin(self, slots: list[int]) -> None: ...
+
+    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
+        """At most n tokens that may follow `context`."""
+        ...
+
+    def accept(self, length: int) -> None:
+        """The first `length` tokens of the last context + draft stand; whatever was drafted after them is void."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,204 @@
+"""What a verifier is: a pure, vectorised function of tensors.
+
+A rule sees the target's logits for the drafts of many sequences at once and says, for each, how many draft tokens
+stand and which token follows. There is no model inside, no cache, no I/O and no host synchronisation: every shape is
+known on the host before the call, so the same function serves the Executor, vLLM and transformers.
+
+Drafts have different lengths. Small things (ids, masks, decisions) are padded to the longest draft K, one sequence a
+row: [B, K]. Big things (logits) stay ragged: the rows of all sequences one after the other, [R, V]. `rows` maps from
+the padded view into the ragged one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from semspec import noise
+from semspec.sampling import SamplingRows, pick, process
+from semspec.types import Judge, Verdict
+
+
+@dataclass
+class Drafts:
+    """The drafts of B sequences with what the target said about them. V is the vocabulary both models share."""
+
+    ids: Tensor  # [B, K] draft tokens, -1 behind a shorter draft
+    counts: Tensor  # [B] draft lengths
+    target_logits: Tensor  # [R, V] as the model gave them; a sequence's first row predicts its first draft token
+    first_row: Tensor  # [B] where in R a sequence begins; its draft of k tokens has at least k + 1 rows
+    draft_logits: Tensor | None  # [D, V] processed, what each draft token was drawn from; None: drafters were certain
+    first_draft: Tensor  # [B] where in D a sequence begins
+    target_sampling: SamplingRows  # [R]
+    seed: Tensor  # [B]
+    position: Tensor  # [B] index in its sequence of the first draft token
+    round: Tensor  # [B]
+    state: Tensor | None = None  # [B, S] what the rule returned with each sequence's previous draft
+    hidden: dict[int, Tensor] | None = None  # layer -> [R, d] of the target
+    draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
+
+    @cached_property
+    def steps(self) -> Tensor:
+        """[K + 1] 0, 1, ... K"""
+        return torch.arange(self.ids.shape[1] + 1, device=self.ids.device)
+
+    @cached_property
+    def exists(self) -> Tensor:
+        """[B, K] where there is a draft token"""
+        return self.steps[:-1] < self.counts[:, None]
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[B, K + 1] the row of R that predicts draft token k; behind the draft's end, its bonus row again"""
+        return self.first_row[:, None] + torch.minimum(self.steps, self.counts[:, None])
+
+    @cached_property
+    def draft_rows(self) -> Tensor:
+        """[B, K] the row of D that draft token k was drawn from; behind the end, some row that exists"""
+        last = (self.counts - 1).clamp_min(0)[:, None]
+        assert self.draft_logits is not None
+        return (self.first_draft[:, None] + torch.minimum(self.steps[:-1], last)).clamp_max(
+            max(self.draft_logits.shape[0] - 1, 0)
+        )
+
+    @cached_property
+    def target_probs(self) -> Tensor:
+        """[R, V] the distributions that the target would draw from"""
+        return process(self.target_logits, self.target_sampling).softmax(-1)
+
+    @cached_property
+    def safe_ids(self) -> Tensor:
+        """[B, K] draft tokens, with a harmless 0 where there is none, for gathers"""
+        return self.ids.clamp_min(0)
+
+    def uniform(self, purpose: int) -> Tensor:
+        """[B, K + 1] noise for each draft position and the one behind; fresh in every round but for TARGET"""
+        stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
+        return noise.uniform(self.seed[:, None], self.position[:, None] + self.steps, stream[:, None])
+
+    def target_choice(self) -> Tensor:
+        """[B, K + 1] what the target itself writes at each position: its argmax, or its draw when sampling"""
+        if self.target_sampling.all_greedy:
+            return self.target_logits.argmax(-1)[self.rows]
+        flat = self.rows.flatten()
+        return pick(self.target_probs[flat], self.uniform(noise.TARGET).flatten()).view_as(self.rows)
+
+    def target_prob_of_draft(self) -> Tensor:
+        """[B, K] the target's probability of each draft token"""
+        return self.target_probs[self.rows[:, :-1], self.safe_ids]
+
+    def draft_prob_of_draft(self) -> Tensor:
+        """[B, K] the drafter's own probability of each draft token"""
+        if self.draft_logits is None:
+            return torch.ones_like(self.safe_ids, dtype=torch.float32)
+        return self.draft_probs[self.draft_rows, self.safe_ids]
+
+    @cached_property
+    def draft_probs(self) -> Tensor:
+        """[D, V]"""
+        assert self.draft_logits is not None
+        return self.draft_logits.softmax(-1)
+
+    def draft_distribution(self, k: Tensor) -> Tensor:
+        """[B, V] what draft token k[b] was drawn from; all zero behind the draft's end, where nothing was drawn"""
+        inside = k < self.counts
+        if not self.ids.shape[1]:
+            return torch.zeros_like(self.target_probs[self.first_row])
+        at = k.clamp_max(self.ids.shape[1] - 1)[:, None]
+        if self.draft_logits is None:
+            chosen = self.safe_ids.gather(1, at)
+            q = torch.zeros_like(self.target_probs[self.first_row]).scatter_(1, chosen, 1.0)
+        else:
+            q = self.draft_probs[self.draft_rows.gather(1, at)[:, 0]]
+        return q * inside[:, None]
+
+    def target_distribution(self, k: Tensor) -> Tensor:
+        """[B, V] the target's distribution at draft position k[b]"""
+        return self.target_probs[self.rows.gather(1, k[:, None])[:, 0]]
+
+
+@dataclass
+class Decisions:
+    """A rule's answer for B sequences, still on the device."""
+
+    accepted: Tensor  # [B]
+    next: Tensor  # [B]
+    relaxed: Tensor | None = None  # [B, K] accepted against the target's choice
+    state: Tensor | None = None  # [B, S]
+
+
+class Rule(ABC):
+    """Decides what counts as right. Subclasses are frozen dataclasses: their fields are the rule's options."""
+
+    name: ClassVar[str]
+    unit: ClassVar[Literal["token", "step"]] = "token"
+    lossless: ClassVar[bool]
+    needs_draft_logits: ClassVar[bool] = False  # else the draft model writes greedily
+    drafts: ClassVar[bool] = True  # False: the target writes alone
+
+    @abstractmethod
+    def judge(self, drafts: Drafts) -> Decisions: ...
+
+    def layout(self, draft: list[int]) -> list[int]:
+        """The tokens to score for a draft. It must begin with the draft; what follows is scored and thrown away."""
+        return draft
+
+
+def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
+    """[B, K] -> [B] how many draft tokens stand before the first that does not."""
+    return (ok & exists).long().cumprod(-1).sum(-1)
+
+
+def collate(judges: Sequence[Judge]) -> Drafts:
+    """Lay several sequences' drafts side by side. They share a rule, and have draft logits all or none."""
+    device = judges[0].rows.logits.device
+    counts = [len(j.draft.tokens) for j in judges]
+    rows = [j.rows.logits.shape[0] for j in judges]
+    longest = max(counts)
+    table = []  # one host tensor, one copy: ids, count, first row, first draft row, seed, position, round
+    row = draft_row = 0
+    for j, count, height in zip(judges, counts, rows, strict=True):
+        padded = j.draft.tokens + [-1] * (longest - count)
+        table.append([*padded, count, row, draft_row, j.sampling.seed, j.position, j.round])
+        row, draft_row = row + height, draft_row + count
+    columns = torch.tensor(table).to(device, non_blocking=True)
+    draft_logits = None
+    if judges[0].draft.logits is not None:
+        draft_logits = torch.cat([j.draft.logits.to(device) for j in judges if j.draft.logits is not None])
+    return Drafts(
+        ids=columns[:, :longest],
+        counts=columns[:, longest],
+        target_logits=torch.cat([j.rows.logits for j in judges]),
+        first_row=columns[:, longest + 1],
+        draft_logits=draft_logits,
+        first_draft=columns[:, longest + 2],
+        target_sampling=SamplingRows.of([j.sampling for j in judges], rows, device),
+        seed=columns[:, longest + 3],
+        position=columns[:, longest + 4],
+        round=columns[:, longest + 5],
+        state=torch.stack([j.state for j in judges if j.state is not None]) if judges[0].state is not None else None,
+        hidden=_join([j.rows.hidden for j in judges]),
+        draft_hidden=_join([j.draft.hidden for j in judges]),
+    )
+
+
+def _join(parts: Sequence[dict[int, Tensor]]) -> dict[int, Tensor] | None:
+    return {layer: torch.cat([p[layer] for p in parts]) for layer in parts[0]} or None
+
+
+def verdicts(decisions: Decisions) -> list[Verdict]:
+    """Bring decisions to the host: the one copy of a step."""
+    columns = [decisions.accepted[:, None], decisions.next[:, None]]
+    if decisions.relaxed is not None:
+        columns.append(decisions.relaxed.long())
+    states = [None] * len(decisions.accepted) if decisions.state is None else list(decisions.state)
+    return [
+        Verdict(row[0], row[1], tuple(i for i, r in enumerate(row[2 : 2 + row[0]]) if r), state=state)
+        for row, state in zip(torch.cat(columns, 1).tolist(), states, strict=True)
+    ]

@@ -1,0 +1,24 @@
+"""`exact`: a draft token stands if it is the token that the target itself writes there.
+
+Greedy: the target's argmax. With temperature: the target draws its own token from noise that depends on seed and
+position alone, and the draft must have guessed it. Either way the text is, token for token, what the target alone
+writes with the same seed; the price at high temperature is that a draft is right only with probability sum p * q.
+Source: greedy form, Stern et al. 2018 (arXiv 1811.03115); sampled form, the "sampler match" of mlx-lm and exllamav3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec.verify.base import Decisions, Drafts, Rule, accepted_prefix
+
+
+@dataclass(frozen=True)
+class Exact(Rule):
+    name = "exact"
+    lossless = True
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        choice = drafts.target_choice()  # [B, K + 1]
+        accepted = accepted_prefix(drafts.ids == choice[:, :-1], drafts.exists)  # [B]
+        return Decisions(accepted, choice.gather(1, accepted[:, None])[:, 0])

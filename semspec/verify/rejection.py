@@ -1,0 +1,40 @@
+"""`sampling`: speculative sampling, rejection with a residual. The text has exactly the target's distribution.
+
+Draft token x, drawn from q, stands with probability min(1, p(x) / q(x)), p being the target's distribution. The first
+that falls is replaced by a draw from norm(max(p - q, 0)); if none falls, the bonus token is drawn from p. At
+temperature 0 both distributions are certain and the rule is `exact`.
+Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.noise import ACCEPT, RESIDUAL
+from semspec.sampling import pick
+from semspec.verify.base import Decisions, Drafts, Rule, accepted_prefix
+
+
+@dataclass(frozen=True)
+class SpeculativeSampling(Rule):
+    name = "sampling"
+    lossless = True
+    needs_draft_logits = True
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()  # [B, K]
+        accepted = accepted_prefix(drafts.uniform(ACCEPT)[:, :-1] * q < p, drafts.exists)  # [B]
+        return Decisions(accepted, after_rejection(drafts, accepted, torch.ones_like(accepted, dtype=p.dtype)))
+
+
+def after_rejection(drafts: Drafts, accepted: Tensor, scale: Tensor) -> Tensor:
+    """[B] draw from norm(max(scale * p - q, 0)) behind the accepted tokens; behind the whole draft, from p itself."""
+    p, q = drafts.target_distribution(accepted), drafts.draft_distribution(accepted)  # [B, V]
+    whole = accepted >= drafts.counts
+    residual = (torch.where(whole, 1.0, scale)[:, None] * p - q).clamp_min(0)
+    # p and q that agree to the last bit leave nothing; then p is the residual's limit.
+    weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
+    return pick(weights, drafts.uniform(RESIDUAL).gather(1, accepted[:, None])[:, 0])

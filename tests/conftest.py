@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import pytest
+import torch
+from transformers.utils import logging
+
+import semspec
+from tests.checkpoints import make_model, save
+
+logging.disable_progress_bar()
+torch.set_num_threads(1)  # tests run side by side, and tiny models gain nothing from threads
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model("llama3.1"), tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft that is half right: the target itself, its weights disturbed."""
+    model = make_model("llama3.1")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return save(model, tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="session")
+def pair(target_folder: Path, draft_folder: Path) -> semspec.Pair:
+    return semspec.load(target_folder, draft_folder, device="cpu", slots=8)

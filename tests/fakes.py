@@ -1,0 +1,132 @@
+"""Models for tests: runners whose next-token logits are a plain function of the tokens in the slot.
+
+Since a FakeRunner answers from what its slots hold, any slip in cache handling (a token fed twice, a truncation
+forgotten) changes what it says. It also keeps the books: passes made, and the time they take on a fake clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from semspec.model.roll import roll_by_score
+from semspec.types import Roll, Rolled, Rows, Score
+
+Logits = Callable[[list[int]], list[float]]
+
+
+@dataclass
+class Clock:
+    """A clock that moves when told to."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Pass:
+    """One entry of a FakeRunner's diary."""
+
+    kind: str  # "score" or "roll"
+    rows: dict[int, int]  # slot -> tokens fed or written
+    began: float
+
+
+@dataclass
+class FakeRunner:
+    logits: Logits
+    vocab: int
+    slots: int = 8
+    capacity: int = 4096
+    clock: Clock = field(default_factory=Clock)
+    seconds: float = 1.0  # per pass, or per token of a roll
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        self.held: dict[int, list[int]] = {}
+        self.diary: list[Pass] = []
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self.held)
+
+    def acquire(self) -> int:
+        slot = min(set(range(self.slots)) - self.held.keys())
+        self.held[slot] = []
+        return slot
+
+    def release(self, slot: int) -> None:
+        del self.held[slot]
+
+    def length(self, slot: int) -> int:
+        return len(self.held[slot])
+
+    def truncate(self, slot: int, length: int) -> None:
+        assert 0 <= length <= len(self.held[slot]), "truncation beyond what the slot holds"
+        del self.held[slot][length:]
+
+    def score(self, requests: Sequence[Score]) -> list[Rows]:
+        self.diary.append(Pass("score", {r.slot: len(r.tokens) for r in requests}, self.clock.now))
+        self.clock.now += self.seconds
+        return [self._feed(r) for r in requests]
+
+    def _feed(self, request: Score) -> Rows:
+        assert request.tokens, "a pass over no tokens"
+        rows = []
+        for i, token in enumerate(request.tokens):
+            assert 0 <= token < self.vocab
+            self.held[request.slot].append(token)
+            if i >= len(request.tokens) - request.keep:
+                rows.append(self.logits(self.held[request.slot]))
+        assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
+        logits = torch.tensor(rows).view(len(rows), self.vocab)
+        return Rows(logits, {layer: logits + layer for layer in request.layers})
+
+    def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
+        before = len(self.diary)
+        began = self.clock.now
+        rolled = roll_by_score(self, requests)
+        del self.diary[before:]  # one fused pass, not its parts
+        self.diary.append(Pass("roll", {r.slot: len(o.tokens) for r, o in zip(requests, rolled, strict=True)}, began))
+        return rolled
+
+
+def chain(vocab: int, seed: int = 0, memory: int = 3, sharpness: float = 2.0) -> Logits:
+    """A random language: logits drawn once and for all for every context of the last `memory` tokens."""
+
+    def logits(context: list[int]) -> list[float]:
+        rng = random.Random(repr((seed, context[-memory:], min(len(context), memory))))
+        return [rng.gauss(0.0, sharpness) for _ in range(vocab)]
+
+    return logits
+
+
+def blend(one: Logits, other: Logits, share: Callable[[list[int]], bool]) -> Logits:
+    """The logits of `other` where `share` says so of the context, else those of `one`: a draft that errs at will."""
+    return lambda context: other(context) if share(context) else one(context)
+
+
+def script(tokens: Sequence[int], vocab: int, prompt: int) -> Logits:
+    """A model that writes the given tokens after a prompt of the given length, whatever it is fed."""
+
+    def logits(context: list[int]) -> list[float]:
+        i = len(context) - prompt
+        row = [0.0] * vocab
+        row[tokens[i % len(tokens)]] = 10.0
+        return row
+
+    return logits
+
+
+def greedy(logits: Logits, prompt: list[int], n: int) -> list[int]:
+    """What a model writes greedily, by the definition."""
+    context = list(prompt)
+    for _ in range(n):
+        row = logits(context)
+        context.append(row.index(max(row)))
+    return context[len(prompt) :]
