@@ -1,13 +1,30 @@
-"""Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks."""
+"""Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.
 
-from semspec import verify as verifiers
-from semspec.errors import BadRequest, ModelError, SemspecError
-from semspec.pair import Options, Pair, Result, load
-from semspec.stats import Stats
-from semspec.types import Event, Sampling
-from semspec.verify import Rule, register
+The public names are below; each is imported when it is first used, so that `import semspec` and `semspec --help` do
+not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semspec import verify as verifiers
+    from semspec.errors import BadRequest, ModelError, SemspecError
+    from semspec.pair import Options, Pair, Result, Stream, load
+    from semspec.stats import Stats
+    from semspec.types import Event, Sampling
+    from semspec.verify import Rule, register
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "semspec.errors": ("BadRequest", "ModelError", "SemspecError"),
+    "semspec.pair": ("Options", "Pair", "Result", "Stream", "load"),
+    "semspec.stats": ("Stats",),
+    "semspec.types": ("Event", "Sampling"),
+    "semspec.verify": ("Rule", "register"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BadRequest",
@@ -20,7 +37,20 @@ __all__ = [
     "Sampling",
     "SemspecError",
     "Stats",
+    "Stream",
     "load",
     "register",
     "verifiers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "verifiers":
+        return import_module("semspec.verify")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'semspec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

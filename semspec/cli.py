@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,7 +12,9 @@ from rich.text import Text
 
 import semspec
 from semspec.errors import SemspecError
-from semspec.pair import Options, Pair, Result
+
+if TYPE_CHECKING:
+    from semspec.pair import Options, Pair, Result
 
 app = typer.Typer(
     help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",
@@ -25,7 +27,6 @@ STYLES = {"draft": "green", "relaxed": "yellow", "target": "default"}
 
 @app.callback(invoke_without_command=True)
 def main(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
@@ -60,7 +61,7 @@ def generate(
 ) -> None:
     """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    options = Options(
+    options = semspec.Options(
         verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,  # type: ignore[arg-type]
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
     )  # fmt: skip

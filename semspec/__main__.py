@@ -1,0 +1,3 @@
+from semspec.cli import run
+
+run()

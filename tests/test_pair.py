@@ -1,0 +1,284 @@
+"""Real (tiny) checkpoints from end to end: batches, options, stop strings, streams, cancellation and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import semspec
+from semspec import BadRequest, ModelError, Options
+from semspec.verify.exact import Exact
+from tests.checkpoints import edit_config, make_model, make_tokenizer, save
+
+PROMPT = "the quick brown"
+
+
+def reference(folder: Path, prompt: str, n: int) -> list[int]:
+    """transformers' own greedy text."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt")
+    out = model.generate(**ids, max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[0, ids["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("verifier", ["none", "exact", "sampling", "block"])
+def test_greedy_text_is_that_of_transformers(pair: semspec.Pair, target_folder: Path, verifier: str, drafter: str):
+    result = pair.generate(PROMPT, verifier=verifier, drafter=drafter, max_new_tokens=120, ignore_eos=True)
+    assert result.tokens == reference(target_folder, PROMPT, 120)
+    assert result.lossless and result.finish_reason == "length" and result.stats.tokens == 120
+    if verifier != "none" and drafter == "model":
+        assert result.stats.tau > 1.2, "the draft fixture is meant to be half right"
+
+
+def test_the_same_model_as_its_own_draft_accepts_everything(target_folder: Path):
+    pair = semspec.load(target_folder, target_folder, device="cpu")
+    result = pair.generate(PROMPT, num_draft_tokens=5, max_new_tokens=60, ignore_eos=True)
+    assert result.stats.accepted == result.stats.drafted and result.stats.target_passes == 10
+    sampled = pair.generate(
+        PROMPT, verifier="block", temperature=1.0, num_draft_tokens=5, max_new_tokens=60, ignore_eos=True, seed=1
+    )
+    assert sampled.stats.accepted >= 0.98 * sampled.stats.drafted
+
+
+def test_a_batch_equals_single_runs_token_for_token(pair: semspec.Pair):
+    options = [
+        Options(verifier="exact", num_draft_tokens=3, max_new_tokens=70),
+        Options(verifier="none", max_new_tokens=33, temperature=0.7, seed=5),
+        Options(verifier="sampling", num_draft_tokens=8, max_new_tokens=50, temperature=1.0, top_k=20, seed=6),
+        Options(verifier="block", num_draft_tokens=5, max_new_tokens=64, temperature=0.6, top_p=0.9, seed=7),
+        Options(verifier="exact", drafter="ngram", num_draft_tokens=10, max_new_tokens=90, ignore_eos=True),
+        Options(verifier="sampling", drafter="ngram", max_new_tokens=40, temperature=1.2, min_p=0.05, seed=8),
+        Options(verifier="exact", max_new_tokens=45, temperature=0.9, seed=9),
+        Options(verifier="block", max_new_tokens=1, temperature=0.9, seed=9),
+        Options(verifier="exact", max_new_tokens=20),  # a ninth, which waits for a slot
+    ]
+    prompts = [("the sky is blue " * (1 + 5 * i)).strip() for i in range(len(options))]
+    batch = pair.generate(prompts, options)
+    for prompt, option, result in zip(prompts, options, batch, strict=True):
+        single = pair.generate(prompt, option)
+        assert single.tokens == result.tokens and single.text == result.text
+        assert single.stats.histogram == result.stats.histogram
+    assert pair.target.free == 8 and pair.draft is not None and pair.draft.free == 8
+
+
+def test_exact_writes_what_none_writes_at_any_temperature(pair: semspec.Pair):
+    for seed in range(4):
+        common = {"temperature": 0.8, "top_p": 0.95, "seed": seed, "max_new_tokens": 60, "ignore_eos": True}
+        assert (
+            pair.generate(PROMPT, verifier="exact", **common).tokens
+            == pair.generate(PROMPT, verifier="none", **common).tokens
+        )
+
+
+def test_a_seed_repeats_an_answer_and_a_fresh_one_is_reported(pair: semspec.Pair):
+    first = pair.generate(PROMPT, verifier="sampling", temperature=1.0, max_new_tokens=40)
+    again = pair.generate(PROMPT, verifier="sampling", temperature=1.0, max_new_tokens=40, seed=first.seed)
+    other = pair.generate(PROMPT, verifier="sampling", temperature=1.0, max_new_tokens=40)
+    assert first.tokens == again.tokens and first.seed != other.seed
+
+
+def test_a_stream_gives_the_same_text_as_generate(pair: semspec.Pair):
+    options = Options(verifier="sampling", temperature=1.0, seed=2, max_new_tokens=60, logprobs=1)
+    stream = pair.stream(PROMPT, options)
+    events = list(stream)
+    whole = pair.generate(PROMPT, options)
+    assert "".join(e.text for e in events) == whole.text == stream.result().text
+    assert [lp.token for e in events for lp in e.logprobs] == whole.tokens
+    assert events[-1].finish_reason in ("stop", "length") and all(e.finish_reason is None for e in events[:-1])
+
+
+def test_streams_that_are_open_together_do_not_mix(pair: semspec.Pair):
+    one, two = (pair.stream(p, max_new_tokens=30, ignore_eos=True) for p in ("the lazy", "one two three"))
+    texts = ["", ""]
+    for a, b in zip(one, two, strict=False):
+        texts[0] += a.text
+        texts[1] += b.text
+    texts[0] += "".join(e.text for e in one)
+    texts[1] += "".join(e.text for e in two)
+    for text, prompt in zip(texts, ("the lazy", "one two three"), strict=True):
+        whole = pair.generate(prompt, max_new_tokens=30, ignore_eos=True).text
+        assert whole.startswith(text[:20]) and len(text) >= len(whole) - 40
+
+
+@pytest.mark.parametrize("leave", ["close", "delete", "with"])
+def test_leaving_a_stream_frees_its_slots(pair: semspec.Pair, leave: str):
+    stream = pair.stream(PROMPT, max_new_tokens=200, ignore_eos=True)
+    next(stream)
+    assert pair.target.free == 7
+    if leave == "close":
+        stream.close()
+    elif leave == "with":
+        with stream:
+            pass
+    else:
+        del stream
+    assert pair.target.free == 8 and pair.draft is not None and pair.draft.free == 8
+
+
+def test_an_interrupt_leaves_the_pair_usable(pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch):
+    before = pair.generate(PROMPT, max_new_tokens=20).tokens
+    ticks = 0
+    tick = pair.executor.tick
+
+    def interrupted() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 4:
+            raise KeyboardInterrupt
+        tick()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.executor, "tick", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pair.generate([PROMPT, PROMPT], max_new_tokens=60, ignore_eos=True)
+    assert pair.target.free == 8
+    assert pair.generate(PROMPT, max_new_tokens=20).tokens == before
+
+
+def test_stop_strings_and_stop_ids_end_the_answer(pair: semspec.Pair):
+    free = pair.generate(PROMPT, max_new_tokens=80, ignore_eos=True)
+    at = len(free.text) // 2
+    needle = free.text[at : at + 3]
+    cut = free.text.index(needle)
+    for verifier in ("none", "exact"):
+        stopped = pair.generate(PROMPT, verifier=verifier, max_new_tokens=80, ignore_eos=True, stop=needle)
+        assert stopped.text == free.text[:cut] and stopped.finish_reason == "stop"
+        assert stopped.stats.tokens == len(stopped.tokens) < 80
+        assert stopped.tokens == free.tokens[: len(stopped.tokens)]
+        by_id = pair.generate(PROMPT, verifier=verifier, max_new_tokens=80, ignore_eos=True, stop_ids=[free.tokens[5]])
+        first = free.tokens.index(free.tokens[5])
+        assert by_id.tokens == free.tokens[: first + 1] and by_id.finish_reason == "stop"
+
+
+def test_chat_messages_go_through_the_template(pair: semspec.Pair):
+    messages = [{"role": "user", "content": "why is the sky blue"}]
+    chat = pair.generate(messages, max_new_tokens=10)
+    text = pair.generate("user: why is the sky blue\nassistant: ", max_new_tokens=10)
+    assert chat.tokens == text.tokens
+    assert pair.generate([messages, messages], max_new_tokens=10)[1].tokens == chat.tokens
+
+
+def test_models_that_pad_their_vocabulary_differently_work_together(target_folder: Path, tmp_path: Path):
+    padded = save(make_model("llama3.1", seed=4, vocab_size=384), tmp_path / "padded")
+    pair = semspec.load(target_folder, padded, device="cpu")
+    for verifier in ("exact", "sampling", "block"):
+        result = pair.generate(PROMPT, verifier=verifier, temperature=1.0, seed=0, max_new_tokens=30, ignore_eos=True)
+        assert len(result.tokens) == 30
+    reverse = semspec.load(padded, target_folder, device="cpu")
+    assert max(reverse.generate(PROMPT, temperature=2.0, max_new_tokens=60, ignore_eos=True, seed=0).tokens) < 320
+
+
+def test_a_draft_device_is_honoured(target_folder: Path, draft_folder: Path):
+    pair = semspec.load(target_folder, draft_folder, device="cpu", draft_device="cpu:0")
+    assert pair.draft is not None
+    assert pair.draft.device == torch.device("cpu:0")  # type: ignore[attr-defined]
+    assert pair.generate(PROMPT, max_new_tokens=10).tokens
+
+
+@dataclass(frozen=True)
+class Anything(Exact):
+    name = "anything"
+    lossless = False
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        (PROMPT, {"num_draft_tokens": 0}, "num_draft_tokens is 0; give 1 or more"),
+        (PROMPT, {"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
+        (PROMPT, {"max_new_tokens": 1020}, "more than the context of 1024; ask for at most"),
+        ("the " * 2000, {}, "shorten the prompt or load the model with a larger context"),
+        ("", {}, "the prompt is empty"),
+        (PROMPT, {"temperature": -1.0}, "temperature is -1.0; give 0 (greedy) or a positive number"),
+        (PROMPT, {"top_p": 0.0}, "top_p is 0.0; give a number above 0 and at most 1"),
+        (PROMPT, {"top_k": -2}, "top_k is -2; give 0 (off) or a positive number"),
+        (PROMPT, {"min_p": 1.5}, "min_p is 1.5; give a number from 0 (off) to 1"),
+        (PROMPT, {"seed": 2**70}, "give a whole number of at most 64 bits"),
+        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: block, exact"),
+        (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: none"),
+        (
+            PROMPT,
+            {"verifier": Anything(), "allow_lossy": False},
+            "'anything' may change what the target would have written",
+        ),
+        (PROMPT, {"drafter": "magic"}, "there is no drafter 'magic'; the drafters are: auto, model, ngram"),
+        (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
+        (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
+        (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),
+        ([{"role": "user"}], {}, "a chat message needs a role and a content"),
+        (7, {}, "a prompt is text, a list of chat messages, or a list of such prompts"),
+        ([], {}, "a prompt is text, a list of chat messages, or a list of such prompts"),
+        ([PROMPT], {"options": [Options(), Options()]}, "there are 1 prompts but 2 options"),
+    ],
+)
+def test_bad_requests_say_what_to_do_and_start_nothing(pair: semspec.Pair, prompt, options, message: str):
+    with pytest.raises(BadRequest) as refusal:
+        pair.generate(prompt, **options)
+    assert message in str(refusal.value)
+    assert pair.target.free == 8 and not pair.executor.tasks
+
+
+def test_a_bad_prompt_in_a_batch_starts_none_of_it(pair: semspec.Pair):
+    with pytest.raises(BadRequest, match="shorten the prompt"):
+        pair.generate([PROMPT, "the " * 2000])
+    assert not pair.executor.tasks
+
+
+def test_a_lossy_rule_is_labelled(pair: semspec.Pair):
+    assert pair.generate(PROMPT, verifier=Anything(), max_new_tokens=5).lossless is False
+
+
+def test_a_model_drafter_needs_a_draft_model(target_folder: Path):
+    pair = semspec.load(target_folder, device="cpu")
+    with pytest.raises(BadRequest, match="needs a draft model; load the pair with draft="):
+        pair.generate(PROMPT, drafter="model")
+    assert pair.generate(PROMPT, max_new_tokens=10).tokens, "without one, drafts are looked up"
+
+
+def test_tokenizers_that_differ_are_refused_with_an_example(target_folder: Path, tmp_path: Path):
+    other = save(make_model("llama3"), tmp_path / "other", make_tokenizer(special=("<end>",)))
+    with pytest.raises(ModelError, match="id 0 is '<eos>' to the target and '<end>' to the draft"):
+        semspec.load(target_folder, other, device="cpu")
+
+
+def test_a_model_without_a_chat_template_says_so(tmp_path: Path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    pair = semspec.load(save(make_model("llama3"), tmp_path / "plain", tokenizer), device="cpu")
+    with pytest.raises(BadRequest, match="no chat template; give the prompt as text"):
+        pair.generate([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model type 'mamba' is not supported; supported are: llama, qwen2, qwen3"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ],
+)
+def test_checkpoints_we_cannot_run_are_refused_by_name(tmp_path: Path, changes: dict, message: str):
+    folder = save(make_model("llama3"), tmp_path / "odd")
+    edit_config(folder, **changes)
+    with pytest.raises(ModelError) as refusal:
+        semspec.load(folder, device="cpu")
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots is 0; give 1 or more"),
+        ({"context": 5000}, "context is 5000; this checkpoint takes 2 to 1024 tokens"),
+        ({"dtype": "int3"}, "dtype 'int3' is not known; give auto, float32"),
+        ({"device": "abacus"}, "device 'abacus' is not known to torch"),
+    ],
+)
+def test_bad_load_options_say_what_to_do(target_folder: Path, options: dict, message: str):
+    with pytest.raises(BadRequest) as refusal:
+        semspec.load(target_folder, **({"device": "cpu"} | options))
+    assert message in str(refusal.value)
