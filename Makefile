@@ -1,0 +1,26 @@
+# Each target does all of its own set-up, so any of them works first on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test lint clean
+
+demo: $(INSTALLED)  ## see it work
+	$(BIN)/semspec demo
+
+test: $(INSTALLED)  ## the whole quick suite
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(INSTALLED)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

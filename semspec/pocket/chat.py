@@ -1,0 +1,29 @@
+"""How a pocket problem becomes a conversation: special tokens and the chat template.
+
+The assistant's own first token is `<think>`, as with reasoning models whose template leaves the thinking to them.
+"""
+
+from __future__ import annotations
+
+USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
+THINK, END_THINK = "<think>", "</think>"
+SPECIAL_TOKENS: tuple[str, ...] = (PAD, END, USER, ASSISTANT)
+"""Never part of a text; removed by `skip_special_tokens`. PAD has id 0, END (end of sequence) id 1."""
+MARKER_TOKENS: tuple[str, ...] = (THINK, END_THINK)
+"""Single tokens that stay in the decoded text, since scorers need to see where the thoughts end."""
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'assistant' -%}"
+    "{{ '<|assistant|>' + message['content'] + '<|end|>' }}"
+    "{%- else -%}"
+    "{{ '<|user|>' + message['content'] + '<|end|>' }}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
+)
+
+
+def prompt(question: str) -> str:
+    """What the chat template gives for one question with a generation prompt."""
+    return f"{USER}{question}{END}{ASSISTANT}"

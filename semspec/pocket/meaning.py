@@ -1,0 +1,185 @@
+"""What a step means, whatever its wording; and whether it is a correct and useful next step.
+
+The parser is built from the writer's own tables (`wording.CHOICES`, `themes.THEMES`), so a wording cannot be written
+that is not understood, and what is not in the tables is garbage and means nothing (None).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .lexicon import PEOPLE
+from .themes import THEMES
+from .wording import CHOICES, SYMMETRIC
+from .world import Problem, compute
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What quantity is found, by which operation on which numbers, with what result.
+
+    `quantity` is the canonical name; operands of add and mul are sorted, since their order says nothing. `sound` is
+    False where the step contradicts itself: wrong arithmetic, or two different results."""
+
+    quantity: str
+    op: str
+    operands: tuple[int, ...]
+    value: int
+    sound: bool = True
+
+
+_NUMBER = r"(?:0|[1-9]\d*)"
+_PEOPLE = frozenset(PEOPLE)
+
+
+def _any(choice: str) -> str:
+    """A pattern for any option of a choice, longest first so that no option hides behind its own beginning."""
+    return "(?:" + "|".join(re.escape(text) for text in sorted(CHOICES[choice], key=len, reverse=True)) + ")"
+
+
+def _filled(template: str, slots: dict[str, str]) -> str:
+    """A table entry as a pattern: its text taken literally, each {slot} replaced by that slot's pattern."""
+    pieces = re.split(r"(\{\w+\})", template)
+    return "".join(slots[piece[1:-1]] if piece.startswith("{") else re.escape(piece) for piece in pieces)
+
+
+_OP_OF = {text: op for op in ("add", "sub", "mul", "div") for text in CHOICES[op]}
+assert len(_OP_OF) == sum(len(CHOICES[op]) for op in ("add", "sub", "mul", "div")), "an operator word has two meanings"
+
+_NAME_SLOTS = {"x": "[A-Z][a-z]+", "item": "[a-z]+"}
+_NAME_GROUPS = {"x": "(?P<x>[A-Z][a-z]+)", "item": "(?P<item>[a-z]+)"}
+_NAME = "(?P<name>" + "|".join(_filled(name, _NAME_SLOTS) for theme in THEMES for name in theme.names) + ")"
+_NAME_PATTERNS = tuple((theme, re.compile(_filled(name, _NAME_GROUPS))) for theme in THEMES for name in theme.names)
+
+_OPERATOR = "(?P<op>" + "|".join(re.escape(text) for text in sorted(_OP_OF, key=len, reverse=True)) + ")"
+_EQUATION = f"(?P<a>{_NUMBER}){_OPERATOR}(?P<b>{_NUMBER}){_any('equals')}(?P<v>{_NUMBER})"
+_START = f"(?:{_any('opener_first')}|{_any('opener_next')})"
+_END = _any("tail") + _any("stop")
+_CLAIM = f"{_any('frame')}{_NAME}{_any('verb')}{_any('hedge')}"
+
+
+def _phrase(op: str, template: str) -> str:
+    numbers = {"a": f"(?P<a>{_NUMBER})", "b": f"(?P<b>{_NUMBER})"}
+    return f"{_filled(template, numbers)}{_any('gives')}(?P<v>{_NUMBER}){_any('assign')}{_NAME}"
+
+
+_BODIES: tuple[tuple[str | None, str], ...] = (
+    (None, f"{_CLAIM}{_EQUATION}"),
+    (None, f"{_CLAIM}(?P<v0>{_NUMBER}){_any('reason')}{_EQUATION}"),
+    (None, f"{_NAME}{_any('dash')}{_EQUATION}"),
+    (None, f"{_EQUATION}{_any('assign')}{_NAME}"),
+    *((op, _phrase(op, text)) for op in ("add", "sub", "mul", "div") for text in CHOICES[f"phrase_{op}"]),
+)
+_PATTERNS = tuple((op, re.compile(f"{_START}{body}{_END}")) for op, body in _BODIES)
+
+
+@lru_cache(maxsize=65536)
+def canonical_name(text: str) -> str | None:
+    """The canonical name of a quantity from any of its paraphrases, or None."""
+    for theme, pattern in _NAME_PATTERNS:
+        found = pattern.fullmatch(text)
+        if found is None:
+            continue
+        slots = found.groupdict()
+        item = slots.get("item")
+        if slots["x"] in _PEOPLE and (item is None or item in theme.items):
+            return theme.names[0].replace("{x}", slots["x"]).replace("{item}", item or "")
+    return None
+
+
+def meaning(step_text: str) -> Meaning | None:
+    """The canonical meaning of a step in any wording the world knows; None for anything else."""
+    text = step_text.strip()
+    if not text or len(text) > 400:
+        return None
+    # A step without opener starts with a capital that its table entry does not have.
+    for candidate in (text, text[0].lower() + text[1:]) if text[0].isupper() else (text,):
+        for op, pattern in _PATTERNS:
+            found = pattern.fullmatch(candidate)
+            if found is not None:
+                parsed = _read(found, op)
+                if parsed is not None:
+                    return parsed
+    return None
+
+
+def _read(found: re.Match[str], op: str | None) -> Meaning | None:
+    slots = found.groupdict()
+    quantity = canonical_name(slots["name"])
+    if quantity is None:
+        return None
+    op = op or _OP_OF[slots["op"]]
+    operands = (int(slots["a"]), int(slots["b"]))
+    stated = [int(slots[key]) for key in ("v0", "v") if slots.get(key) is not None]
+    sound = all(value == compute(op, operands) for value in stated)
+    if op in SYMMETRIC:
+        operands = (min(operands), max(operands))
+    return Meaning(quantity, op, operands, stated[0], sound)
+
+
+def expected(task: Problem, place: int) -> Meaning:
+    """The meaning that a correct step for this quantity has."""
+    quantity = task.quantities[place]
+    assert quantity.op is not None, "a stated quantity has no step"
+    operands = tuple(sorted(quantity.operands)) if quantity.op in SYMMETRIC else quantity.operands
+    return Meaning(quantity.name, quantity.op, operands, quantity.value)
+
+
+def _derives(step: str | Meaning | None, task: Problem) -> int | None:
+    """The place of the quantity that this step derives correctly (numbers and all), or None."""
+    parsed = meaning(step) if isinstance(step, str) else step
+    if parsed is None or not parsed.sound:
+        return None
+    place = task.index(parsed.quantity)
+    if place is None or task.quantities[place].op is None:
+        return None
+    return place if parsed == expected(task, place) else None
+
+
+def valid(step: str | Meaning | None, problem: Problem, history: Iterable[str | Meaning | None] = ()) -> bool:
+    """Whether `step` is a correct, useful next step after `history`, whatever its wording and order.
+
+    Useful: the question needs it, it is not known yet, and what it is computed from is known. Steps of the history
+    that are themselves wrong make nothing known, so a later correct derivation of the same quantity is valid."""
+    place = _derives(step, problem)
+    if place is None or not problem.quantities[place].needed:
+        return False
+    known = {_derives(past, problem) for past in history}
+    if place in known:
+        return False
+    return all(parent in known or problem.quantities[parent].op is None for parent in problem.quantities[place].parents)
+
+
+def steps_of(text: str) -> list[str]:
+    """The steps inside the thoughts of a solution; an unfinished last step counts as one."""
+    thoughts = text.split(THINK, 1)[-1].split(END_THINK, 1)[0]
+    return [step.strip() for step in thoughts.split("\n\n") if step.strip()]
+
+
+def judge_steps(text: str | Sequence[str], problem: Problem) -> list[bool]:
+    """`valid` for each step of a solution, each judged after those before it."""
+    steps = steps_of(text) if isinstance(text, str) else list(text)
+    meanings = [meaning(step) for step in steps]
+    return [valid(parsed, problem, meanings[:place]) for place, parsed in enumerate(meanings)]
+
+
+_ANSWERS = re.compile("|".join(_filled(text, {"v": f"({_NUMBER})"}) for text in CHOICES["answer"]))
+
+
+def answer_of(text: str) -> int | None:
+    """The final answer after the thoughts, or None where there is none or it is not in the format."""
+    if END_THINK not in text:
+        return None
+    last = text.rsplit(END_THINK, 1)[1].replace("<|end|>", "").strip()
+    found = _ANSWERS.fullmatch(last)
+    return next(int(group) for group in found.groups() if group is not None) if found else None
+
+
+def score(text: str, problem: Problem) -> bool:
+    """Whether the solution ends in the right answer."""
+    return answer_of(text) == problem.answer
