@@ -55,7 +55,8 @@ def process(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.all_greedy:
         return only_best
     greedy = rows.temperature == 0.0  # [R]
-    scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
+    # The largest becomes 0 first, so that a temperature near 0 sends the others to -inf and nothing to +inf.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / torch.where(greedy, 1.0, rows.temperature)[:, None]
     if rows.filtered:
         scaled = _top_k_top_p(scaled, rows.top_k, rows.top_p)
     if rows.floored:
@@ -72,7 +73,8 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = ordered.masked_fill(rank >= k[:, None], NEG_INF)
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs  # mass of the better tokens
-    ordered = ordered.masked_fill((before >= top_p[:, None]) & (rank > 0), NEG_INF)
+    cut = (before >= top_p[:, None]) & (top_p < 1)[:, None]  # off is off: rounded sums reach 1 before the tail ends
+    ordered = ordered.masked_fill(cut & (rank > 0), NEG_INF)
     return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
 
 

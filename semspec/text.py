@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError
@@ -33,7 +34,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
                 raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
         if not tokenizer.chat_template:
             raise BadRequest("this model has no chat template; give the prompt as text")
-        tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+        try:
+            tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+        except TemplateError as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
     if not tokens:
         raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
     return list(tokens)
@@ -56,8 +60,8 @@ def common_vocabulary(
                 f"the tokenizers differ: id {i} is {ours[i]!r} to the target and {theirs[i]!r} to the draft; "
                 "take a draft model of the target's family"
             )
-    for name, vocabulary in (("target", ours), ("draft", theirs)):
-        lost = [i for i in vocabulary if i >= size]
+    for name, vocabulary, own in (("target", ours, target_size), ("draft", theirs, draft_size)):
+        lost = [i for i in vocabulary if size <= i < own]
         if lost:
             i = min(lost)
             raise ModelError(
@@ -107,10 +111,10 @@ class TextStream:
         self.text += window_text[len(self._seen) :]
         self._window = self._window[-CONTEXT:]
         self._seen = self._decode()
-        for stop in self._stop:
-            at = self.text.find(stop, max(0, before - len(stop) + 1))
-            if at >= 0:
-                self.text, self._stopped = self.text[:at], True
+        found = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
+        ends = [(at + len(stop), at) for at, stop in found if at >= 0]
+        if ends:  # the first to be complete counts; of several that are so at once, the longest
+            self.text, self._stopped = self.text[: min(ends)[1]], True
 
     def take(self, origins: list[Origin], final: bool = False) -> list[tuple[str, Origin]]:
         """The text that has become certain since the last call; `origins` are those of the tokens fed since then."""
@@ -121,7 +125,7 @@ class TextStream:
                 self._ends[-1] = len(self.text)
         certain = len(self.text) if final else len(self.text) - self._possible_stop()
         spans: list[tuple[str, Origin]] = []
-        while self._ends and (self._given < certain or self._ends[0] <= certain):
+        while self._origins and (self._given < certain or self._ends[0] <= certain):
             end = min(self._ends[0], certain)
             piece = self.text[self._given : end]
             if piece:

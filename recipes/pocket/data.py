@@ -3,7 +3,7 @@
 A row is ROW tokens of whole documents (one problem and its solution each) and padding. A token is an unsigned 16-bit
 number whose highest bit says whether it is learnt: only solutions are, since the numbers and names of a prompt are
 dice, and predicting dice costs a small model capacity it has better use for. Long documents (the `long` variant) lie
-in their own file with longer rows.
+in files of their own with longer rows. Training may start on the first files while more are being made.
 
     PYTHONPATH=. python3 -m recipes.pocket.data --out /tmp/pocket --examples 1000000
 """
@@ -77,34 +77,42 @@ def pack(found: list[np.ndarray], row: int) -> np.ndarray:
     return out
 
 
-def _shard(job: tuple[str, str, int, int, bool]) -> np.ndarray:
+Job = tuple[str, str, int, int, bool]
+"""Folder, habit, first and last seed, long?"""
+
+
+def _shard(job: Job) -> tuple[str, int, int]:
+    """Make one shard; its group, number of rows and of learnt tokens. A shard appears whole or not at all."""
     folder, habit, start, stop, long = job
-    encode = QuickEncoder(AutoTokenizer.from_pretrained(folder))
+    encode = QuickEncoder(AutoTokenizer.from_pretrained(str(Path(folder) / "tokenizer")))
     rows = []
     chunk = 200 if long else 4000
     for low in range(start, stop, chunk):
         seeds = range(low, min(low + chunk, stop))
         rows.append(pack(documents(encode, habit, seeds, long), LONG_ROW if long else ROW))
-    return np.concatenate(rows)
+    group = group_name(habit, long)
+    found = np.concatenate(rows)
+    path = Path(folder) / group / f"{start:08d}.npy"
+    np.save(path.with_suffix(".part.npy"), found)
+    path.with_suffix(".part.npy").rename(path)
+    return group, len(found), int((found >= LEARN).sum())
 
 
-def make(out: Path, habit: str, examples: int, workers: int, long: bool = False, first_seed: int = 0) -> Path:
-    """Write the rows of one habit to a file, mixed; seeds `first_seed` and up of the split `train` only."""
-    size = max(1, -(-examples // (workers * 4)))
-    jobs = [
-        (str(out / "tokenizer"), habit, first_seed + low, first_seed + min(low + size, examples), long)
-        for low in range(0, examples, size)
-    ]
-    if workers > 1:
-        with get_context("spawn").Pool(workers) as pool:
-            parts = pool.map(_shard, jobs, chunksize=1)
-    else:
-        parts = [_shard(job) for job in jobs]
-    rows = np.concatenate(parts)
-    np.random.default_rng(5).shuffle(rows)
-    path = out / f"{habit}{'_long' if long else ''}.npy"
-    np.save(path, rows)
-    return path
+def group_name(habit: str, long: bool) -> str:
+    return f"{habit}_long" if long else habit
+
+
+def jobs(out: Path, habit: str, examples: int, long: bool) -> list[Job]:
+    """Seeds 0 and up of the split `train`, in shards of a few seconds each."""
+    size = 500 if long else 12_000
+    (out / group_name(habit, long)).mkdir(parents=True, exist_ok=True)
+    return [(str(out), habit, low, min(low + size, examples), long) for low in range(0, examples, size)]
+
+
+def make(out: Path, habit: str, examples: int, long: bool = False) -> None:
+    """All shards of one habit, in this process."""
+    for job in jobs(out, habit, examples, long):
+        _shard(job)
 
 
 def main() -> None:
@@ -121,23 +129,19 @@ def main() -> None:
     if not folder.exists():
         folder.mkdir(parents=True)
         save_tokenizer(train_tokenizer(tokenizer_texts(arguments.tokenizer_examples)), folder)
-    report = {}
+    start = time.perf_counter()
+    work = []
     for habit in arguments.habits.split(","):
-        for long, count in ((False, arguments.examples), (True, arguments.long_examples)):
-            if not count:
-                continue
-            start = time.perf_counter()
-            path = make(arguments.out, habit, count, arguments.workers, long)
-            rows = np.load(path, mmap_mode="r")
-            report[path.stem] = {
-                "examples": count,
-                "rows": len(rows),
-                "filled": float((rows[:2000] != 0).mean()),
-                "learnt": float((rows[:2000] >= LEARN).mean()),
-                "seconds": round(time.perf_counter() - start, 1),
-            }
-            print(json.dumps({path.stem: report[path.stem]}), flush=True)
-    (arguments.out / "data.json").write_text(json.dumps(report, indent=1))
+        work += jobs(arguments.out, habit, arguments.long_examples, long=True)
+        work += jobs(arguments.out, habit, arguments.examples, long=False)
+    totals: dict[str, list[int]] = {}
+    with get_context("spawn").Pool(arguments.workers) as pool:
+        for group, rows, learnt in pool.imap(_shard, work):
+            counts = totals.setdefault(group, [0, 0])
+            counts[0], counts[1] = counts[0] + rows, counts[1] + learnt
+    report = {group: {"rows": rows, "learnt_tokens": learnt} for group, (rows, learnt) in totals.items()}
+    print(json.dumps({**report, "seconds": round(time.perf_counter() - start, 1)}), flush=True)
+    (arguments.out / "data.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,26 +36,32 @@ def schedule(progress: float) -> float:
 
 
 class Rows:
-    """The packed rows, kept on the device, dealt in a new order every epoch."""
+    """Packed rows on the device, drawn at random from all shards there are so far."""
 
-    def __init__(self, path: Path, batch: int, device: str, seed: int) -> None:
-        self.rows = torch.from_numpy(np.load(path).view(np.int16)).to(device)
-        if len(self.rows) < batch:
-            raise ValueError(f"{path} holds {len(self.rows)} rows, fewer than a batch of {batch}; make more data")
-        self.batch, self.seed, self.device = batch, seed, device
-        self.per_epoch = len(self.rows) // batch
-        self.epoch, self.order = -1, torch.empty(0)
+    def __init__(self, folder: Path, batch: int, device: str, seed: int) -> None:
+        self.folder, self.batch, self.seed, self.device = folder, batch, seed, device
+        self.seen: set[Path] = set()
+        self.rows = torch.empty(0, 0, dtype=torch.int16, device=device)
+        while len(self.rows) < batch:  # the first shards may still be in the making
+            self.refresh()
+            if len(self.rows) < batch:
+                if (folder.parent / "data.json").exists():
+                    raise ValueError(f"{folder} holds {len(self.rows)} rows, fewer than a batch of {batch}; make more")
+                time.sleep(1)
+
+    def refresh(self) -> None:
+        """Take in shards that have appeared since the last look."""
+        new = sorted(p for p in self.folder.glob("*.npy") if p not in self.seen and ".part" not in p.name)
+        if new:
+            found = [torch.from_numpy(np.load(path).view(np.int16)).to(self.device) for path in new]
+            self.rows = torch.cat([self.rows, *found]) if len(self.rows) else torch.cat(found)
+            self.seen.update(new)
 
     def get(self, step: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of a step, [B, T] each; label -100 where nothing is learnt."""
-        epoch, place = divmod(step, self.per_epoch)
-        if epoch != self.epoch:
-            generator = torch.Generator().manual_seed(self.seed + epoch)
-            self.epoch, self.order = (
-                epoch,
-                torch.randperm(len(self.rows), generator=generator).to(self.device),
-            )
-        stored = self.rows[self.order[place * self.batch : (place + 1) * self.batch]].long()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        chosen = torch.randint(len(self.rows), (self.batch,), generator=generator).to(self.device)
+        stored = self.rows[chosen].long()
         tokens = stored & (LEARN - 1)
         labels = torch.where(stored < 0, tokens, -100)
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], -100)], dim=1)
@@ -84,11 +90,13 @@ def train(arguments: argparse.Namespace) -> dict[str, object]:
     torch.set_float32_matmul_precision("high")
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
+    while not (arguments.data / "tokenizer" / "tokenizer_config.json").exists():
+        time.sleep(1)
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.data / "tokenizer"))
     entries = -(-len(tokenizer) // 64) * 64
     size = SIZES[arguments.size]
     habit = arguments.habit or ("draft" if arguments.size == "draft" else "target")
-    rows = Rows(arguments.data / f"{habit}.npy", arguments.batch, device, arguments.seed)
+    rows = Rows(arguments.data / habit, arguments.batch, device, arguments.seed)
     model = Decoder(size, entries).to(device)
     rate = arguments.rate or _RATES.get(arguments.size, 3e-3)
     optimizer = optimizer_for(model, rate, fused=device == "cuda")
@@ -101,8 +109,8 @@ def train(arguments: argparse.Namespace) -> dict[str, object]:
     starts_with = tokenizer.convert_tokens_to_ids(USER)
     compute = torch.compile(loss_of, dynamic=False) if device == "cuda" and not arguments.eager else loss_of
     masked = arguments.attention == "mask"
-    long_file = arguments.data / f"{habit}_long.npy"
-    long_rows = Rows(long_file, arguments.long_batch, device, arguments.seed) if long_file.exists() else None
+    long_folder = arguments.data / f"{habit}_long"
+    long_rows = Rows(long_folder, arguments.long_batch, device, arguments.seed) if long_folder.exists() else None
 
     def one_step(number: int, share: float, long: bool = False) -> Tensor:
         # A long row holds one document, so plain causal attention is enough there, and much faster.
@@ -145,6 +153,7 @@ def train(arguments: argparse.Namespace) -> dict[str, object]:
             log.append(entry)
             print(json.dumps(entry), flush=True)
             losses = []
+            rows.refresh()
         if done or pause:
             break
         progress = (before + elapsed) / total
@@ -186,7 +195,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0, help="stop this piece after so long (0: no limit)")
     parser.add_argument("--max-steps", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--batch", type=int, default=256, help="rows a step")
+    parser.add_argument("--batch", type=int, default=128, help="rows a step")
     parser.add_argument("--long-batch", type=int, default=32, help="rows of a step on long documents, if there are any")
     parser.add_argument("--rate", type=float, default=0, help="peak learning rate; by default from the size")
     parser.add_argument(

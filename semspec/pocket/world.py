@@ -87,8 +87,9 @@ def problem(
     elif template not in TEMPLATES:
         raise ValueError(f"unknown template {template!r}; see semspec.pocket.world.TEMPLATES")
     theme_key, shape_name = template.split("/")
-    if steps is None:
-        steps = _between(rng, SHAPES[shape_name][0], MOST_STEPS)
+    if steps is None:  # the smaller of two throws: short problems are the common ones
+        fewest = SHAPES[shape_name][0]
+        steps = min(_between(rng, fewest, MOST_STEPS), _between(rng, fewest, MOST_STEPS))
     return _build(rng, template, THEME_BY_KEY[theme_key], shape(shape_name, steps, rng), steps, long)
 
 

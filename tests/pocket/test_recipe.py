@@ -26,10 +26,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pocket")
     save_tokenizer(train_tokenizer(data.tokenizer_texts(500)), folder / "tokenizer")
     for habit in ("target", "draft"):
-        data.make(folder, habit, examples=60, workers=1)
+        data.make(folder, habit, examples=60)
+        data.make(folder, habit, examples=4, long=True)
     for size, habit in (("tiny", "target"), ("tiny_moe", "target"), ("tiny", "draft")):
         words = ["--size", size, "--habit", habit, "--data", folder, "--out", folder / f"{size}_{habit}"]
-        words += ["--total-minutes", 10, "--batch", 4, "--max-steps", 4, "--log-every", 2]
+        words += ["--total-minutes", 10, "--batch", 4, "--long-batch", 1, "--max-steps", 4, "--log-every", 2]
         train(parse([str(word) for word in words]))
     return folder
 
@@ -106,7 +107,9 @@ def test_sampler_agrees_with_full_passes(made: Path) -> None:
 
 
 def test_training_resumes(made: Path) -> None:
-    words = f"--size tiny --habit target --data {made} --out {made}/tiny_target --total-minutes 10 --batch 4"
+    words = (
+        f"--size tiny --habit target --data {made} --out {made}/tiny_target --total-minutes 10 --batch 4 --long-batch 1"
+    )
     log = train(parse([*words.split(), "--max-steps", "6", "--resume", "--log-every", "2"]))
     assert [entry["step"] for entry in log["log"]] == [2, 4, 6]  # type: ignore[attr-defined]
 
