@@ -81,8 +81,9 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def pick(weights: Tensor, u: Tensor) -> Tensor:
     """Draw one index per row in proportion to non-negative weights. [R, V], [R] in (0, 1) -> [R]."""
     cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1:]
-    # Strictly below the total, so that rounding can never run off the end or into a token of weight zero.
+    # The furthest that a token with weight reaches. It need not be the last sum: a GPU adds in blocks, and sums that
+    # should be equal waver in their last bits. The aim is strictly below it, so there always is a token to hit.
+    total = cumulative.masked_fill(weights <= 0, 0.0).amax(-1, keepdim=True)
     aim = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return ((cumulative > aim) & (weights > 0)).int().argmax(-1)
 

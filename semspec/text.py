@@ -118,6 +118,7 @@ class TextStream:
 
     def take(self, origins: list[Origin], final: bool = False) -> list[tuple[str, Origin]]:
         """The text that has become certain since the last call; `origins` are those of the tokens fed since then."""
+        # _ends[i] is the end of the token whose origin is _origins[i]; text of tokens without an origin yet stays here.
         self._origins += origins
         if final and not self._stopped:  # what remains unfinished stays so
             self.text += self._decode()[len(self._seen) :]

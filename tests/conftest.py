@@ -8,12 +8,15 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers.utils import logging
 
 import semspec
 from tests.checkpoints import make_model, save
 
 logging.disable_progress_bar()
+settings.register_profile("repeatable", derandomize=True, deadline=None)  # the same examples on every machine
+settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tests run side by side, and tiny models gain nothing from threads
 
 

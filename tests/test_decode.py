@@ -191,7 +191,7 @@ def test_a_draft_model_with_a_shorter_context_falls_silent_and_the_target_goes_o
     draft = FakeRunner(language, VOCAB, capacity=len(PROMPT) + 12)
     tokens, events, stats = decode(FakeRunner(language, VOCAB), ModelDrafter(draft), k=5, n=30)
     assert tokens == greedy(language, PROMPT, 30)
-    assert 0 < stats.accepted <= 12 and events[-1].drafted == 0
+    assert 0 < stats.accepted <= 13 and events[-1].drafted == 0
 
 
 @dataclass(frozen=True)

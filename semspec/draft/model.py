@@ -20,7 +20,8 @@ class ModelDrafter:
 
     def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
         assert self.slot is not None
-        n = min(n, self.runner.capacity - len(context))  # the draft model's context may be the shorter one
+        # The draft model's context may be the shorter one; the last token it writes need not fit, being never fed.
+        n = min(n, self.runner.capacity - len(context) + 1)
         if n < 1:
             return Draft([])
         # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.

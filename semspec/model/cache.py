@@ -5,6 +5,8 @@ Undoing is O(1): truncation moves a length, and what lies behind it is overwritt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from semspec.errors import SemspecError
@@ -42,13 +44,15 @@ class Cache:
             raise SemspecError(f"cannot truncate slot {slot} to {length}: it holds {self.lengths[slot]} tokens")
         self.lengths[slot] = length
 
-    def extend(self, slot: int, count: int) -> int:
-        """Make room for `count` more tokens; returns where they begin."""
-        start = self.lengths[slot]
-        if start + count > self.capacity:
-            raise SemspecError(
-                f"slot {slot} is full: {start} tokens and {count} more exceed its capacity of {self.capacity}; "
-                "load the model with a larger context"
-            )
-        self.lengths[slot] = start + count
-        return start
+    def extend(self, wanted: Sequence[tuple[int, int]]) -> list[int]:
+        """Make room in each (slot, for so many more tokens), in all or in none; returns where they begin."""
+        starts = [self.lengths[slot] for slot, _ in wanted]
+        for start, (slot, count) in zip(starts, wanted, strict=True):
+            if start + count > self.capacity:
+                raise SemspecError(
+                    f"slot {slot} is full: {start} tokens and {count} more exceed its capacity of {self.capacity}; "
+                    "load the model with a larger context"
+                )
+        for start, (slot, count) in zip(starts, wanted, strict=True):
+            self.lengths[slot] = start + count
+        return starts

@@ -61,7 +61,7 @@ class Shape:
     def read(folder: Path) -> Shape:
         try:
             config = AutoConfig.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # transformers raises many kinds here
             raise ModelError(f"{folder}: the config.json cannot be read: {error}") from error
         return Shape.of(config, str(folder))
 

@@ -66,11 +66,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[Rows]:
+        starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
         spans: list[Span] = []
         wanted: list[int] = []
         row = 0
-        for r in requests:
-            spans.append(Span(r.slot, self.cache.extend(r.slot, len(r.tokens)), len(r.tokens)))
+        for r, start in zip(requests, starts, strict=True):
+            spans.append(Span(r.slot, start, len(r.tokens)))
             row += len(r.tokens)
             wanted += range(row - r.keep, row)
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)

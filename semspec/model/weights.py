@@ -77,7 +77,7 @@ def _shards(folder: Path) -> list[str]:
     if index.is_file():
         try:
             return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another form
             raise ModelError(f"{index} cannot be read: {error!r}") from error
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]

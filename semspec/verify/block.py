@@ -27,12 +27,7 @@ class Block(Rule):
     needs_draft_logits = True
 
     def judge(self, drafts: Drafts) -> Decisions:
-        weight = _prefix_weights(drafts)  # [B, K + 1] p_i
-        excess = _excess(drafts, weight[:, :-1])  # [B, K] Z_i for i < K
-        inner = excess / (excess + 1 - weight[:, :-1])  # 0/0 only at p_i = 1 with M = m; such a prefix passes
-        inner = torch.where(inner.isnan(), 1.0, inner)
-        whole = drafts.steps == drafts.counts[:, None]  # [B, K + 1]
-        passing = torch.where(whole, weight, torch.cat([inner, torch.zeros_like(weight[:, :1])], 1))
+        weight, passing = _tests(drafts)  # [B, K + 1] p_i and h_i
         # Prefix i is tested with the noise of its last token; the empty prefix always stands.
         u = torch.cat([torch.zeros_like(weight[:, :1]), drafts.uniform(ACCEPT)[:, :-1]], 1)
         stands = (u <= passing) & (drafts.steps <= drafts.counts[:, None])
@@ -40,20 +35,17 @@ class Block(Rule):
         return Decisions(accepted, after_rejection(drafts, accepted, weight.gather(1, accepted[:, None])[:, 0]))
 
 
-def _prefix_weights(drafts: Drafts) -> Tensor:
-    """[B, K + 1] p_0, p_1, ... p_K"""
+def _tests(drafts: Drafts) -> tuple[Tensor, Tensor]:
+    """[B, K + 1] p_i and h_i, one position after the other, so that only [B, V] is ever laid out."""
     ratio = drafts.target_prob_of_draft() / drafts.draft_prob_of_draft()  # [B, K]
-    weights = [torch.ones_like(drafts.counts, dtype=torch.float32)]
+    weight = torch.ones_like(drafts.counts, dtype=torch.float32)  # [B] p_0
+    weights, passing = [], []
     for k in range(ratio.shape[1]):
-        weights.append((weights[-1] * ratio[:, k]).clamp_max(1))
-    return torch.stack(weights, 1)
-
-
-def _excess(drafts: Drafts, weight: Tensor) -> Tensor:
-    """[B, K] Z_i: how much of the target's mass behind prefix i the draft's distribution does not cover"""
-    p = drafts.target_probs[drafts.rows[:, :-1]]  # [B, K, V]
-    if drafts.draft_logits is None:
-        q = torch.zeros_like(p).scatter_(2, drafts.safe_ids[..., None], 1.0)
-    else:
-        q = drafts.draft_probs[drafts.draft_rows]
-    return (weight[..., None] * p - q).clamp_min(0).sum(-1)
+        at = torch.full_like(drafts.counts, k)
+        excess = (weight[:, None] * drafts.target_distribution(at) - drafts.draft_distribution(at)).clamp_min(0).sum(-1)
+        inner = excess / (excess + 1 - weight)
+        inner = torch.where(inner.isnan(), 1.0, inner)  # 0/0: p_k is 1 and M equals m, so the prefix passes
+        passing.append(torch.where(drafts.counts == k, weight, inner))
+        weights.append(weight)
+        weight = (weight * ratio[:, k]).clamp_max(1)
+    return torch.stack([*weights, weight], 1), torch.stack([*passing, weight], 1)

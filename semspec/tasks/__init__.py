@@ -1,0 +1,44 @@
+"""The tasks, by name. Adding one is one file here and one test file: define a `Task`, list it below.
+
+A task is asked for by name, or by name with options: "pocket:steps=5,split=templates".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from semspec import specs
+from semspec.tasks.aime24 import Aime24
+from semspec.tasks.amc23 import Amc23
+from semspec.tasks.base import Problem, Task
+from semspec.tasks.gsm8k import Gsm8k
+from semspec.tasks.humaneval import HumanEval
+from semspec.tasks.jsonl import JsonLines
+from semspec.tasks.math500 import Math500
+from semspec.tasks.mbpp import Mbpp
+from semspec.tasks.mt_bench import MtBench
+from semspec.tasks.pocket import Pocket
+from semspec.tasks.spec_bench import SpecBench
+from semspec.tasks.svamp import Svamp
+
+REGISTRY: dict[str, type[Task]] = {}
+
+
+def register(task: type[Task]) -> type[Task]:
+    """Make a task available by its name, everywhere a name is accepted."""
+    REGISTRY[task.name] = task
+    return task
+
+
+for _task in (Pocket, Gsm8k, Svamp, Math500, Aime24, Amc23, HumanEval, Mbpp, SpecBench, MtBench, JsonLines):
+    register(_task)
+
+
+def make(spec: str | Task, data: Path | None = None) -> Task:
+    """A task from its name and options; `data` is the folder that has the files of all tasks."""
+    if isinstance(spec, Task):
+        return spec
+    return specs.make("task", spec, REGISTRY, data=data)
+
+
+__all__ = ["REGISTRY", "Problem", "Task", "make", "register"]

@@ -1,0 +1,116 @@
+"""What a task is: problems to put to a model, and a rule that says whether a text solves one.
+
+Tasks read local files only and never download, so that a run measures what it says it measures, offline as well.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from semspec.errors import BadRequest
+from semspec.text import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    id: str
+    prompt: Prompt  # text, or chat messages
+    answer: Any = None  # what the scorer compares with; can be written as JSON
+    group: str = ""  # category, number of steps, level: what a report may break results down by
+    turns: tuple[str, ...] = ()  # further user turns, asked after the answer to the one before
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task's dataclass fields, but for `data`, are its options: "pocket:steps=5" sets the field `steps`."""
+
+    name: ClassVar[str]
+    scored: ClassVar[bool] = True  # False: prompts only, no quality arm
+    stop: ClassVar[tuple[str, ...]] = ()
+    max_new_tokens: ClassVar[int]
+
+    data: Path | None = None  # the folder that holds every task's files
+
+    @abstractmethod
+    def problems(self, n: int | None, seed: int) -> list[Problem]:
+        """`n` problems chosen by `seed`, the same ones every time; None: all there are."""
+
+    def score(self, problem: Problem, text: str) -> bool:
+        """Whether `text`, all that the model wrote, solves the problem."""
+        raise BadRequest(f"task {self.name!r} has prompts but no right answers, so nothing can be scored with it")
+
+    def file(self, path: str) -> Path:
+        """A file of the data folder, or a refusal that says where it was looked for."""
+        if self.data is None:
+            raise BadRequest(
+                f"task {self.name!r} reads {path} from a folder of data sets; "
+                "say which with --data DIR (nothing is ever downloaded)"
+            )
+        return existing(self.data / path, self.name)
+
+
+class FileTask(Task):
+    """A task whose problems are the rows of one file."""
+
+    @abstractmethod
+    def load(self) -> list[Problem]:
+        """All problems, in the order of the file."""
+
+    def problems(self, n: int | None, seed: int) -> list[Problem]:
+        return choose(self.load(), n, seed, self.name)
+
+
+def choose(problems: Sequence[Problem], n: int | None, seed: int, task: str) -> list[Problem]:
+    """`n` of the problems in an order that only the seed decides, so that a larger n adds to a smaller one."""
+    if n is None:
+        return list(problems)
+    if not 1 <= n <= len(problems):
+        raise BadRequest(
+            f"{n} problems were asked for, but task {task!r} has {len(problems)}; "
+            f"give a number from 1 to {len(problems)}, or none for all"
+        )
+    rng = Random(seed)
+    return sorted(problems, key=lambda _: rng.random())[:n]  # random() alone is the same in every Python
+
+
+def existing(path: Path, task: str) -> Path:
+    if not path.is_file():
+        raise BadRequest(
+            f"task {task!r} needs the file {path}, which does not exist; put it there, or name the folder "
+            "that has it with --data DIR (nothing is ever downloaded)"
+        )
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file: one JSON object per line (.jsonl, .jsonl.gz), or a list of objects (.json)."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            rows = json.load(file) if path.suffix == ".json" else [json.loads(line) for line in file if line.strip()]
+    except (ValueError, OSError, EOFError) as error:  # bad JSON and bad UTF-8 are ValueErrors
+        raise BadRequest(f"{path} cannot be read as JSON objects, one per line: {error}") from error
+    if not isinstance(rows, list) or not rows:
+        raise BadRequest(f"{path} has no rows; a task needs at least one problem")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise BadRequest(f"row {number} of {path} is not a JSON object; make each row one, with named fields")
+    return rows
+
+
+def field(row: dict[str, Any], name: str, path: Path, number: int) -> Any:
+    """A field that must be there; `number` counts rows from 0."""
+    if name not in row:
+        raise BadRequest(f"row {number + 1} of {path} has no field {name!r}; its fields are: {', '.join(row)}")
+    return row[name]
+
+
+def ask(question: str) -> Prompt:
+    """A question as a chat of one message."""
+    return [{"role": "user", "content": question}]

@@ -1,0 +1,50 @@
+"""What the tasks share that are scored by running what the model wrote against tests.
+
+Scoring runs code that a model wrote. It runs in a process with limits (see `sandbox`), and only where it is allowed
+with `execute=true`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semspec.errors import BadRequest
+from semspec.tasks.answers import visible
+from semspec.tasks.base import FileTask
+from semspec.tasks.sandbox import run
+
+_FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def code_in(text: str, wanted: Collection[str] = ()) -> str:
+    """The program in an output: the last fenced block with a wanted function, else all blocks, else all text.
+
+    A block that was never closed counts too, so that a stop string may cut the closing fence away."""
+    shown = visible(text)  # a program in a thought is no answer
+    blocks: list[str] = _FENCED.findall(shown)
+    defining = [block for block in blocks if set(wanted) & set(re.findall(r"^\s*def\s+(\w+)", block, re.MULTILINE))]
+    return defining[-1] if defining else "\n".join(blocks) or shown
+
+
+@dataclass(frozen=True)
+class CodeTask(FileTask):
+    max_new_tokens = 1024
+    path: ClassVar[str]
+
+    execute: bool = False  # allow running what the model wrote
+    timeout: float = 10.0  # seconds per program
+
+    def __post_init__(self) -> None:
+        if not self.execute:
+            raise BadRequest(
+                f"task {self.name!r} is scored by running code that a model wrote, in a process with limits that is "
+                f"no full sandbox; if you accept this, allow it with {self.name}:execute=true"
+            )
+        if self.timeout <= 0:
+            raise BadRequest(f"a program cannot finish in {self.timeout} seconds; give a timeout above 0")
+
+    def passes(self, program: str) -> bool:
+        return run(program, seconds=self.timeout).passed

@@ -1,0 +1,52 @@
+"""`pocket`: word problems of the pocket world, made from the seed; needs no data and has no end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec import pocket
+from semspec.errors import BadRequest
+from semspec.pocket import meaning, valid
+from semspec.tasks.base import Problem, Task, ask
+
+MOST = 1 << 20  # problems of one seed; the next seed's begin behind them
+
+
+@dataclass(frozen=True)
+class Pocket(Task):
+    name = "pocket"
+    max_new_tokens = 768
+
+    steps: int = 0  # derivations that a solution needs; 0: as they come
+    split: str = "test"  # test: templates seen in training, new numbers; templates: held-out templates
+    long: bool = False  # bury the story in idle facts
+
+    def __post_init__(self) -> None:
+        try:
+            self._make(0)
+        except ValueError as error:
+            raise BadRequest(f"task 'pocket' cannot make such problems: {error}") from error
+
+    def problems(self, n: int | None, seed: int) -> list[Problem]:
+        if n is None:
+            raise BadRequest("the pocket world has no end, so there is no 'all' of it; say how many problems with --n")
+        if not 1 <= n <= MOST or seed < 0:
+            raise BadRequest(f"{n} pocket problems of seed {seed}: give 1 to {MOST} problems, and a seed of 0 or more")
+        return [self._problem(seed * MOST + i) for i in range(n)]
+
+    def score(self, problem: Problem, text: str) -> bool:
+        return pocket.answer_of(text) == problem.answer
+
+    def story(self, problem: Problem) -> pocket.Problem:
+        """The problem with its web of quantities, as `valid` wants it."""
+        return self._make(int(problem.id.rsplit("/", 1)[1]))
+
+    def _problem(self, number: int) -> Problem:
+        made = self._make(number)
+        return Problem(f"pocket/{self.split}/{number}", ask(made.text), made.answer, f"{made.steps} steps")
+
+    def _make(self, number: int) -> pocket.Problem:
+        return pocket.problem(number, self.steps or None, self.split, long=self.long)
+
+
+__all__ = ["Pocket", "meaning", "valid"]

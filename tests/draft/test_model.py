@@ -1,0 +1,155 @@
+"""The model drafter: what it asks its runner for, and what its cache holds after every possible verdict."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semspec import noise
+from semspec.draft import ModelDrafter
+from semspec.sampling import SamplingRows, process
+from semspec.types import Draft, Roll, Sampling
+from semspec.verify import make
+from tests.fakes import FakeRunner, chain, greedy
+
+VOCAB, K = 9, 4
+LANGUAGE = chain(VOCAB, seed=4)
+PROMPT = [1, 2, 3, 4, 5]
+WARM = Sampling(1.0, seed=3)
+
+
+def begun(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
+    runner = FakeRunner(LANGUAGE, VOCAB, capacity=capacity)
+    drafter = ModelDrafter(runner)
+    drafter.begin([runner.acquire()])
+    return runner, drafter
+
+
+def asked(drafter: ModelDrafter, rule: str) -> Roll:
+    request = next(drafter.propose(PROMPT, K, WARM, 2, make(rule)))
+    assert isinstance(request, Roll)
+    return request
+
+
+def propose(
+    runner: FakeRunner, drafter: ModelDrafter, context: list[int], n: int = K, rule: str = "exact", round: int = 0
+) -> Draft:
+    """Answer whatever the drafter asks for."""
+    asking = drafter.propose(context, n, WARM, round, make(rule))
+    try:
+        request = next(asking)
+        while True:
+            assert isinstance(request, Roll)
+            request = asking.send(runner.roll([request])[0])
+    except StopIteration as done:
+        draft: Draft = done.value
+        return draft
+
+
+def test_it_needs_one_slot_of_its_runner() -> None:
+    runner, drafter = begun()
+    assert drafter.runners == [runner] and runner.free == runner.slots - 1
+
+
+def test_a_rule_that_compares_tokens_gets_the_best_guess() -> None:
+    runner, drafter = begun()
+    draft = propose(runner, drafter, PROMPT)
+    assert draft.tokens == greedy(LANGUAGE, PROMPT, K)
+    assert draft.logits is None
+
+
+def test_a_rule_that_compares_distributions_gets_draws_and_what_they_were_drawn_from() -> None:
+    runner, drafter = begun()
+    draft = propose(runner, drafter, PROMPT, rule="sampling", round=1)
+    assert draft.logits is not None and draft.logits.shape == (K, VOCAB)
+    for i, token in enumerate(draft.tokens):
+        row = torch.tensor([LANGUAGE(PROMPT + draft.tokens[:i])])
+        expected = process(row, SamplingRows.of([WARM], [1], torch.device("cpu")))
+        assert torch.equal(draft.logits[i : i + 1], expected)
+        u = noise.uniform(torch.tensor(3), torch.tensor(len(PROMPT) + i), torch.tensor(noise.stream(noise.DRAFT, 1)))
+        before = expected.softmax(-1)[0].cumsum(0)
+        assert token == int((before <= u).sum())
+
+
+def test_drafts_are_drawn_afresh_in_every_round() -> None:
+    drawn = set()
+    for round in range(12):
+        runner, drafter = begun()
+        drawn.add(tuple(propose(runner, drafter, PROMPT, rule="sampling", round=round).tokens))
+    assert len(drawn) > 6
+
+
+def test_the_request_says_whose_account_it_is_on_and_which_noise_it_uses() -> None:
+    _, drafter = begun()
+    plain, compared = asked(drafter, "exact"), asked(drafter, "block")
+    assert plain.drafting and plain.sampling.greedy and not plain.keep_logits
+    assert compared.drafting and compared.sampling == WARM and compared.keep_logits
+    assert compared.stream == noise.stream(noise.DRAFT, 2)
+    assert plain.tokens == PROMPT and plain.n == K
+
+
+@pytest.mark.parametrize("rule", ["exact", "sampling"])
+@pytest.mark.parametrize("accepted", range(K + 1))
+def test_after_any_verdict_the_cache_is_a_prefix_of_the_text_and_the_next_draft_is_right(
+    accepted: int, rule: str
+) -> None:
+    runner, drafter = begun()
+    draft = propose(runner, drafter, PROMPT, rule=rule)
+    drafter.accept(len(PROMPT) + accepted)
+    correction = (draft.tokens[min(accepted, K - 1)] + 1) % VOCAB
+    context = PROMPT + draft.tokens[:accepted] + [correction]
+
+    held = runner.held[0]
+    assert held == context[: len(held)]
+    assert len(held) == len(PROMPT) + min(accepted, K - 1), "all that stands, but for a last token never fed"
+
+    fresh_runner, fresh = begun()
+    again = propose(runner, drafter, context, rule=rule, round=1)
+    expected = propose(fresh_runner, fresh, context, rule=rule, round=1)
+    assert again.tokens == expected.tokens
+    assert runner.held[0] == fresh_runner.held[0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.integers(0, VOCAB - 1)), max_size=8))
+def test_through_any_course_of_verdicts_it_drafts_as_if_it_had_just_begun(course: list[tuple[int, int, int]]) -> None:
+    runner, drafter = begun(capacity=200)
+    context = list(PROMPT)
+    for n, accepted, correction in course:
+        draft = propose(runner, drafter, context, n)
+        assert draft.tokens == greedy(LANGUAGE, context, n)
+        accepted = min(accepted, n)
+        drafter.accept(len(context) + accepted)
+        context += [*draft.tokens[:accepted], correction]
+        assert runner.held[0] == context[: len(runner.held[0])] and len(runner.held[0]) < len(context)
+
+
+@pytest.mark.parametrize(("length", "room"), [(5, 4), (7, 4), (8, 3), (9, 2), (10, 1), (11, 0), (13, 0)])
+def test_it_drafts_no_further_than_its_own_context_reaches(length: int, room: int) -> None:
+    runner, drafter = begun(capacity=10)
+    context = [i % VOCAB for i in range(length)]
+    draft = propose(runner, drafter, context)  # the FakeRunner asserts that no slot overflows
+    assert draft.tokens == greedy(LANGUAGE, context, room)
+    drafter.accept(length)
+    assert runner.length(0) <= length
+
+
+def test_nothing_wanted_nothing_asked() -> None:
+    runner, drafter = begun()
+    assert propose(runner, drafter, PROMPT, n=0).tokens == []
+    assert runner.diary == []
+
+
+def test_close_gives_the_slot_back_once() -> None:
+    runner, drafter = begun()
+    propose(runner, drafter, PROMPT)
+    drafter.close()
+    drafter.close()
+    assert runner.free == runner.slots
+
+
+def test_close_before_begin_does_no_harm() -> None:
+    runner = FakeRunner(LANGUAGE, VOCAB)
+    ModelDrafter(runner).close()
+    assert runner.free == runner.slots

@@ -1,0 +1,119 @@
+"""Lookup drafting against its definition: search the context for the longest suffix, from scratch, every time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semspec.draft import NgramDrafter, NoDrafter
+from semspec.errors import BadRequest
+from semspec.types import Drafter, Sampling
+from semspec.verify.exact import Exact
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # few tokens, many repetitions
+
+
+def propose(drafter: Drafter, context: list[int], n: int) -> list[int]:
+    asking = drafter.propose(context, n, Sampling(), 0, Exact())
+    with pytest.raises(StopIteration) as done:  # it asks for nothing
+        next(asking)
+    draft = done.value.value
+    assert draft.logits is None, "a lookup is certain"
+    return draft.tokens
+
+
+def brute_force(context: list[int], n: int, longest: int, shortest: int, earliest: bool) -> list[int]:
+    """By the definition: try every length, look at every place."""
+    for size in range(longest, shortest - 1, -1):
+        if size >= len(context):
+            continue
+        suffix = context[-size:]
+        places = [i for i in range(len(context) - size) if context[i : i + size] == suffix]
+        if places:
+            place = min(places) if earliest else max(places)
+            text = list(context)
+            for i in range(n):
+                text.append(text[place + size + i])  # what has just been written may be copied again
+            return text[len(context) :]
+    return []
+
+
+@given(texts, st.integers(0, 12), st.integers(1, 5), st.integers(1, 5), st.booleans())
+def test_it_proposes_what_a_search_through_the_context_finds(
+    context: list[int], n: int, one: int, other: int, earliest: bool
+) -> None:
+    shortest, longest = sorted((one, other))
+    drafter = NgramDrafter(longest, shortest, earliest)
+    drafter.begin([])
+    assert propose(drafter, context, n) == brute_force(context, n, longest, shortest, earliest)
+
+
+@given(texts, st.lists(st.integers(1, 5), max_size=10), st.booleans())
+def test_an_index_that_grows_with_the_text_equals_one_built_anew(
+    context: list[int], steps: list[int], earliest: bool
+) -> None:
+    growing = NgramDrafter(earliest=earliest)
+    growing.begin([])
+    length = 1
+    for step in [*steps, len(context)]:
+        text = context[:length]
+        fresh = NgramDrafter(earliest=earliest)
+        assert propose(growing, text, 6) == propose(fresh, text, 6) == brute_force(text, 6, 4, 1, earliest)
+        growing.accept(length)
+        length = min(length + step, len(context))
+
+
+def drafted(context: list[int], n: int = 3, **options: int) -> list[int]:
+    return propose(NgramDrafter(**options), context, n)  # type: ignore[arg-type]
+
+
+def test_the_longest_match_wins_over_a_later_shorter_one() -> None:
+    assert drafted([1, 2, 7, 7, 9, 2, 8, 8, 1, 2]) == [7, 7, 9]
+    assert drafted([1, 2, 7, 7, 9, 2, 8, 8, 1, 2], longest=1) == [8, 8, 1]
+
+
+def test_the_latest_occurrence_wins_unless_the_earliest_is_asked_for() -> None:
+    context = [1, 2, 7, 7, 7, 1, 2, 8, 8, 8, 1, 2]
+    assert drafted(context) == [8, 8, 8]
+    assert drafted(context, earliest=True) == [7, 7, 7]
+
+
+def test_a_match_at_the_end_goes_round_again() -> None:
+    assert drafted([5, 6, 5], n=5) == [6, 5, 6, 5, 6]
+    assert drafted([4, 4], n=3) == [4, 4, 4]
+
+
+def test_nothing_is_proposed_where_nothing_repeats() -> None:
+    assert drafted([1, 2, 3, 4]) == []
+    assert drafted([1]) == []
+    assert drafted([1, 2, 9, 2], shortest=2) == []
+
+
+def test_an_end_of_the_text_that_has_no_follower_is_no_match() -> None:
+    """The suffix itself must not be found: it is the question, not an answer."""
+    assert drafted([3, 1, 2]) == []
+
+
+def test_begin_forgets_the_last_sequence() -> None:
+    drafter = NgramDrafter()
+    drafter.begin([])
+    assert propose(drafter, [1, 2, 1], 2) == [2, 1]
+    drafter.begin([])
+    assert propose(drafter, [3, 1], 2) == []
+    assert drafter.runners == []
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (1, 2), (0, 0)])
+def test_impossible_lengths_are_refused(longest: int, shortest: int) -> None:
+    with pytest.raises(BadRequest, match="the shortest must be 1 or more, not above the longest"):
+        NgramDrafter(longest, shortest)
+
+
+def test_the_drafter_that_never_proposes_never_proposes() -> None:
+    drafter = NoDrafter()
+    drafter.begin([])
+    assert propose(drafter, [1, 1, 1, 1], 5) == []
+    drafter.accept(4)
+    drafter.close()
+    assert drafter.runners == []

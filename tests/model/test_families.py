@@ -1,0 +1,121 @@
+"""Every family of checkpoints against transformers: the same logits, the same hidden states, the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from semspec.model import ModelRunner
+from semspec.noise import TARGET
+from semspec.types import Roll, Rows, Sampling, Score
+from tests.checkpoints import FAMILIES, VOCAB, make_model, save
+
+LENGTH = 150
+DEPTH = 3
+ALL_LAYERS = tuple(range(DEPTH + 1))
+
+
+@dataclass
+class Case:
+    model: PreTrainedModel
+    runner: ModelRunner
+
+    def transformers(self, tokens: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Logits [n, V] and hidden states, layer by layer [n, width]."""
+        with torch.inference_mode():
+            out = self.model(torch.tensor([tokens]), output_hidden_states=True)
+        return out.logits[0], [hidden[0] for hidden in out.hidden_states]
+
+    def score(self, slot: int, tokens: list[int], layers: tuple[int, ...] = ()) -> Rows:
+        return self.runner.score([Score(self.runner, slot, tokens, len(tokens), layers)])[0]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = make_model(request.param)
+    folder: Path = save(model, tmp_path_factory.mktemp(request.param))
+    return Case(model, ModelRunner.load(folder, device="cpu", slots=3))
+
+
+def text(seed: int = 0, length: int = LENGTH) -> list[int]:
+    return torch.randint(VOCAB, [length], generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_logits_equal_those_of_transformers(case: Case) -> None:
+    slot = case.runner.acquire()
+    rows = case.score(slot, text())
+    case.runner.release(slot)
+    expected, _ = case.transformers(text())
+    assert expected.std() > 0.5, "a model without opinions would agree with anything"
+    close(rows.logits, expected)
+
+
+def test_hidden_states_of_every_layer_equal_those_of_transformers(case: Case) -> None:
+    slot = case.runner.acquire()
+    rows = case.score(slot, text(1), ALL_LAYERS)
+    case.runner.release(slot)
+    _, expected = case.transformers(text(1))
+    assert len(expected) == len(rows.hidden) == DEPTH + 1 == case.runner.depth + 1
+    for layer in ALL_LAYERS:
+        close(rows.hidden[layer], expected[layer])
+
+
+def test_ragged_pieces_with_truncation_between_give_the_same_logits(case: Case) -> None:
+    """As decoding does: score a few tokens, take some back, go on differently."""
+    tokens = text(2)
+    expected, _ = case.transformers(tokens)
+    slot = case.runner.acquire()
+    wrong = text(3)
+    for piece, back in [(1, 0), (40, 9), (1, 1), (17, 0), (8, 8), (60, 33), (3, 2), (150, 0)]:
+        start = case.runner.length(slot)
+        end = min(start + piece, LENGTH)
+        rows = case.score(slot, tokens[start:end])
+        close(rows.logits, expected[start:end])
+        if back:
+            case.runner.truncate(slot, end - back)
+            case.score(slot, wrong[:5])  # a draft that is rejected
+            case.runner.truncate(slot, end - back)
+    assert case.runner.length(slot) == LENGTH
+    case.runner.release(slot)
+
+
+def test_a_batch_of_ragged_passes_gives_what_each_sequence_gives_alone(case: Case) -> None:
+    texts = [text(seed, length) for seed, length in [(4, 120), (5, 7), (6, 64)]]
+    slots = [case.runner.acquire() for _ in texts]
+    expected = [case.transformers(tokens) for tokens in texts]
+    cuts = [[0, 50, 51, 120], [0, 1, 4, 7], [0, 30, 62, 64]]
+    for step in range(3):
+        feeds = [tokens[cut[step] : cut[step + 1]] for tokens, cut in zip(texts, cuts, strict=True)]
+        keeps = [max(len(feed) - 2 * step, 0) for feed in feeds]  # some want all rows, some a few, some none
+        requests = [
+            Score(case.runner, slot, feed, keep, (1, DEPTH))
+            for slot, feed, keep in zip(slots, feeds, keeps, strict=True)
+        ]
+        for rows, keep, cut, (logits, hidden) in zip(case.runner.score(requests), keeps, cuts, expected, strict=True):
+            window = slice(cut[step + 1] - keep, cut[step + 1])
+            close(rows.logits, logits[window])
+            for layer in (1, DEPTH):
+                close(rows.hidden[layer], hidden[layer][window])
+    for slot in slots:
+        case.runner.release(slot)
+
+
+def test_greedy_text_of_512_tokens_is_that_of_transformers(case: Case) -> None:
+    prompt = text(7, 20)
+    slot = case.runner.acquire()
+    ours = case.runner.roll([Roll(case.runner, slot, prompt, 512, Sampling(), TARGET)])[0].tokens
+    case.runner.release(slot)
+    case.model.generation_config.eos_token_id = None
+    theirs = case.model.generate(torch.tensor([prompt]), max_new_tokens=512, do_sample=False)[0, len(prompt) :]
+    assert len(set(ours)) > 20, "a text that says nothing would prove nothing"
+    assert ours == theirs.tolist()

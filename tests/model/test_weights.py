@@ -1,0 +1,199 @@
+"""Checkpoints that load, and the sentences that greet those that cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from semspec.errors import ModelError
+from semspec.model import ModelRunner
+from semspec.model.config import Shape
+from semspec.model.weights import Checkpoint, locate
+from semspec.types import Score
+from tests.checkpoints import FAMILIES, LLAMA3, edit_config, make_model, save
+
+WEIGHTS = "model.safetensors"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model("qwen3"), tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A checkpoint of one's own to damage."""
+    return Path(shutil.copytree(original, tmp_path / "checkpoint"))
+
+
+def logits(folder: Path) -> torch.Tensor:
+    runner = ModelRunner.load(folder, device="cpu", slots=1, context=16)
+    return runner.score([Score(runner, runner.acquire(), [3, 1, 4, 1, 5], 5)])[0].logits
+
+
+def refusal(folder: Path | str) -> str:
+    with pytest.raises(ModelError) as error:
+        ModelRunner.load(folder, device="cpu", slots=1, context=16)
+    return str(error.value)
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replace tensors of a checkpoint by name (dots written as double underscores); None removes one."""
+    tensors = load_file(folder / WEIGHTS)
+    for name, tensor in changes.items():
+        name = name.replace("__", ".")
+        assert name in tensors
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def test_a_sharded_checkpoint_gives_the_same_logits(original: Path, tmp_path: Path) -> None:
+    sharded = save(make_model("qwen3"), tmp_path / "sharded", shard="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2 and not (sharded / WEIGHTS).exists()
+    assert torch.equal(logits(sharded), logits(original))
+
+
+def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    sharded = save(make_model("qwen3"), tmp_path / "sharded", shard="100KB")
+    victim = sorted(sharded.glob("*.safetensors"))[1]
+    victim.unlink()
+    assert f"{victim} is missing, damaged or cut short" in refusal(sharded)
+
+
+def test_an_index_that_cannot_be_read_is_named(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    for wrong in ("{", json.dumps({"metadata": {}}), json.dumps([1]), json.dumps({"weight_map": ["a"]})):
+        index.write_text(wrong)
+        assert f"{index} cannot be read" in refusal(folder)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, model__layers__1__mlp__up_proj__weight=None)
+    assert refusal(folder) == f"{folder}: the checkpoint has no tensor model.layers.1.mlp.up_proj.weight"
+
+
+def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    rewrite(folder, model__layers__0__self_attn__k_proj__weight=torch.zeros(8, 64))
+    assert refusal(folder) == (
+        f"{folder}: model.layers.0.self_attn.k_proj.weight has shape (8, 64), but config.json asks for (64, 64)"
+    )
+
+
+def test_a_file_cut_short_is_named(folder: Path) -> None:
+    weights = folder / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert f"{weights} is missing, damaged or cut short" in refusal(folder)
+
+
+def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert f"{folder / WEIGHTS} is missing, damaged or cut short" in refusal(folder)
+
+
+def test_a_pickle_is_never_opened(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    assert refusal(folder) == (
+        f"{folder} has no model.safetensors (pytorch_model.bin is a pickle, which semspec does not open: convert it)"
+    )
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    assert refusal(folder) == f"{folder} has no model.safetensors"
+
+
+def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert refusal(folder) == (
+        f"{folder} is a folder without a config.json; give the folder of a Hugging Face checkpoint"
+    )
+
+
+def test_a_path_that_is_no_folder_is_refused(folder: Path) -> None:
+    for path in (folder / "nowhere", folder / "config.json", "./nowhere", "../nowhere/at/all", "a/b/c"):
+        assert refusal(path) == f"{path} is not a folder; give the folder of a checkpoint or a hub id such as org/name"
+
+
+def test_a_hub_id_that_cannot_be_had_is_refused() -> None:
+    assert "no-such/model is neither a folder nor a checkpoint the hub could give" in refusal("no-such/model")
+
+
+def test_a_folder_may_be_given_as_text_or_path(folder: Path) -> None:
+    assert locate(folder) == locate(str(folder)) == folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported; supported are: llama, qwen2, qwen3"),
+        ({"model_type": "no-such-thing"}, "the config.json cannot be read"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"use_sliding_window": True, "sliding_window": 32}, "it uses a sliding attention window, which is not"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope scaling 'dynamic' is not supported; supported: linear, llama3, yarn",
+        ),
+        ({"vocab_size": "many"}, "the config.json cannot be read"),
+    ],
+)
+def test_a_model_that_cannot_be_run_is_refused_with_the_reason(
+    folder: Path, changes: dict[str, Any], says: str
+) -> None:
+    edit_config(folder, **changes)
+    message = refusal(folder)
+    assert message.startswith(f"{folder}: ") and says in message
+
+
+def test_a_config_that_is_no_json_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("{ not json")
+    assert "the config.json cannot be read" in refusal(folder)
+
+
+def test_a_checkpoint_lists_its_tensors(original: Path) -> None:
+    with Checkpoint(original) as checkpoint:
+        assert set(checkpoint) == set(load_file(original / WEIGHTS))
+        assert "lm_head.weight" in checkpoint and "lm_head.bias" not in checkpoint
+        norm = checkpoint.read("model.norm.weight", (64,), CPU, torch.bfloat16)
+        assert norm.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shape_knows_how_many_weights_there_are(family: str) -> None:
+    model = make_model(family)
+    shape = Shape.of(model.config)
+    vectors = ("bias", "q_norm", "k_norm")  # the small vectors that only some families have are not counted
+    counted = sum(p.numel() for name, p in model.named_parameters() if not any(v in name for v in vectors))
+    assert shape.parameters == counted
+
+
+def test_a_shape_knows_the_memory_of_its_cache(original: Path) -> None:
+    runner = ModelRunner.load(original, device="cpu", slots=3, context=50)
+    held = runner.cache.keys.numel() * 4 + runner.cache.values.numel() * 4
+    assert runner.shape.kv_bytes(3, 50, torch.float32) == held
+
+
+@pytest.mark.parametrize(("eos", "stop"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
+def test_end_of_text_tokens_are_read_from_the_config(folder: Path, eos: Any, stop: set[int]) -> None:
+    edit_config(folder, eos_token_id=eos)
+    assert Shape.read(folder).stop == stop
+
+
+def test_an_older_config_with_rope_scaling_means_the_same(tmp_path: Path) -> None:
+    """Checkpoints on the hub mostly say `rope_theta` and `rope_scaling`, as transformers 4 wrote them."""
+    folder = save(make_model("llama3.1"), tmp_path / "old")
+    expected = Shape.read(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 10000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert Shape.read(folder).inv_freq == expected.inv_freq
