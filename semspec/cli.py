@@ -75,6 +75,18 @@ def generate(
             Console(stderr=True).print(summary(result), style="dim")
 
 
+@app.command()
+def demo(
+    problems: Annotated[int, typer.Option(help="How many problems to solve.")] = 6,
+    seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 2,
+) -> None:
+    """See it work: the shipped pocket pair solves problems on the CPU, alone and with drafts. Needs nothing else."""
+    from semspec.demo import demo as run_demo
+
+    run_demo(Console(highlight=False), problems, seed, num_draft_tokens)
+
+
 def show(pair: Pair, prompt: Any, options: Options) -> Result:
     """Stream an answer to the terminal, coloured by origin."""
     console = Console(highlight=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from semspec.execute import Executor, Task
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.weights import locate
+from semspec.pocket.shipped import SHIPPED
 from semspec.stats import Stats
 from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer
 from semspec.types import Drafter, Event, FinishReason, Runner, Sampling, TokenLogprob
@@ -269,18 +270,20 @@ def load(
     slots: int = 8,
     context: int | None = None,
 ) -> Pair:
-    """Load a target and, if given, its draft model: folders or hub ids.
+    """Load a target and, if given, its draft model: folders or hub ids, or "pocket" for the pair in the package.
 
     `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
     """
     if slots < 1:
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
-    folder = locate(target)
+    if target == "pocket" and draft is None:
+        draft = "pocket-draft"
+    folder = locate(SHIPPED.get(str(target), target))
     shape, tokenizer = Shape.read(folder), load_tokenizer(folder)
     eos = shape.stop | _end_of_text(folder, tokenizer)
     if draft is None:
         return Pair(ModelRunner.load(folder, device, dtype, slots, context), tokenizer, eos=eos)
-    draft_folder = locate(draft)
+    draft_folder = locate(SHIPPED.get(str(draft), draft))
     draft_shape = Shape.read(draft_folder)
     common = common_vocabulary(tokenizer, load_tokenizer(draft_folder), shape.vocab, draft_shape.vocab)
     runner = ModelRunner.load(folder, device, dtype, slots, context)

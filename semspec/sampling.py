@@ -92,10 +92,12 @@ def draw(
     logits: Tensor, options: Sequence[Sampling], positions: Sequence[int], streams: Sequence[int], keep: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """One token per row: [R, V] -> [R]; beside it processed logits [R, V], where sampling made them or `keep` asks."""
+    if not keep and all(o.greedy for o in options):
+        return logits.argmax(-1), None
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
-    if rows.all_greedy:
-        return logits.argmax(-1), process(logits, rows) if keep else None
     processed = process(logits, rows)
+    if rows.all_greedy:
+        return logits.argmax(-1), processed
     key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
     key = key.to(logits.device, non_blocking=True)
     return pick(processed.softmax(-1), uniform(key[:, 0], key[:, 1], key[:, 2])), processed

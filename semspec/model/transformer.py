@@ -95,12 +95,14 @@ class Transformer:
         """
         kept: dict[int, Tensor] = {}
         want = set(layers)
-        cos, sin = self._rotation_of(spans)
+        rotation = self._rotation_of(spans)
+        masks = [_causal_mask(span, self.device) for span in spans]
         x = F.embedding(tokens, self.embedding)  # [N, width]
         for i, layer in enumerate(self.layers):
             if i in want:
                 kept[i] = x[wanted]
-            x = x + self._attention(layer, i, self._norm(x, layer.attention_norm), spans, cache, cos, sin)
+            attended = self._attend(layer, i, self._norm(x, layer.attention_norm), spans, masks, cache, rotation)
+            x = x + layer.out(attended)
             gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
         x = self._norm(x[wanted], self.norm)
@@ -109,58 +111,73 @@ class Transformer:
         return self.head(x), kept
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+        if x.is_cuda:
+            return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+        # On a CPU torch's own takes more, smaller operations than this, and small models are bound by their number.
+        y = x.float()
+        y = y * y.square().mean(-1, keepdim=True).add_(self.shape.norm_eps).rsqrt_()
+        return y.to(x.dtype) * weight
 
-    def _attention(
-        self, layer: Layer, i: int, x: Tensor, spans: list[Span], cache: Cache, cos: Tensor, sin: Tensor
+    def _attend(
+        self,
+        layer: Layer,
+        i: int,
+        x: Tensor,
+        spans: list[Span],
+        masks: list[Tensor | None],
+        cache: Cache,
+        rotation: tuple[Tensor, Tensor],
     ) -> Tensor:
+        """Attention of every sequence over its own slot. [N, width] -> [N, heads * head_dim]"""
         s = self.shape
-        q, k, v = layer.qkv(x).split([s.heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2], dim=-1)
-        q = q.view(-1, s.heads, s.head_dim)
-        k, v = k.view(-1, s.kv_heads, s.head_dim), v.view(-1, s.kv_heads, s.head_dim)  # [N, heads, head_dim]
+        heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)  # [N, q heads + k heads + v heads, d]
+        turning, v = heads.split([s.heads + s.kv_heads, s.kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            q, k = turning.split([s.heads, s.kv_heads], dim=1)
+            turning = torch.cat([self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)], dim=1)
+        q, k = _rotate(turning, *rotation).split([s.heads, s.kv_heads], dim=1)
         outs, row = [], 0
-        for span in spans:
+        for span, mask in zip(spans, masks, strict=True):
             rows = slice(row, row := row + span.count)
             end = span.start + span.count
-            keys, values = cache.keys[i, span.slot], cache.values[i, span.slot]  # [kv_heads, capacity, head_dim]
-            keys[:, span.start : end] = k[rows].transpose(0, 1)
-            values[:, span.start : end] = v[rows].transpose(0, 1)
-            outs.append(_attend(q[rows], keys[:, :end], values[:, :end]))
-        return layer.out(torch.cat(outs).flatten(1))
+            keys, values = cache.keys[i, span.slot, :, :end], cache.values[i, span.slot, :, :end]  # [kv heads, end, d]
+            keys[:, span.start :] = k[rows].transpose(0, 1)
+            values[:, span.start :] = v[rows].transpose(0, 1)
+            outs.append(_attention(q[rows].transpose(0, 1), keys, values, mask))
+        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1)
 
     def _rotation_of(self, spans: list[Span]) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, 1, head_dim / 2] at every token's position."""
+        """cos and sin [N, 1, head_dim] at every token's position."""
         end = max(s.start + s.count for s in spans)
         if end > len(self._cos):
             self._cos, self._sin = self._rotations(max(end, 2 * len(self._cos)))
         at = [slice(s.start, s.start + s.count) for s in spans]
-        return torch.cat([self._cos[a] for a in at])[:, None], torch.cat([self._sin[a] for a in at])[:, None]
+        if len(at) == 1:
+            return self._cos[at[0]], self._sin[at[0]]
+        return torch.cat([self._cos[a] for a in at]), torch.cat([self._sin[a] for a in at])
 
     def _rotations(self, length: int) -> tuple[Tensor, Tensor]:
-        """The tables of rotations for positions below `length`; they grow as sequences do."""
+        """The tables [length, 1, head_dim] of rotations; they grow as sequences do."""
         inv_freq = torch.tensor(self.shape.inv_freq, device=self.device)
         angles = torch.arange(length, device=self.device, dtype=torch.float32)[:, None] * inv_freq
-        gain = self.shape.rope_gain
-        return (angles.cos() * gain).to(self.dtype), (angles.sin() * gain).to(self.dtype)
+        cos, sin = angles.cos() * self.shape.rope_gain, angles.sin() * self.shape.rope_gain
+        return torch.cat([cos, cos], -1)[:, None].to(self.dtype), torch.cat([-sin, sin], -1)[:, None].to(self.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of every head against each other. x [N, heads, head_dim]"""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    """Rotate the halves (a, b) of every head: (a cos - b sin, b cos + a sin). x [N, heads, d], sin carries the signs"""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """New queries [n, heads, d] over everything up to them: keys, values [kv_heads, length, d] -> [n, heads, d]."""
-    n, length = q.shape[0], keys.shape[1]
-    mask = None
-    if n > 1:  # query i is token length - n + i
-        positions = torch.arange(length, device=q.device)
-        mask = positions <= positions[length - n :, None]  # [n, length]
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[0]
-    )
-    return out[0].transpose(0, 1)
+def _causal_mask(span: Span, device: torch.device) -> Tensor | None:
+    """[count, start + count] what each new token may see; a single one sees everything."""
+    if span.count == 1:
+        return None
+    positions = torch.arange(span.start + span.count, device=device)
+    return positions <= positions[span.start :, None]
+
+
+def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """q [heads, n, d] over keys and values [kv heads, length, d] -> [heads, n, d]"""
+    grouped = q.shape[0] != keys.shape[0]
+    return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask, enable_gqa=grouped)[0]

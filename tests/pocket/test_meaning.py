@@ -135,9 +135,9 @@ def test_broken_steps_mean_nothing(task: Problem, seed: int) -> None:
 def test_wrong_arithmetic_is_understood_but_unsound() -> None:
     wrong = meaning("So Mia's age is 3 + 4 = 8.")
     assert wrong is not None and not wrong.sound
-    twice = meaning("So Mia's age is 8, since 3 + 4 = 7.")
+    twice = meaning("So since 3 + 4 = 7, Mia's age is 8.")
     assert twice is not None and not twice.sound
-    assert meaning("So Mia's age is 4 plus 3, so 7!") == meaning("3 + 4 = 7 for how old Mia is.")
+    assert meaning("So Mia's age is 4 plus 3, so 7!") == meaning("Well, 3 + 4 = 7 for how old Mia is.")
     assert meaning("So Mia's age is 03 + 4 = 7.") is None
 
 

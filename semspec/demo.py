@@ -1,0 +1,94 @@
+"""`semspec demo`: the pocket pair on a few held-out problems, the target alone and with drafts, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from semspec.pair import Options, Pair, Result, load
+from semspec.stats import Stats
+from semspec.tasks.base import Problem
+from semspec.tasks.pocket import Pocket
+
+STYLES = {"draft": "green", "relaxed": "yellow", "target": "default"}
+
+
+@dataclass
+class Arm:
+    """One way of decoding, and what it has done so far."""
+
+    title: str
+    options: Options
+    results: list[Result] = field(default_factory=list)
+    correct: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(sum(r.stats.seconds.values()) for r in self.results)
+
+    @property
+    def stats(self) -> Stats:
+        return Stats.pooled(r.stats for r in self.results)
+
+
+def demo(console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: int = 2) -> list[Arm]:
+    """Solve problems both ways, show the first as text, then one table of all."""
+    pair, task = load("pocket", device="cpu", slots=1, context=1024), Pocket(split="test")
+    arms = [
+        Arm("target alone", Options(verifier="none")),
+        Arm(f"with drafts of {num_draft_tokens}", Options(verifier="exact", num_draft_tokens=num_draft_tokens)),
+    ]
+    chosen = task.problems(problems, seed)
+    for arm in arms:  # the first pass through a model is slower than all others; nobody should pay for it
+        solve(pair, task, chosen[0], arm, warm_up=True)
+    for i, problem in enumerate(chosen):
+        for arm in arms if i % 2 == 0 else arms[::-1]:  # taking turns, so that noise falls on both
+            solve(pair, task, problem, arm)
+        if i == 0:
+            console.print(Panel(problem.prompt[-1]["content"], title="a problem", border_style="cyan"))  # type: ignore[index]
+            width = max(30, (console.width - 1) // 2)
+            panels = [Panel(coloured(a.results[0]), title=a.title, width=width) for a in arms]
+            console.print(Columns(panels))
+            console.print("[green]green[/]: written by the draft, kept by the target. Plain: written by the target.\n")
+    same = sum(a.tokens == b.tokens for a, b in zip(*(arm.results for arm in arms), strict=True))
+    console.print(table(arms, len(chosen)))
+    console.print(f"Both wrote the same text, token for token, in {same} of {len(chosen)} problems (greedy, lossless).")
+    return arms
+
+
+def solve(pair: Pair, task: Pocket, problem: Problem, arm: Arm, warm_up: bool = False) -> None:
+    result = pair.generate(problem.prompt, arm.options, max_new_tokens=task.max_new_tokens)
+    if not warm_up:
+        arm.results.append(result)
+        arm.correct += task.score(problem, result.text)
+
+
+def coloured(result: Result) -> Text:
+    text = Text()
+    for event in result.events:
+        for piece, origin in event.spans:
+            text.append(piece, style=STYLES[origin])
+    text.rstrip()
+    return text
+
+
+def table(arms: list[Arm], problems: int) -> Table:
+    view = Table(title=f"{problems} held-out problems on this CPU")
+    for name in ("", "correct", "seconds", "tokens", "tokens per target pass", "speedup"):
+        view.add_column(name, justify="left" if not name else "right")
+    for arm in arms:
+        stats = arm.stats
+        view.add_row(
+            arm.title,
+            f"{arm.correct} of {problems}",
+            f"{arm.seconds:.2f}",
+            str(stats.tokens),
+            f"{stats.tokens / stats.target_passes:.2f}",
+            f"{arms[0].seconds / arm.seconds:.2f}x",
+        )
+    return view
