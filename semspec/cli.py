@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import semspec
+from semspec.bench import commands as bench_commands
 from semspec.errors import SemspecError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_commands.app, name="bench")
+app.command()(bench_commands.compare)
 STYLES = {"draft": "green", "relaxed": "yellow", "target": "default"}
 
 
@@ -43,7 +46,7 @@ def generate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a chat message.")] = False,
     verifier: Annotated[str, typer.Option(help="Rule with options, e.g. exact, sampling, block, none.")] = "exact",
-    drafter: Annotated[str, typer.Option(help="auto, model or ngram.")] = "auto",
+    drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 8,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
@@ -62,7 +65,7 @@ def generate(
     """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
     text = sys.stdin.read() if prompt == "-" else prompt
     options = semspec.Options(
-        verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,  # type: ignore[arg-type]
+        verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
     )  # fmt: skip
     pair = semspec.load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context)

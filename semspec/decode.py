@@ -49,6 +49,7 @@ class Job:
     sampling: Sampling = field(default_factory=Sampling)
     stop: frozenset[int] = frozenset()
     halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
+    protected: Tensor | None = None  # [V] tokens that no rule may relax
     logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
 
 
@@ -88,7 +89,7 @@ class Sequence:
         layout = job.rule.layout(draft.tokens)
         rows: Rows = yield Score(self.target, self.slot, self.pending() + layout, keep=1 + len(layout))
         verdict: Verdict = yield Judge(
-            job.rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs
+            job.rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs, job.protected
         )
         self.state, self.round = verdict.state, self.round + 1
 

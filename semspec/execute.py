@@ -212,7 +212,8 @@ class Executor:
         groups: dict[tuple[Any, ...], list[tuple[Task, Judge]]] = {}
         for task, judge in self._judges:
             certain, fresh = judge.draft.logits is None, judge.state is None
-            key = (judge.rule, judge.rows.logits.shape[-1], judge.rows.logits.device, certain, fresh)
+            logits = judge.rows.logits
+            key = (judge.rule, logits.shape[-1], logits.device, certain, fresh, id(judge.protected))
             groups.setdefault(key, []).append((task, judge))
         self._judges = []
         began = self.clock()

@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec import verify
 from semspec.decode import Job, Sequence
-from semspec.draft import ModelDrafter, NgramDrafter, NoDrafter
+from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from semspec.errors import BadRequest
 from semspec.execute import Executor, Task
 from semspec.model import ModelRunner
@@ -27,6 +29,7 @@ from semspec.types import Drafter, Event, FinishReason, Runner, Sampling, TokenL
 from semspec.verify import Rule
 
 DEFAULT_NEW_TOKENS = 256
+DRAFTERS = ("auto", "cascade", "model", "ngram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Options:
     """How to answer one prompt."""
 
     verifier: str | Rule = "exact"
-    drafter: Literal["auto", "model", "ngram"] = "auto"  # auto: the draft model if there is one
+    drafter: str = "auto"  # one of DRAFTERS; auto: the draft model if there is one, else ngram
     num_draft_tokens: int = 8
     max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
     temperature: float = 0.0
@@ -156,6 +159,14 @@ class Pair:
     ) -> None:
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
         self.executor = Executor()
+        self.protected = self._protected()
+
+    def _protected(self) -> Tensor:
+        """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary"""
+        outside = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
+        mask = torch.zeros(self.target.vocab, dtype=torch.bool)
+        mask[[i for i in outside if i < self.target.vocab]] = True
+        return mask.to(getattr(self.target, "device", "cpu"))
 
     def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
         """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
@@ -219,6 +230,7 @@ class Pair:
             sampling=sampling,
             stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.eos),
             halt=text.feed,
+            protected=self.protected,
             logprobs=options.logprobs,
         )
         return job, self._drafter(rule, options.drafter), text
@@ -247,17 +259,17 @@ class Pair:
         return wanted
 
     def _drafter(self, rule: Rule, kind: str) -> Drafter:
+        if kind not in DRAFTERS:
+            raise BadRequest(f"there is no drafter {kind!r}; the drafters are: {', '.join(DRAFTERS)}")
         if not rule.drafts:
             return NoDrafter()
         if kind == "ngram" or (kind == "auto" and self.draft is None):
             return NgramDrafter()
-        if kind not in ("auto", "model"):
-            raise BadRequest(f"there is no drafter {kind!r}; the drafters are: auto, model, ngram")
         if self.draft is None:
             raise BadRequest(
-                "drafter 'model' needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
+                f"drafter {kind!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
-        return ModelDrafter(self.draft)
+        return CascadeDrafter(self.draft, NgramDrafter()) if kind == "cascade" else ModelDrafter(self.draft)
 
 
 def load(

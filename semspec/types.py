@@ -213,6 +213,7 @@ class Judge:
     round: int  # steps of this sequence so far; makes noise fresh, see noise.py
     state: Tensor | None = None
     logprobs: int | None = None
+    protected: Tensor | None = None  # [V] tokens that no rule may relax
 
 
 Request = Acquire | Score | Roll | Judge

@@ -197,14 +197,14 @@ class Anything(Exact):
         (PROMPT, {"top_k": -2}, "top_k is -2; give 0 (off) or a positive number"),
         (PROMPT, {"min_p": 1.5}, "min_p is 1.5; give a number from 0 (off) to 1"),
         (PROMPT, {"seed": 2**70}, "give a whole number of at most 64 bits"),
-        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: block, exact"),
+        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: accept-all, block, exact"),
         (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: none"),
         (
             PROMPT,
             {"verifier": Anything(), "allow_lossy": False},
             "'anything' may change what the target would have written",
         ),
-        (PROMPT, {"drafter": "magic"}, "there is no drafter 'magic'; the drafters are: auto, model, ngram"),
+        (PROMPT, {"drafter": "magic"}, "there is no drafter 'magic'; the drafters are: auto, cascade, model, ngram"),
         (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
         (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
         (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),
@@ -225,6 +225,24 @@ def test_a_bad_prompt_in_a_batch_starts_none_of_it(pair: semspec.Pair):
     with pytest.raises(BadRequest, match="shorten the prompt"):
         pair.generate([PROMPT, "the " * 2000])
     assert not pair.executor.tasks
+
+
+def test_a_loose_rule_reports_what_it_relaxed(pair: semspec.Pair):
+    strict = pair.generate(PROMPT, max_new_tokens=80, ignore_eos=True)
+    never = pair.generate(PROMPT, verifier="fly:theta=9", max_new_tokens=80, ignore_eos=True)
+    assert never.tokens == strict.tokens and never.stats.relaxed == 0 and not never.lossless
+    loose = pair.generate(PROMPT, verifier="margin:ratio=0.2", max_new_tokens=80, ignore_eos=True)
+    origins = [o for e in loose.events for o in e.origins]
+    assert loose.stats.relaxed == origins.count("relaxed") > 0
+    assert loose.stats.tau > strict.stats.tau and loose.tokens != strict.tokens
+
+
+@pytest.mark.parametrize("verifier", ["exact", "fly", "sampling"])
+def test_a_cascade_drafts_what_its_model_drafts(pair: semspec.Pair, verifier: str):
+    prompt = "one two three four one two three four one two"
+    common = {"verifier": verifier, "max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 10}
+    plain, cascade = (pair.generate(prompt, drafter=d, **common) for d in ("model", "cascade"))
+    assert plain.tokens == cascade.tokens and plain.stats.histogram == cascade.stats.histogram
 
 
 def test_a_lossy_rule_is_labelled(pair: semspec.Pair):

@@ -1,7 +1,8 @@
 """Drafters: where proposals come from. Each has four verbs: begin, propose, accept, close (see types.Drafter)."""
 
+from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.draft.nothing import NoDrafter
 
-__all__ = ["ModelDrafter", "NgramDrafter", "NoDrafter"]
+__all__ = ["CascadeDrafter", "ModelDrafter", "NgramDrafter", "NoDrafter"]

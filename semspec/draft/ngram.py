@@ -11,6 +11,8 @@ from semspec.errors import BadRequest
 from semspec.types import Draft, Proposing, Runner, Sampling
 from semspec.verify.base import Rule
 
+Ngram = tuple[int, ...]
+
 
 class NgramDrafter:
     def __init__(self, longest: int = 4, shortest: int = 1, earliest: bool = False) -> None:
@@ -20,12 +22,12 @@ class NgramDrafter:
             )
         self.longest, self.shortest, self.earliest = longest, shortest, earliest
         self.runners: list[Runner] = []
-        self._indexed = 0  # tokens of the context whose n-grams are in the table
-        self._follower: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it
+        self._follower: dict[Ngram, int] = {}  # n-gram -> index of the token that followed it
+        self._history: list[list[tuple[Ngram, int | None]]] = []  # for each token: the entries it replaced
 
     def begin(self, slots: list[int]) -> None:
-        self._indexed = 0
         self._follower.clear()
+        self._history.clear()
 
     def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
         self._index(context)
@@ -37,16 +39,24 @@ class NgramDrafter:
         yield  # a generator, as the protocol says, that asks for nothing
 
     def _index(self, context: list[int]) -> None:
-        """Enter every n-gram that has a follower. The context only ever grows, so each token is entered once."""
-        for follower in range(max(self._indexed, self.shortest), len(context)):
+        """Enter the n-grams in front of every token that is new since the last call."""
+        for follower in range(len(self._history), len(context)):
+            replaced: list[tuple[Ngram, int | None]] = []
             for size in range(self.shortest, min(self.longest, follower) + 1):
                 key = tuple(context[follower - size : follower])
                 if not (self.earliest and key in self._follower):
+                    replaced.append((key, self._follower.get(key)))
                     self._follower[key] = follower
-        self._indexed = len(context)
+            self._history.append(replaced)
 
     def accept(self, length: int) -> None:
-        pass
+        """Forget tokens that did not stand; there are some only if this drafter was shown text not yet certain."""
+        while len(self._history) > length:
+            for key, before in self._history.pop():
+                if before is None:
+                    del self._follower[key]
+                else:
+                    self._follower[key] = before
 
     def close(self) -> None:
         pass

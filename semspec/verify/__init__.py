@@ -8,9 +8,14 @@ from __future__ import annotations
 from semspec import specs
 from semspec.verify.base import Decisions, Drafts, Rule
 from semspec.verify.block import Block
+from semspec.verify.controls import AcceptAll, Random
 from semspec.verify.exact import Exact
+from semspec.verify.fly import Fly
+from semspec.verify.margin import Margin
 from semspec.verify.none import Alone
 from semspec.verify.rejection import SpeculativeSampling
+from semspec.verify.topk import TopK
+from semspec.verify.typical import Typical
 
 REGISTRY: dict[str, type[Rule]] = {}
 
@@ -21,7 +26,7 @@ def register(rule: type[Rule]) -> type[Rule]:
     return rule
 
 
-for _rule in (Alone, Exact, SpeculativeSampling, Block):
+for _rule in (Alone, Exact, SpeculativeSampling, Block, Fly, TopK, Typical, Margin, AcceptAll, Random):
     register(_rule)
 
 

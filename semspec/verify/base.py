@@ -40,6 +40,7 @@ class Drafts:
     position: Tensor  # [B] index in its sequence of the first draft token
     round: Tensor  # [B]
     state: Tensor | None = None  # [B, S] what the rule returned with each sequence's previous draft
+    protected: Tensor | None = None  # [V] tokens that no rule may relax
     hidden: dict[int, Tensor] | None = None  # layer -> [R, d] of the target
     draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
 
@@ -71,6 +72,18 @@ class Drafts:
     def target_probs(self) -> Tensor:
         """[R, V] the distributions that the target would draw from"""
         return process(self.target_logits, self.target_sampling).softmax(-1)
+
+    @cached_property
+    def beliefs(self) -> Tensor:
+        """[R, V] the target's degrees of belief: as drawn from when sampling, at temperature 1 where it is greedy"""
+        raw = self.target_logits.float().softmax(-1)
+        if self.target_sampling.all_greedy:
+            return raw
+        return torch.where((self.target_sampling.temperature == 0.0)[:, None], raw, self.target_probs)
+
+    def belief_in_draft(self) -> Tensor:
+        """[B, K] the target's belief in each draft token"""
+        return self.beliefs[self.rows[:, :-1], self.safe_ids]
 
     @cached_property
     def safe_ids(self) -> Tensor:
@@ -156,7 +169,7 @@ def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
 
 
 def collate(judges: Sequence[Judge]) -> Drafts:
-    """Lay several sequences' drafts side by side. They share a rule, and have draft logits all or none."""
+    """Lay several sequences' drafts side by side. They share rule and protected tokens; draft logits: all or none."""
     device = judges[0].rows.logits.device
     counts = [len(j.draft.tokens) for j in judges]
     rows = [j.rows.logits.shape[0] for j in judges]
@@ -183,6 +196,7 @@ def collate(judges: Sequence[Judge]) -> Drafts:
         position=columns[:, longest + 4],
         round=columns[:, longest + 5],
         state=torch.stack([j.state for j in judges if j.state is not None]) if judges[0].state is not None else None,
+        protected=judges[0].protected,
         hidden=_join([j.rows.hidden for j in judges]),
         draft_hidden=_join([j.draft.hidden for j in judges]),
     )

@@ -1,0 +1,39 @@
+"""Controls, not methods: the honest baselines of any loose rule. Lossy.
+
+`accept-all` keeps every draft token (that is not protected): what the draft would write, at the target's price.
+`random` lets a mismatch stand with a given probability, whatever it is: a loose rule that is no better than `random` at
+the same rate of relaxed tokens has learnt nothing about meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec.errors import BadRequest
+from semspec.noise import ACCEPT
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+
+
+@dataclass(frozen=True)
+class AcceptAll(Rule):
+    name = "accept-all"
+    lossless = False
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        return conclude(drafts, drafts.exists)
+
+
+@dataclass(frozen=True)
+class Random(Rule):
+    name = "random"
+    lossless = False
+
+    rate: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise BadRequest(f"random's rate is {self.rate}; give a probability from 0 to 1")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        return conclude(drafts, drafts.uniform(ACCEPT)[:, :-1] < self.rate)

@@ -1,0 +1,77 @@
+"""`fly`: training-free loose acceptance by an entropy gate and a deferred window. Lossy.
+
+At a draft token y_j that is not the target's choice, the rule asks two things. Was the target undecided there? (the
+gate: entropy E_j >= theta.) And does it go along with the draft afterwards? (the window: the next W draft tokens are
+all the target's own choices, and lie within the draft.) If both, the mismatch is a rewording and stands.
+    E_j = - sum of p log p over the 3 largest p, in nats         entropy="partial", as in the released code
+    E_j = - sum of p log p over the vocabulary / log |V|         entropy="full", as printed in the paper; with large
+                                                                 vocabularies theta 0.3 is then almost never reached
+Matches are the raw ones, so two mismatches closer than the window spoil each other. The code's window of 6 counts the
+mismatch itself (reading="code": 5 following matches); the paper's does not. With a draft too short for the window,
+the window is one less than the draft. When sampling, the target draws twice, and a draft token that is either draw
+counts as a match; the first draw is what replaces a rejected token.
+Source: Li et al. 2025, arXiv 2511.22972, and its released code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.noise import SECOND
+from semspec.sampling import pick
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
+
+
+@dataclass(frozen=True)
+class Fly(Rule):
+    name = "fly"
+    lossless = False
+
+    window: int = 6
+    theta: float = 0.3
+    entropy: str = "partial"
+    top: int = 3
+    reading: str = "paper"
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise BadRequest(f"fly's window is {self.window}; give 0 (no window) or a number of following matches")
+        if self.theta < 0:
+            raise BadRequest(f"fly's theta is {self.theta}; give 0 (no gate) or a positive entropy")
+        if self.entropy not in ("partial", "full"):
+            raise BadRequest(f"fly's entropy is {self.entropy!r}; give partial (the code's) or full (the paper's)")
+        if self.reading not in ("paper", "code"):
+            raise BadRequest(f"fly's reading is {self.reading!r}; give paper (window behind) or code (includes it)")
+        if self.top < 1:
+            raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        choice = drafts.target_choice()  # [B, K + 1]
+        match = (drafts.ids == choice[:, :-1]) & drafts.exists
+        if not drafts.target_sampling.all_greedy:
+            second = pick(drafts.target_probs[drafts.rows.flatten()], drafts.uniform(SECOND).flatten())
+            match = match | ((drafts.ids == second.view_as(choice)[:, :-1]) & drafts.exists)
+        allowed = match | ((self._entropy(drafts) >= self.theta) & self._followed(drafts, match))
+        return conclude(drafts, allowed, choice)
+
+    def _entropy(self, drafts: Drafts) -> Tensor:
+        """[B, K] how undecided the target is at each draft token"""
+        probs = drafts.beliefs  # [R, V]
+        entropy = partial_entropy(probs, self.top) if self.entropy == "partial" else normalised_entropy(probs)
+        return entropy[drafts.rows[:, :-1]]
+
+    def _followed(self, drafts: Drafts, match: Tensor) -> Tensor:
+        """[B, K] whether a whole window of matches follows within the draft"""
+        window = torch.minimum(torch.full_like(drafts.counts, self.window), (drafts.counts - 1).clamp_min(0))[:, None]
+        needed = (window - int(self.reading == "code")).clamp_min(0)  # [B, 1]
+        at = drafts.steps[:-1]  # [K]
+        # Matches among the tokens j+1 .. j+needed, from running sums: before[i] counts the matches in front of i.
+        before = torch.cat([torch.zeros_like(drafts.counts)[:, None], match.long().cumsum(-1)], 1)  # [B, K + 1]
+        end = (at + 1 + needed).clamp_max(match.shape[1])
+        following = before.gather(1, end) - before[:, 1:]
+        return (following == needed) & (at + window < drafts.counts[:, None])

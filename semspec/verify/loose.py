@@ -1,0 +1,42 @@
+"""What loose rules share: a draft token may stand although the target would have written another.
+
+A rule only says which draft tokens it allows. Here it is made sure that the target's own choice always stands, and that
+nothing is relaxed where it would be dangerous: special, control and end-of-thinking tokens are never let in against
+the target's choice, and never pushed aside where the target chose them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from semspec.verify.base import Decisions, Drafts, accepted_prefix
+
+
+def conclude(drafts: Drafts, allowed: Tensor, choice: Tensor | None = None) -> Decisions:
+    """Decisions of a rule that allows these draft tokens [B, K] beside the target's own choice [B, K + 1]."""
+    choice = drafts.target_choice() if choice is None else choice
+    agrees = drafts.ids == choice[:, :-1]
+    stands = agrees | (allowed & relaxable(drafts, choice))
+    accepted = accepted_prefix(stands, drafts.exists)
+    inside = drafts.steps[:-1] < accepted[:, None]
+    return Decisions(accepted, choice.gather(1, accepted[:, None])[:, 0], relaxed=inside & ~agrees)
+
+
+def relaxable(drafts: Drafts, choice: Tensor) -> Tensor:
+    """[B, K] where neither the draft's token nor the target's is protected, and the draft's is possible at all"""
+    possible = drafts.exists & (drafts.belief_in_draft() > 0)
+    if drafts.protected is None:
+        return possible
+    return possible & ~drafts.protected[drafts.safe_ids] & ~drafts.protected[choice[:, :-1]]
+
+
+def partial_entropy(probs: Tensor, top: int) -> Tensor:
+    """[R, V] -> [R] the part of the entropy, in nats, that the `top` likeliest tokens carry"""
+    best = probs.topk(min(top, probs.shape[-1]), dim=-1).values
+    return -torch.special.xlogy(best, best).sum(-1)
+
+
+def normalised_entropy(probs: Tensor) -> Tensor:
+    """[R, V] -> [R] entropy as a share of its largest possible value"""
+    return -torch.special.xlogy(probs, probs).sum(-1) / torch.log(torch.tensor(float(probs.shape[-1])))

@@ -1,0 +1,30 @@
+"""`margin`: a draft token stands if it is nearly as likely as the target's best. Lossy.
+
+    p(y_j) >= ratio * p(best)
+Source: margin gates as in "Margins, Not Windows" (arXiv 2609.02897) and MARS (arXiv 2601.15498), which reject where the
+best is at least twice as likely: ratio 0.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec.errors import BadRequest
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+
+
+@dataclass(frozen=True)
+class Margin(Rule):
+    name = "margin"
+    lossless = False
+
+    ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise BadRequest(f"margin's ratio is {self.ratio}; give a share of the best token's probability, 0 to 1")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        best = drafts.beliefs.amax(-1)[drafts.rows[:, :-1]]  # [B, K]
+        return conclude(drafts, drafts.belief_in_draft() >= self.ratio * best)

@@ -1,0 +1,34 @@
+"""`topk`: a draft token stands if it is among the target's N best and not far below the best. Lossy.
+
+    rank(y_j) <= top   and   p(y_j) >= p(best) - delta
+Source: relaxed acceptance in TensorRT-LLM (there inside the thinking phase; its documentation starts at 1 and 0,
+others ship 10 and 0.6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec.errors import BadRequest
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+
+
+@dataclass(frozen=True)
+class TopK(Rule):
+    name = "topk"
+    lossless = False
+
+    top: int = 10
+    delta: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise BadRequest(f"topk's top is {self.top}; give 1 or more of the target's best tokens")
+        if not 0 <= self.delta <= 1:
+            raise BadRequest(f"topk's delta is {self.delta}; give a difference of probabilities from 0 to 1")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        best = drafts.beliefs.topk(min(self.top, drafts.beliefs.shape[-1]), dim=-1).values[drafts.rows[:, :-1]]
+        p = drafts.belief_in_draft()  # [B, K]
+        return conclude(drafts, (p >= best[..., -1]) & (p >= best[..., 0] - self.delta))

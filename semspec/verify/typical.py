@@ -1,0 +1,35 @@
+"""`typical`: a draft token stands if it is not surprising, given how undecided the target is. Lossy.
+
+    p(y_j) > min(epsilon, alpha * exp(-H(p)))      H the entropy of the target's distribution, in nats
+Source: typical acceptance, Medusa (Cai et al. 2024, arXiv 2401.10774); constants as vLLM shipped them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from semspec.errors import BadRequest
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+
+
+@dataclass(frozen=True)
+class Typical(Rule):
+    name = "typical"
+    lossless = False
+
+    epsilon: float = 0.09
+    alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= 1 or self.alpha <= 0:
+            given = f"epsilon {self.epsilon} and alpha {self.alpha}"
+            raise BadRequest(f"typical has {given}; give an epsilon above 0 and at most 1, an alpha above 0")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        probs = drafts.beliefs
+        entropy = -torch.special.xlogy(probs, probs).sum(-1)  # [R]
+        floor = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)[drafts.rows[:, :-1]]  # [B, K]
+        return conclude(drafts, drafts.belief_in_draft() > floor)

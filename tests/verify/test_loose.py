@@ -1,0 +1,198 @@
+"""Loose rules against the papers' formulas, spelled out in plain Python for one sequence at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from semspec.errors import BadRequest
+from semspec.noise import ACCEPT, SECOND, TARGET, stream, uniform
+from semspec.types import Sampling
+from semspec.verify import REGISTRY, Drafts, Rule, make
+from tests.verify.build import One, build, hot, random_one
+
+Allowed = Callable[[Rule, list[list[float]], list[int], int], bool]  # rule, probabilities, draft, position
+
+SAMPLED = Sampling(temperature=0.9)
+
+
+def beliefs(one: One) -> list[list[float]]:
+    heat = one.sampling.temperature or 1.0
+    return (torch.tensor(one.target) / heat).softmax(-1).tolist()
+
+
+def draw(one: One, row: int, purpose: int) -> int:
+    """The target's own token at a row: its favourite, or a draw with the noise of that purpose."""
+    p = beliefs(one)[row]
+    if one.sampling.greedy:
+        return p.index(max(p))
+    number = purpose if purpose == TARGET else stream(purpose, one.round)
+    keys = (torch.tensor(k) for k in (one.sampling.seed, one.position + row, number))
+    aim, total = uniform(*keys).item() * sum(p), 0.0
+    for token, share in enumerate(p):
+        total += share
+        if total > aim:
+            return token
+    raise AssertionError
+
+
+def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozenset()) -> tuple[int, int, list[int]]:
+    """(accepted, next, relaxed positions) of a rule that allows these tokens beside the target's own."""
+    accepted, relaxed = 0, []
+    for j, token in enumerate(one.ids):
+        own = draw(one, j, TARGET)
+        if token != own:
+            if not allowed[j] or {token, own} & protected:
+                break
+            relaxed.append(j)
+        accepted += 1
+    return accepted, draw(one, accepted, TARGET), relaxed
+
+
+def decide(rule: Rule, ones: list[One], protected: frozenset[int] = frozenset()) -> list[tuple[int, int, list[int]]]:
+    drafts: Drafts = build(*ones)
+    drafts.protected = torch.tensor([v in protected for v in range(drafts.target_logits.shape[1])])
+    d = rule.judge(drafts)
+    assert d.relaxed is not None
+    marks = [[i for i, r in enumerate(row) if r] for row in d.relaxed.tolist()]
+    return list(zip(d.accepted.tolist(), d.next.tolist(), marks, strict=True))
+
+
+def fly(rule: Rule, one: One) -> list[bool]:
+    w_max, theta, top = rule.window, rule.theta, rule.top  # type: ignore[attr-defined]
+    p, k = beliefs(one), len(one.ids)
+    match = [one.ids[j] == draw(one, j, TARGET) for j in range(k)]
+    if not one.sampling.greedy:
+        match = [m or one.ids[j] == draw(one, j, SECOND) for j, m in enumerate(match)]
+    out = []
+    for j in range(k):
+        window = min(w_max, k - 1)
+        needed = window if rule.reading == "paper" else max(window - 1, 0)  # type: ignore[attr-defined]
+        if rule.entropy == "partial":  # type: ignore[attr-defined]
+            entropy = -sum(x * math.log(x) for x in sorted(p[j])[-top:] if x > 0)
+        else:
+            entropy = -sum(x * math.log(x) for x in p[j] if x > 0) / math.log(len(p[j]))
+        followed = j + window <= k - 1 and all(match[j + 1 : j + 1 + needed])
+        out.append(match[j] or (entropy >= theta and followed))
+    return out
+
+
+def topk(rule: Rule, one: One) -> list[bool]:
+    p = beliefs(one)
+    rank = [sorted(p[j], reverse=True)[: rule.top] for j in range(len(one.ids))]  # type: ignore[attr-defined]
+    delta = rule.delta  # type: ignore[attr-defined]
+    return [p[j][t] >= rank[j][-1] and p[j][t] >= rank[j][0] - delta for j, t in enumerate(one.ids)]
+
+
+def typical(rule: Rule, one: One) -> list[bool]:
+    def floor(row: list[float]) -> float:
+        entropy = -sum(x * math.log(x) for x in row if x > 0)
+        return min(rule.epsilon, rule.alpha * math.exp(-entropy))  # type: ignore[attr-defined]
+
+    return [row[t] > floor(row) for row, t in zip(beliefs(one), one.ids, strict=False)]
+
+
+def margin(rule: Rule, one: One) -> list[bool]:
+    return [row[t] >= rule.ratio * max(row) for row, t in zip(beliefs(one), one.ids, strict=False)]  # type: ignore[attr-defined]
+
+
+def random(rule: Rule, one: One) -> list[bool]:
+    keys = [(one.sampling.seed, one.position + j, stream(ACCEPT, one.round)) for j in range(len(one.ids))]
+    return [uniform(*map(torch.tensor, key)).item() < rule.rate for key in keys]  # type: ignore[attr-defined]
+
+
+CASES: list[tuple[str, Callable[[Rule, One], list[bool]]]] = [
+    ("fly", fly),
+    ("fly:window=2,theta=0.6", fly),
+    ("fly:window=2,reading=code", fly),
+    ("fly:window=3,theta=0,entropy=full", fly),
+    ("fly:window=2,theta=0.8,entropy=full", fly),
+    ("fly:window=0,theta=0.9", fly),
+    ("fly:window=1,top=1,theta=0.3", fly),
+    ("topk", topk),
+    ("topk:top=2,delta=0.2", topk),
+    ("typical", typical),
+    ("typical:epsilon=0.5,alpha=0.9", typical),
+    ("margin", margin),
+    ("margin:ratio=0.2", margin),
+    ("random:rate=0.5", random),
+    ("accept-all", lambda rule, one: [True] * len(one.ids)),
+]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("spec", "reference"), CASES, ids=[spec for spec, _ in CASES])
+def test_a_rule_is_its_formula(spec: str, reference: Callable, sampling: Sampling):
+    rule = make(spec)
+    ones = [half_right(seed, k=seed % 9, sampling=sampling) for seed in range(400)]
+    wanted = [expected(one, reference(rule, one)) for one in ones]
+    assert decide(rule, ones) == wanted
+    relaxed = sum(len(marks) for _, _, marks in wanted)
+    assert relaxed > 0 or spec == "fly", "the cases are such that the rule has something to do"
+
+
+def half_right(seed: int, k: int, sampling: Sampling) -> One:
+    """A draft that often is the target's own choice, so that windows of matches occur."""
+    one = random_one(seed, k, sampling)
+    rng = torch.Generator().manual_seed(seed + 10_000)
+    keep = torch.rand(k, generator=rng) < 0.75
+    ids = [draw(one, j, TARGET) if keep[j] else token for j, token in enumerate(one.ids)]
+    return replace(one, ids=ids)
+
+
+@pytest.mark.parametrize(
+    "spec", ["accept-all", "topk:delta=1", "fly:window=1,theta=0", "margin:ratio=0.01", "random:rate=1"]
+)
+def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str):
+    protected = frozenset({2, 4})
+    ones = [half_right(seed, k=6, sampling=Sampling()) for seed in range(200)]
+    for one, (accepted, _, relaxed) in zip(ones, decide(make(spec), ones, protected), strict=True):
+        for j in relaxed:
+            assert not {one.ids[j], draw(one, j, TARGET)} & protected
+        assert accepted <= len(one.ids)
+    free = sum(len(r) for *_, r in decide(make(spec), ones))
+    assert sum(len(r) for *_, r in decide(make(spec), ones, protected)) < free
+
+
+def test_flys_window_in_a_hand_made_draft():
+    # The target is undecided at position 1 only, where the draft rewords; six matches follow.
+    undecided = [0.0, 1.0, 1.1, 0.0, 0.0, 0.0]
+    target = [hot(0), undecided, *[hot(3)] * 7]
+    draft = One(target, [0, 1, 3, 3, 3, 3, 3, 3])
+    assert decide(make("fly"), [draft]) == [(8, 3, [1])]
+    assert decide(make("fly:theta=1.2"), [draft]) == [(1, 2, [])], "the gate: not undecided enough"
+    broken = One(target, [0, 1, 3, 3, 3, 3, 3, 5])
+    assert decide(make("fly"), [broken]) == [(1, 2, [])], "the window: the sixth token behind does not match"
+    assert decide(make("fly:reading=code"), [broken]) == [(7, 3, [1])], "five matches do for the code's reading"
+    short = One(target[:8], [0, 1, 3, 3, 3, 3, 3])
+    assert decide(make("fly"), [short]) == [(1, 2, [])], "the window does not fit into what is left of the draft"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("fly:window=-1", "fly's window is -1"),
+        ("fly:theta=-0.1", "fly's theta is -0.1"),
+        ("fly:entropy=some", "give partial"),
+        ("fly:reading=mine", "give paper"),
+        ("fly:top=0", "fly's top is 0"),
+        ("topk:top=0", "topk's top is 0"),
+        ("topk:delta=2", "topk's delta is 2.0"),
+        ("typical:epsilon=0", "give an epsilon above 0"),
+        ("margin:ratio=0", "margin's ratio is 0.0"),
+        ("random:rate=1.5", "random's rate is 1.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(spec: str, message: str):
+    with pytest.raises(BadRequest) as refusal:
+        make(spec)
+    assert message in str(refusal.value)
+
+
+def test_every_loose_rule_says_that_it_is_lossy():
+    loose = {"fly", "topk", "typical", "margin", "accept-all", "random"}
+    assert {name for name, rule in REGISTRY.items() if not rule.lossless} == loose
