@@ -1,0 +1,65 @@
+"""What a bench compares: the target alone, the draft alone, and methods."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from semspec import verify
+from semspec.errors import BadRequest
+from semspec.pair import Options
+
+BASELINE, DRAFT = "none", "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to answer. A method is asked for as a verifier with its options, and `k` and `drafter` beside them."""
+
+    name: str
+    role: Literal["target", "draft", "method"]
+    verifier: str
+    lossless: bool
+    num_draft_tokens: int = 8
+    drafter: str = "auto"
+
+    def options(self, **common: Any) -> Options:
+        return Options(
+            verifier=self.verifier,
+            num_draft_tokens=self.num_draft_tokens,
+            drafter=self.drafter,
+            **common,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parse_arm(spec: str, num_draft_tokens: int = 8, drafter: str = "auto") -> Arm:
+    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15"."""
+    name, _, text = spec.partition(":")
+    rest = []
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        if key.strip() == "k":
+            if not value.strip().isdigit() or int(value) < 1:
+                raise BadRequest(f"method {spec!r}: k is {value!r}; give a draft length of 1 or more")
+            num_draft_tokens = int(value)
+        elif key.strip() == "drafter":
+            drafter = value.strip()
+        else:
+            rest.append(item)
+    verifier = name + (":" + ",".join(rest) if rest else "")
+    rule = verify.make(verifier)  # refuses what does not exist, before anything is loaded
+    return Arm(spec, "method", verifier, rule.lossless, num_draft_tokens, drafter)
+
+
+def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int, drafter: str) -> list[Arm]:
+    """The target alone first, the draft alone if there is one, then the methods, each once."""
+    arms = {BASELINE: Arm(BASELINE, "target", "none", lossless=True)}
+    if has_draft:
+        arms[DRAFT] = Arm(DRAFT, "draft", "none", lossless=False)
+    for spec in methods:
+        if spec not in arms:
+            arms[spec] = parse_arm(spec, num_draft_tokens, drafter)
+    return list(arms.values())

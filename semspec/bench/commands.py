@@ -1,0 +1,110 @@
+"""`semspec bench`, `semspec bench replay` and `semspec compare`. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    task: Annotated[str, typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.")] = "pocket",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is gone on with.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="exact, block:k=4, ...; may be repeated.")] = None,
+    n: Annotated[int | None, typer.Option(help="Number of problems; all by default.")] = None,
+    target: Annotated[str, typer.Option(help="Target model.")] = "pocket",
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
+    seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Default draft length.")] = 8,
+    drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
+) -> None:
+    if context.invoked_subcommand:
+        return
+    from semspec.bench.run import Bench, Config
+    from semspec.errors import BadRequest
+
+    if out is None:
+        raise BadRequest("say where to keep the run with --out DIR")
+    config = Config(
+        task=task, methods=method or ["exact"], n=n, target=target, draft=draft, data=str(data) if data else None,
+        repeats=repeats, seed=seed, batch=batch, num_draft_tokens=num_draft_tokens, drafter=drafter,
+        temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
+    )  # fmt: skip
+    with bar(f"bench {task}") as progress:
+        Bench(config).run(out, progress)
+    finish([out], out)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    shape: Annotated[str, typer.Option(help="Sizes of target and draft: 32B/1.5B, 8B/1B or tiny.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Make a run's recorded passes again on random models of other sizes: its decisions, their cost."""
+    from semspec.bench.replay import replay as run_replay
+
+    where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")
+    with bar(f"replay at {shape}") as progress:
+        run_replay(run, shape, where, device, progress)
+    finish([where], where)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="Where the report goes; the first run's folder by default.")] = None,
+) -> None:
+    """One table and one report of runs: accuracy with intervals beside every speed."""
+    finish(runs, out or runs[0])
+
+
+def finish(folders: list[Path], out: Path) -> None:
+    """Table to the terminal, report to the folder, one JSON document as the last line."""
+    from semspec.bench.report import write_report
+    from semspec.bench.summary import load_run, summarise
+    from semspec.bench.table import render
+
+    runs = []
+    for folder in folders:
+        run, samples = load_run(folder)
+        runs.append((run, samples, summarise(run, samples)))
+    summaries = [summary for _, _, summary in runs]
+    Console(stderr=True).print(render(summaries))
+    page = write_report(runs, out)
+    Console(stderr=True).print(f"report: {page}", soft_wrap=True)
+    document: dict[str, Any] = {"report": str(page), "runs": summaries}
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+class bar:
+    """A progress bar on standard error, which in a pipe stays silent."""
+
+    def __init__(self, title: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.progress.add_task(title, total=None)
+
+    def __enter__(self) -> Any:
+        self.progress.start()
+        return lambda done, total: self.progress.update(self.task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()

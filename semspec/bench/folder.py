@@ -1,0 +1,120 @@
+"""The folder of a run: run.json (what was asked, on what), samples.jsonl (every output), summary.json.
+
+Samples are appended and flushed to the disk unit by unit, so a run can be killed at any time and started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from semspec.errors import BadRequest
+
+Key = tuple[str, str, int]  # arm, problem, repeat
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_file, self.samples_file = path / "run.json", path / "samples.jsonl"
+
+    def open(self, run: dict[str, Any]) -> set[Key]:
+        """Begin a run, or go on with the same one; returns the samples it already has."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.run_file.exists():
+            before = json.loads(self.run_file.read_text())
+            for part in ("config", "arms"):
+                if before.get(part) != run[part]:
+                    changed = _difference(before.get(part), run[part])
+                    raise BadRequest(
+                        f"{self.path} holds another run ({changed}); give the same options, or another --out"
+                    )
+        elif self.samples_file.exists():
+            raise BadRequest(f"{self.path} has samples but no run.json; give another --out")
+        else:
+            write_json(self.run_file, run)
+        return self._mend()
+
+    def _mend(self) -> set[Key]:
+        """Drop a line that was being written when the run was killed."""
+        if not self.samples_file.exists():
+            return set()
+        data = self.samples_file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with self.samples_file.open("r+b") as file:
+                file.truncate(len(whole))
+        samples = [json.loads(line) for line in whole.splitlines()]
+        return {(s["arm"], s["problem"], s["repeat"]) for s in samples}
+
+    def append(self, samples: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(s, ensure_ascii=False) + "\n" for s in samples)
+        with self.samples_file.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        run = json.loads(self.run_file.read_text())
+        write_json(self.run_file, run | {"finished": True})
+        write_json(self.path / "summary.json", summary)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.rename(path)
+
+
+def _difference(before: Any, now: Any) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*now, *before]:
+            if before.get(key) != now.get(key):
+                return f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+    return "other methods"
+
+
+def surroundings() -> dict[str, Any]:
+    """Versions, hardware and the state of the source, for run.json."""
+    import torch
+    import transformers
+
+    import semspec
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "versions": {
+            "semspec": semspec.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "hardware": {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu},
+        "git": _git(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the source, and whether it was changed since; None for an installed package."""
+    where = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,270 @@
+"""The figures of a report, drawn twice: on white and on black, because a page follows its reader's screen.
+
+Each figure is small, so that its letters stay readable on a phone, and carries the run's label: a figure is copied
+without its page sooner or later. Red means "worse than the target alone, with confidence" and nothing else.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from semspec.bench.table import speed_heading
+from semspec.errors import BadRequest
+
+Arms = dict[str, dict[str, Any]]
+THEMES = {
+    "light": {"ink": "#1f2328", "soft": "#6b7280", "grid": "#e5e7eb", "ground": "#ffffff", "worse": "#c62828"},
+    "dark": {"ink": "#e6e8eb", "soft": "#9aa3ad", "grid": "#30363d", "ground": "#161b22", "worse": "#ff6b6b"},
+}
+COLOURS = ("#3b7dd8", "#2a9d8f", "#e09f3e", "#9467bd", "#17becf", "#8c6d46", "#d17ab5", "#7fa650")
+
+
+def draw(summary: dict[str, Any]) -> dict[str, dict[str, bytes]]:
+    """Name of a figure -> theme -> PNG. Figures without anything to show are left out."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadRequest("the report's plots need matplotlib; pip install 'semspec[bench]'") from None
+    figures: dict[str, dict[str, bytes]] = {}
+    for name, (paint, height) in FIGURES.items():
+        for theme, colours in THEMES.items():
+            figure = Figure(figsize=(5.2, height(summary["arms"])), dpi=160, layout="constrained")
+            figure.set_facecolor(colours["ground"])
+            axes = figure.add_subplot()
+            if not paint(_Style(summary, colours), axes):
+                break
+            figure.supxlabel(_plain(summary["label"], 70), fontsize=6.5, color=colours["soft"], x=0.99, ha="right")
+            figures.setdefault(name, {})[theme] = _png(figure)
+    return figures
+
+
+def _png(figure: Any) -> bytes:
+    out = BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a sign that the font does not have becomes a box
+        figure.savefig(out, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
+    return out.getvalue()
+
+
+def _plain(text: str, width: int = 20) -> str:
+    """A text as it is: nothing in it is a formula, and a long one goes over several lines."""
+    visible = "".join(c if c.isprintable() else "?" for c in text[:200])
+    return "\n".join(textwrap.wrap(visible, width) or [""]).replace("$", r"\$")
+
+
+def _name(arm: str, width: int = 20) -> str:
+    """An arm's name, broken behind its commas."""
+    return _plain(arm.replace(",", ", "), width).replace(", ", ",")
+
+
+class _Style:
+    """How the arms of one run look in every figure."""
+
+    def __init__(self, summary: dict[str, Any], theme: dict[str, str]) -> None:
+        self.summary, self.theme = summary, theme
+        self.arms: Arms = summary["arms"]
+        names = [name for name in self.arms if name != summary["baseline"]]
+        self.colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+        self.colours[summary["baseline"]] = theme["soft"]
+
+    def verdict(self, name: str) -> str:
+        return self.theme["worse"] if self.arms[name]["quality"] == "worse" else self.colours[name]
+
+    def frame(self, axes: Any, title: str, x: str, y: str = "", grid: str = "both") -> None:
+        axes.set_facecolor(self.theme["ground"])
+        axes.set_title(title, fontsize=10, fontweight="bold", color=self.theme["ink"], loc="left", pad=8)
+        axes.set_xlabel(x, fontsize=8, color=self.theme["soft"])
+        axes.set_ylabel(y, fontsize=8, color=self.theme["soft"])
+        axes.tick_params(labelsize=8, colors=self.theme["ink"], length=0)
+        axes.grid(axis=grid, color=self.theme["grid"], linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in axes.spines.values():
+            side.set_visible(False)
+
+    def legend(self, axes: Any) -> None:
+        axes.legend(fontsize=7, frameon=False, labelcolor=self.theme["ink"])
+
+    def intervals(self, axes: Any, rows: list[tuple[str, float, float, float, str, str]]) -> None:
+        """One line per arm, the first on top: (name, value, low, high, colour, words at the value)."""
+        for place, (_, value, low, high, colour, words) in enumerate(rows):
+            start = "center" if len(words) < 8 else "left"
+            axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
+            axes.plot([value], [place], "o", color=colour, markersize=6)
+            axes.annotate(
+                words, (value, place), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=colour
+            )
+        axes.set_yticks(range(len(rows)), [_name(name) for name, *_ in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.6)
+        axes.margins(x=0.12)
+
+
+def accuracy(style: _Style, axes: Any) -> bool:
+    rows = []
+    for name, arm in style.arms.items():
+        if share := arm["accuracy"]:
+            value, low, high = (100 * share[k] for k in ("share", "low", "high"))
+            rows.append((name, value, low, high, style.verdict(name), f"{value:.1f}"))
+    style.intervals(axes, rows)
+    style.frame(axes, "Right answers", "% of outputs, 95 % interval; red: worse than the target alone", grid="x")
+    return bool(rows)
+
+
+def front(style: _Style, axes: Any) -> bool:
+    points = {
+        name: (arm["seconds_per_problem"]["value"], 100 * arm["accuracy"]["share"])
+        for name, arm in style.arms.items()
+        if arm["accuracy"] and arm["seconds_per_problem"]
+    }
+    if not points:
+        return False
+    best = [points[name] for name in style.summary["pareto"]]
+    axes.plot(*zip(*best, strict=True), color=style.theme["soft"], linewidth=1, linestyle="--", label="Pareto front")
+    for name, (x, y) in points.items():
+        share, colour = style.arms[name]["accuracy"], style.verdict(name)
+        axes.plot([x, x], [100 * share["low"], 100 * share["high"]], color=colour, linewidth=1.2, alpha=0.5)
+        axes.plot([x], [y], "o", color=colour, markersize=7)
+    axes.margins(x=0.25, y=0.15)
+    for name, (across, up) in _beside(axes, points).items():
+        axes.annotate(
+            _name(name, 40),
+            points[name],
+            (across, up),
+            textcoords="offset points",
+            ha="left" if across > 0 else "right",
+            va="center",
+            fontsize=7.5,
+            color=style.verdict(name),
+        )
+    style.frame(axes, "Right answers against time", "seconds per problem (left is better)", "% right (up is better)")
+    style.legend(axes)
+    return True
+
+
+def _beside(axes: Any, points: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """For each point a place for its name, right or left and a little up or down, where the fewest others stand."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    spots = {
+        name: (300 * (x - left) / (right - left), 150 * (y - low) / (high - low)) for name, (x, y) in points.items()
+    }
+    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in spots.values()]
+    places: dict[str, tuple[float, float]] = {}
+    for name, (x, y) in spots.items():
+        choices: list[tuple[int, int, tuple[float, float], tuple[float, float, float, float]]] = []
+        for across, up in ((7, 0), (-7, 0), (7, 9), (-7, 9), (7, -9), (-7, -9), (7, 18), (7, -18), (-7, 18), (-7, -18)):
+            wide = min(len(name), 40) * 4.2
+            box = (x + across, x + across + wide, y + up - 5, y + up + 5)
+            if across < 0:
+                box = (x + across - wide, x + across, y + up - 5, y + up + 5)
+            hits = sum(box[0] < b and a < box[1] and box[2] < d and c < box[3] for a, b, c, d in taken)
+            choices.append((hits + 2 * (box[0] < 0 or box[1] > 300), len(choices), (across, up), box))
+        _, _, places[name], box = min(choices)
+        taken.append(box)
+    return places
+
+
+def speed(style: _Style, axes: Any) -> bool:
+    """Speedups; beside them, grey and named otherwise, ratios of time that did not earn the name."""
+    earned = speed_heading(style.summary)
+    rows = []
+    for name, arm in style.arms.items():
+        if name == style.summary["baseline"] or not (times := arm["time_ratio"]):
+            continue
+        value, low = times["value"], times["low"]
+        high = times["high"] if times["high"] is not None else value
+        refused = earned == "speedup" and not arm["speedup"]
+        colour = style.theme["soft"] if refused else style.verdict(name)
+        rows.append((name, value, low, high, colour, f"{value:.2f}x" + (" time only, no speedup" if refused else "")))
+    style.intervals(axes, rows)
+    axes.axvline(1.0, color=style.theme["soft"], linewidth=1, linestyle=":")
+    title = "Speedup over the target alone" if earned == "speedup" else "Time ratio (quality not measured)"
+    style.frame(axes, title, "target's seconds / arm's seconds on the same problems, 95 % interval", grid="x")
+    return bool(rows)
+
+
+def accepted(style: _Style, axes: Any) -> bool:
+    drafting = {name: arm for name, arm in style.arms.items() if arm["acceptance_rate"] is not None}
+    for name, arm in drafting.items():
+        steps = {int(n): count for n, count in arm["acceptance_histogram"].items()}
+        xs, all_steps = range(max(steps) + 1), sum(steps.values())
+        shares = [100 * steps.get(x, 0) / all_steps for x in xs]
+        axes.plot(xs, shares, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    style.frame(axes, "How many draft tokens stood", "accepted draft tokens in a step", "% of steps")
+    style.legend(axes) if drafting else None
+    return bool(drafting)
+
+
+def positions(style: _Style, axes: Any) -> bool:
+    drafting = {name: arm for name, arm in style.arms.items() if arm["drafted_per_position"]}
+    for name, arm in drafting.items():
+        drafted = arm["drafted_per_position"]
+        stood = arm["accepted_per_position"] + [0] * (len(drafted) - len(arm["accepted_per_position"]))
+        rates = [100 * a / d for a, d in zip(stood, drafted, strict=False)]
+        xs = range(1, len(rates) + 1)
+        axes.plot(xs, rates, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
+    axes.set_ylim(0, 100)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    style.frame(axes, "Acceptance by position", "position in the draft", "% of drafts whose token here stood")
+    style.legend(axes) if drafting else None
+    return bool(drafting)
+
+
+def lengths(style: _Style, axes: Any) -> bool:
+    """Texts that grow, run into the limit or go round in circles are what a loose rule does first."""
+    rows = [(name, arm) for name, arm in style.arms.items() if arm["length_ratio"]]
+    for place, (_, arm) in enumerate(rows):
+        values = (100 * arm["length_ratio"]["value"], 100 * arm["cap_rate"]["share"], 100 * arm["loop_rate"]["share"])
+        for i, (value, colour) in enumerate(zip(values, (style.theme["soft"], COLOURS[2], COLOURS[3]), strict=True)):
+            y = place + (i - 1) * 0.26
+            axes.barh(y, value, 0.23, color=colour)
+            axes.annotate(
+                f"{value:.0f}",
+                (value, y),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                color=style.theme["ink"],
+            )
+    for name, colour in (
+        ("length, % of target's", style.theme["soft"]),
+        ("cut at limit, %", COLOURS[2]),
+        ("loops, %", COLOURS[3]),
+    ):
+        axes.barh(0, 0, 0, color=colour, label=name)
+    axes.set_yticks(range(len(rows)), [_name(name) for name, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.6)
+    axes.margins(x=0.1)
+    style.frame(axes, "Length, cut-offs and loops", "%", grid="x")
+    axes.legend(
+        fontsize=7,
+        frameon=False,
+        labelcolor=style.theme["ink"],
+        ncols=3,
+        loc="upper center",
+        bbox_to_anchor=(0.4, -0.12),
+    )
+    return bool(rows)
+
+
+def _rows(each: float) -> Callable[[Arms], float]:
+    return lambda arms: 1.3 + each * len(arms)
+
+
+def _fixed(arms: Arms) -> float:
+    return 3.4
+
+
+FIGURES: dict[str, tuple[Callable[[_Style, Any], bool], Callable[[Arms], float]]] = {
+    "accuracy": (accuracy, _rows(0.42)),
+    "speed": (speed, _rows(0.42)),
+    "pareto": (front, _fixed),
+    "lengths": (lengths, _rows(0.5)),
+    "acceptance": (accepted, _fixed),
+    "positions": (positions, _fixed),
+}

@@ -1,0 +1,134 @@
+"""Decisions from one pair, cost from another: make a run's recorded passes again on models of other sizes.
+
+Acceptance is decided by a pair we can afford to run for quality; what a pass costs at 32 billion parameters is not
+guessed but measured, by executing every recorded pass, with its rows and context lengths, on random weights of that
+shape. Only passes are timed: judging and host work are not in a replay.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+
+from semspec.bench.folder import RunFolder
+from semspec.bench.summary import load_run, summarise
+from semspec.errors import BadRequest
+from semspec.model import ModelRunner
+from semspec.model.config import Shape
+from semspec.model.runner import choose_device
+from semspec.model.transformer import Transformer
+from semspec.types import Roll, Sampling, Score
+
+
+def _qwen2(width: int, depth: int, heads: int, kv: int, ffn: int, vocab: int, tied: bool = False) -> PreTrainedConfig:
+    return Qwen2Config(
+        hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, num_key_value_heads=kv,
+        intermediate_size=ffn, vocab_size=vocab, tie_word_embeddings=tied, max_position_embeddings=131072,
+    )  # fmt: skip
+
+
+def _llama(width: int, depth: int, heads: int, kv: int, ffn: int, vocab: int, tied: bool = False) -> PreTrainedConfig:
+    return LlamaConfig(
+        hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, num_key_value_heads=kv,
+        intermediate_size=ffn, vocab_size=vocab, tie_word_embeddings=tied, max_position_embeddings=131072,
+    )  # fmt: skip
+
+
+SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
+    "32B/1.5B": (_qwen2(5120, 64, 40, 8, 27648, 152064), _qwen2(1536, 28, 12, 2, 8960, 151936, tied=True)),
+    "8B/1B": (_llama(4096, 32, 32, 8, 14336, 128256), _llama(2048, 16, 32, 8, 8192, 128256, tied=True)),
+    "tiny": (_llama(64, 2, 4, 2, 128, 256), _llama(32, 1, 2, 1, 64, 256, tied=True)),
+}
+
+
+class RandomWeights:
+    """Stands in for a checkpoint (weights.Checkpoint) whose tensors are noise."""
+
+    def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, device=device, dtype=dtype)
+        return torch.empty(shape, device=device, dtype=dtype).normal_(std=0.02)
+
+
+def random_runner(
+    config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+) -> ModelRunner:
+    weights: Any = RandomWeights()
+    return ModelRunner(Transformer(Shape.of(config), weights, device, dtype), slots, capacity)
+
+
+class Replay:
+    """Two random models of a named shape that repeat passes, counting what they execute."""
+
+    def __init__(self, shape: str, slots: int, capacity: int, device: str = "auto", dtype: str = "auto") -> None:
+        if shape not in SHAPES:
+            raise BadRequest(f"there is no shape {shape!r}; the shapes are: {', '.join(SHAPES)}")
+        self.device = choose_device(device)
+        kind = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        if dtype != "auto":
+            kind = getattr(torch, dtype)
+        target, draft = (random_runner(c, slots, capacity, self.device, kind) for c in SHAPES[shape])
+        self.runners = {"target": target, "draft": draft}
+        self.executed: list[list[Any]] = []
+        for runner in self.runners.values():
+            for _ in range(slots):
+                runner.acquire()
+
+    def play(self, passes: list[list[Any]], clock: Callable[[], float] = time.perf_counter) -> float:
+        """Execute recorded passes; returns the seconds they took."""
+        self._wait()
+        began = clock()
+        for name, kind, rows in passes:
+            runner = self.runners[name]
+            for slot, (_, context, _) in enumerate(rows):
+                runner.cache.lengths[slot] = context  # what lies there does not matter, only how much
+            if kind == "score":
+                runner.score([Score(runner, i, [1] * fed, out) for i, (fed, _, out) in enumerate(rows)])
+            else:
+                runner.roll([Roll(runner, i, [1] * fed, out, Sampling(), 0) for i, (fed, _, out) in enumerate(rows)])
+            self.executed.append([name, kind, rows])
+        self._wait()
+        return clock() - began
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: Any = None) -> dict[str, Any]:
+    """Write a copy of a run whose seconds are those of another shape; returns its summary."""
+    run, samples = load_run(folder)
+    rows = [row for s in samples for _, _, group in s["passes"] for row in group]
+    if not rows:
+        raise BadRequest(f"{folder} has no recorded passes; run it again with this version")
+    slots = max(len(group) for s in samples for _, _, group in s["passes"])
+    player = Replay(shape, slots, max(fed + context + wrote for fed, context, wrote in rows) + 1, device)
+    place = torch.cuda.get_device_name() if player.device.type == "cuda" else "CPU"
+    decisions = run["label"].split(",")[0]
+    target = RunFolder(out)
+    target.open(run | {"label": f"{decisions}, cost: {shape} on {place}", "finished": False})
+    for s in samples[: 2 * len(run["arms"])]:
+        player.play(s["passes"])  # warm-up
+    player.executed.clear()
+    seconds = 0.0
+    replayed = []
+    for i, s in enumerate(samples):
+        if s["passes"]:  # the first of a batch carries the passes of all
+            seconds = player.play(s["passes"]) / s["batch"]
+        replayed.append(s | {"seconds": seconds, "seconds_recorded": s["seconds"]})
+        if progress:
+            progress(i + 1, len(samples))
+    target.samples_file.unlink(missing_ok=True)
+    target.append(replayed)
+    summary = summarise(json.loads(target.run_file.read_text()), replayed)
+    counts = {name: sum(p[0] == name for p in player.executed) for name in player.runners}
+    summary["replayed_passes"] = counts
+    target.finish(summary)
+    return summary

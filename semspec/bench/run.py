@@ -1,0 +1,195 @@
+"""A bench run: the same problems and seeds through every arm, taking turns, with the time of each.
+
+The unit of work is one arm on one group of problems (a group has `batch` of them, decoded as one batch). Arms take
+turns on every group, and whose turn is first rotates, so that noise of the machine falls on all alike. A finished unit
+is on the disk before the next begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from semspec import tasks
+from semspec.bench.arms import Arm, arms_for
+from semspec.bench.folder import RunFolder, surroundings
+from semspec.bench.record import Pass, Recorder
+from semspec.bench.summary import load_run, summarise
+from semspec.errors import BadRequest
+from semspec.pair import Pair, Result, load
+from semspec.stats import Stats
+from semspec.tasks import Problem, Task
+from semspec.text import encode
+
+LETTER = {"draft": "d", "relaxed": "r", "target": "t"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides what a run does; two runs with equal configs can be one run."""
+
+    task: str
+    methods: list[str]
+    n: int | None = None
+    target: str = "pocket"
+    draft: str | None = None
+    data: str | None = None
+    repeats: int = 1
+    seed: int = 0
+    batch: int = 1
+    num_draft_tokens: int = 8
+    drafter: str = "auto"
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_new_tokens: int | None = None
+    device: str = "auto"
+    draft_device: str | None = None
+    dtype: str = "auto"
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "batch"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}; give 1 or more")
+
+
+Progress = Callable[[int, int], None]  # units done, units in all
+
+
+class Bench:
+    def __init__(
+        self, config: Config, pair: Pair | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.config, self.clock = config, clock
+        self.task: Task = tasks.make(config.task, Path(config.data) if config.data else None)
+        self.problems = self.task.problems(config.n, config.seed)
+        # Methods are checked before any model is loaded.
+        arms_for(config.methods, True, config.num_draft_tokens, config.drafter)
+        self.pair = pair or load(
+            config.target,
+            config.draft,
+            device=config.device,
+            draft_device=config.draft_device,
+            dtype=config.dtype,
+            slots=config.batch,
+            context=config.context,
+        )
+        self.arms = arms_for(config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter)
+        self.passes: list[Pass] = []
+        recorded = Recorder(self.pair.target, "target", self.passes)
+        draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)
+        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos)
+        self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
+
+    def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
+        """Run what is not on the disk yet; returns the summary."""
+        folder = RunFolder(out)
+        done = folder.open(self._about())
+        units = self._units()
+        warm: set[str] = set()
+        for i, (arm, group, repeat) in enumerate(units):
+            progress(i, len(units))
+            missing = [p for p in group if (arm.name, p.id, repeat) not in done]
+            if not missing:
+                continue
+            if arm.name not in warm:  # the first pass of its kind is slower than all others
+                self._answer(arm, group, repeat)
+                warm.add(arm.name)
+            samples = self._measure(arm, group, repeat)
+            folder.append([s for s in samples if (arm.name, s["problem"], repeat) not in done])
+        progress(len(units), len(units))
+        summary = summarise(*load_run(out))
+        folder.finish(summary)
+        return summary
+
+    def _about(self) -> dict[str, Any]:
+        where = surroundings()
+        pair = self.config.target if self.config.draft is None else f"{self.config.target} + {self.config.draft}"
+        return {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "finished": False,
+            "config": asdict(self.config),
+            "arms": [arm.to_dict() for arm in self.arms],
+            "label": f"decisions: {pair}, cost: {pair} on {where['hardware']['gpu'] or 'CPU'}",
+            **where,
+        }
+
+    def _units(self) -> list[tuple[Arm, list[Problem], int]]:
+        size = self.config.batch
+        groups = [self.problems[i : i + size] for i in range(0, len(self.problems), size)]
+        units = []
+        for repeat in range(self.config.repeats):
+            for turn, group in enumerate(groups):
+                first = (turn + repeat) % len(self.arms)
+                units += [(arm, group, repeat) for arm in self.arms[first:] + self.arms[:first]]
+        return units
+
+    def _measure(self, arm: Arm, group: list[Problem], repeat: int) -> list[dict[str, Any]]:
+        self.passes.clear()
+        began = self.clock()
+        answers = self._answer(arm, group, repeat)
+        seconds = (self.clock() - began) / len(group)
+        samples = []
+        for i, (problem, turns) in enumerate(zip(group, answers, strict=True)):
+            text = "\n\n".join(r.text for r in turns)
+            samples.append(
+                {
+                    "arm": arm.name,
+                    "problem": problem.id,
+                    "index": self.problems.index(problem),
+                    "repeat": repeat,
+                    "group": problem.group,
+                    "seed": turns[0].seed,
+                    "text": text,
+                    "tokens": [t for r in turns for t in r.tokens],
+                    "origins": "".join(LETTER[o] for r in turns for e in r.events for o in e.origins),
+                    "finish_reason": turns[-1].finish_reason,
+                    "correct": bool(self.task.score(problem, text)) if self.task.scored else None,
+                    "seconds": seconds,
+                    "batch": len(group),
+                    "prompt_tokens": sum(r.prompt_tokens for r in turns),
+                    "verifier": arm.verifier,
+                    "lossless": arm.lossless,
+                    "stats": Stats.pooled(r.stats for r in turns).to_dict(),
+                    "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
+                }
+            )
+        return samples
+
+    def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:
+        """Answer a group as one batch, turn by turn where problems have several; one list of results a problem."""
+        pair = self.draft_alone if arm.role == "draft" else self.both
+        assert pair is not None
+        chats = [p.prompt for p in group]
+        answers: list[list[Result]] = [[] for _ in group]
+        for turn in range(1 + max(len(p.turns) for p in group)):
+            live = [i for i, p in enumerate(group) if turn <= len(p.turns)]
+            for i in live:
+                if turn:
+                    so_far = chats[i] if isinstance(chats[i], list) else [{"role": "user", "content": chats[i]}]
+                    reply = {"role": "assistant", "content": answers[i][-1].text}
+                    chats[i] = [*so_far, reply, {"role": "user", "content": group[i].turns[turn - 1]}]
+            options = [self._options(arm, group[i], chats[i], repeat) for i in live]
+            for i, result in zip(live, pair.generate([chats[i] for i in live], options), strict=True):
+                answers[i].append(result)
+        return answers
+
+    def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
+        """The same seed for every arm, another for every problem and repeat."""
+        c = self.config
+        room = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
+        return arm.options(
+            temperature=c.temperature,
+            top_k=c.top_k,
+            top_p=c.top_p,
+            min_p=c.min_p,
+            seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
+            max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, room)),
+            stop=self.task.stop,
+        )

@@ -1,0 +1,163 @@
+"""The page: whole in itself, harmless whatever a model wrote, and opened by a real browser."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.bench.report import write_report
+from semspec.bench.summary import summarise
+from semspec.errors import BadRequest
+from semspec.stats import Stats
+from tests.bench.test_summary import LABEL, LOOP, many, run_of
+
+pytest.importorskip("matplotlib", reason="the report needs matplotlib; pip install 'semspec[bench]'")
+HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">'"&</pre></details>"""
+PNGS = {"accuracy.png", "speed.png", "pareto.png", "lengths.png", "acceptance.png", "positions.png"}
+
+
+def drafted() -> Stats:
+    stats = Stats()
+    for accepted in (0, 2, 4):
+        stats.observe(4, accepted)
+    return stats
+
+
+def made(scored: bool = True, **changes: Any) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    def score(right: bool) -> bool | None:
+        return right if scored else None
+
+    run = run_of("exact", "fly:window=4,theta=.3", "loopy")
+    samples = many(
+        20,
+        none=lambda i: {"correct": score(True)},
+        exact=lambda i: {"correct": score(True), "seconds": 0.5, "stats": drafted(), "origins": "ddddt" * 4},
+        **{
+            "fly:window=4,theta=.3": lambda i: {"correct": score(i >= 8), "seconds": 0.25, "stats": drafted()},
+            "loopy": lambda i: {"correct": score(True), "seconds": 0.2, "tokens": LOOP, "finish_reason": "length"},
+        },
+    )
+    samples = [s | changes for s in samples]
+    return run, samples, summarise(run, samples)
+
+
+class Elements(HTMLParser):
+    """Tags and attributes as a browser sees them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([made()], tmp_path_factory.mktemp("report"))
+
+
+def test_a_page_and_its_figures(page: Path) -> None:
+    assert page.name == "report.html" and {p.name for p in page.parent.glob("*.png")} == PNGS
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in page.parent.glob("*.png"))
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 2 * len(PNGS)
+    assert text.count("<figcaption>") == text.count(f"{LABEL}</figcaption>") == len(PNGS)
+
+
+def test_nothing_is_loaded_from_anywhere(page: Path) -> None:
+    for tag, attributes in Elements(page.read_text()).tags:
+        assert tag not in ("script", "link", "iframe", "object", "base")
+        for name in ("src", "srcset", "href", "action"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+    assert not re.search(r"url\(|@import|https?://", page.read_text())
+
+
+def test_a_worse_arm_is_marked_beside_its_speed(page: Path) -> None:
+    rows = {name: quality for quality, name in re.findall(r'<tr class="(\w+)" data-arm="([^"]*)"', page.read_text())}
+    assert rows == {"none": "baseline", "exact": "same", "fly:window=4,theta=.3": "worse", "loopy": "worse"}
+    row = re.search(r'<tr class="worse" data-arm="fly.*?</tr>', page.read_text())
+    assert row and "4.00x" in row[0] and "worse, p=0.0078" in row[0]
+    loopy = re.search(r'<tr class="worse" data-arm="loopy.*?</tr>', page.read_text())
+    assert loopy and "none" in loopy[0] and "time 5.00x" in loopy[0]
+    assert "loops: 5 tokens, 20 times from token 10" in page.read_text()
+
+
+def test_an_unscored_run_does_not_speak_of_speedup_in_its_table(tmp_path: Path) -> None:
+    text = write_report([made(scored=False)], tmp_path).read_text()
+    table = re.search(r'<table class="headline">.*?</table>', text)
+    assert table and "time ratio" in table[0] and "speedup" not in table[0]
+    assert not (tmp_path / "accuracy.png").exists() and (tmp_path / "speed.png").exists()
+
+
+def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    run, samples, _ = made(text=HOSTILE)
+    samples = [s | {"problem": f"{HOSTILE}{s['index']}", "group": HOSTILE + str(s["index"] % 2)} for s in samples]
+    run["arms"].append(run["arms"][1] | {"name": HOSTILE})
+    samples += [s | {"arm": HOSTILE} for s in samples if s["arm"] == "exact"]
+    run |= {"label": HOSTILE + "$x^$", "config": {"task": HOSTILE, "target": HOSTILE}}
+    text = write_report([(run, samples, summarise(run, samples))], tmp_path).read_text()
+    for tag, attributes in Elements(text).tags:
+        assert tag != "script"
+        assert not any(name.startswith("on") for name in attributes)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "Content-Security-Policy" in text
+
+
+def test_odd_characters_do_not_stop_a_report(tmp_path: Path) -> None:
+    run, samples, _ = made(text="汉字 🙂 \ud800 \x00 $\\frac{1}{2}$")
+    run["label"] = "decisions: 汉字 $\\frac$, cost: \x07"
+    assert write_report([(run, samples, summarise(run, samples))], tmp_path).stat().st_size > 1000
+
+
+def test_several_runs_in_one_page(tmp_path: Path) -> None:
+    again = made()
+    again[2]["label"] = "decisions: pocket, cost: 32B/1.5B on H200"
+    text = write_report([made(), again], tmp_path).read_text()
+    assert text.count('<table class="headline">') == 2 and "32B/1.5B" in text
+    assert (tmp_path / "run1-accuracy.png").exists() and (tmp_path / "run2-accuracy.png").exists()
+
+
+def test_a_run_without_samples_has_a_page(tmp_path: Path) -> None:
+    run = run_of("exact") | {"finished": False}
+    text = write_report([(run, [], summarise(run, []))], tmp_path).read_text()
+    assert "not finished" in text and "<img" not in text
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(BadRequest, match=r"pip install 'semspec\[bench\]'"):
+        write_report([made()], tmp_path)
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_it_opens_in_a_browser(page: Path, tmp_path: Path, width: int) -> None:
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("chromium is not installed; apt-get install chromium, then run this test again")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    picture, size = tmp_path / "page.png", f"--window-size={width},1600"
+
+    def browse(profile: str, *what: str) -> str:
+        words = [chromium, *flags, f"--user-data-dir={tmp_path / profile}", size, *what, page.as_uri()]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    browse("one", f"--screenshot={picture}")
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
+    seen = Elements(browse("two", "--dump-dom")).tags
+    assert [a["data-arm"] for tag, a in seen if "data-arm" in a] == ["none", "exact", "fly:window=4,theta=.3", "loopy"]
+    assert sum(tag == "img" for tag, _ in seen) == len(PNGS)

@@ -1,0 +1,198 @@
+"""Runs: arms that take turns, samples that survive a kill, passes that can be made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import semspec
+from semspec.bench import replay as replaying
+from semspec.bench.arms import arms_for, parse_arm
+from semspec.bench.run import Bench, Config
+from semspec.bench.summary import load_run
+from semspec.errors import BadRequest
+
+CONFIG = Config(
+    task="pocket:steps=3",
+    methods=["exact:k=3", "sampling"],
+    n=6,
+    temperature=0.6,
+    max_new_tokens=24,
+    device="cpu",
+    context=512,
+)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> semspec.Pair:
+    return semspec.load("pocket", device="cpu", slots=4, context=512)
+
+
+@pytest.fixture(scope="module")
+def finished(pocket: semspec.Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole run; tests only read it."""
+    folder = tmp_path_factory.mktemp("run")
+    Bench(CONFIG, pocket).run(folder)
+    return folder
+
+
+def samples(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def decided(folder: Path) -> list[dict]:
+    """A run's samples in a fixed order, without what depends on the machine's speed."""
+    rows = samples(folder)
+    for row in rows:
+        row.pop("seconds")
+        row["stats"].pop("seconds")
+    return sorted(rows, key=lambda s: (s["arm"], s["index"], s["repeat"]))
+
+
+def untimed(summary: object) -> object:
+    """A summary without figures that depend on the machine's speed."""
+    if isinstance(summary, dict):
+        timed = ("seconds", "speedup", "time_ratio", "pareto")
+        return {k: untimed(v) for k, v in summary.items() if not any(word in k for word in timed)}
+    return [untimed(v) for v in summary] if isinstance(summary, list) else summary
+
+
+def test_every_arm_gets_the_same_problems_and_seeds_in_turn(finished: Path):
+    rows = samples(finished)
+    names = ["none", "draft", "exact:k=3", "sampling"]
+    assert {s["arm"] for s in rows} == set(names) and len(rows) == 4 * 6
+    for i in range(6):
+        same = [s for s in rows if s["index"] == i]
+        assert len({(s["problem"], s["seed"]) for s in same}) == 1
+    assert [s["arm"] for s in rows[:8]] == [*names, *names[1:], names[0]], "whose turn is first rotates"
+    by_arm = {s["arm"]: s for s in rows if s["index"] == 2}
+    assert by_arm["exact:k=3"]["tokens"] == by_arm["none"]["tokens"] != by_arm["draft"]["tokens"]
+    assert all(len(s["origins"]) == len(s["tokens"]) == s["stats"]["tokens"] for s in rows)
+    run = json.loads((finished / "run.json").read_text())
+    assert run["finished"] and run["versions"]["torch"] and run["hardware"]["cores"]
+    assert run["label"] == "decisions: pocket, cost: pocket on CPU"
+
+
+def test_a_batch_decides_as_single_runs_do(pocket: semspec.Pair, finished: Path, tmp_path: Path):
+    Bench(replace(CONFIG, batch=4), pocket).run(tmp_path)
+    one, many = decided(finished), decided(tmp_path)
+    assert [s["tokens"] for s in one] == [s["tokens"] for s in many]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from semspec.bench.run import Bench, Config
+from tests.bench.test_run import CONFIG
+bench = Bench(CONFIG)
+out = Path(sys.argv[1])
+measure, count = bench._measure, 0
+def counted(*a):
+    global count
+    count += 1
+    if count == 8:  # in the middle of a line
+        with (out / "samples.jsonl").open("a") as file:
+            file.write('{"arm": "exact:k=3", "problem": "pock')
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(*a)
+bench._measure = counted
+bench.run(out)
+"""
+
+
+def test_a_killed_run_goes_on_where_it_was(pocket: semspec.Pair, finished: Path, tmp_path: Path):
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "killed")], capture_output=True, text=True, timeout=300
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len((tmp_path / "killed" / "samples.jsonl").read_text().splitlines()) == 8  # seven and a broken one
+    resumed = Bench(CONFIG, pocket).run(tmp_path / "killed")
+    whole = json.loads((finished / "summary.json").read_text())
+    assert decided(tmp_path / "killed") == decided(finished)
+    assert untimed(json.loads(json.dumps(resumed))) == untimed(whole)
+    before = (tmp_path / "killed" / "samples.jsonl").stat().st_mtime_ns
+    Bench(CONFIG, pocket).run(tmp_path / "killed")
+    assert (tmp_path / "killed" / "samples.jsonl").stat().st_mtime_ns == before, "nothing is run twice"
+
+
+def test_another_config_is_not_mixed_into_a_folder(pocket: semspec.Pair, finished: Path):
+    with pytest.raises(BadRequest, match=r"temperature was 0\.6 and is 0\.9"):
+        Bench(replace(CONFIG, temperature=0.9), pocket).run(finished)
+
+
+def test_a_replay_makes_exactly_the_recorded_passes(finished: Path, tmp_path: Path):
+    _, recorded = load_run(finished)
+    passes = [p for s in recorded for p in s["passes"]]
+    summary = replaying.replay(finished, "tiny", tmp_path, device="cpu")
+    assert summary["replayed_passes"] == {m: sum(p[0] == m for p in passes) for m in ("target", "draft")}
+    run, again = load_run(tmp_path)
+    assert run["label"] == "decisions: pocket, cost: tiny on CPU"
+    assert [s["tokens"] for s in again] == [s["tokens"] for s in recorded]
+    assert all(s["seconds"] > 0 and s["seconds"] != s["seconds_recorded"] for s in again)
+    player = replaying.Replay("tiny", 1, 1024, "cpu")
+    player.play(passes)
+    assert player.executed == passes
+
+
+def test_recorded_passes_account_for_every_token(finished: Path):
+    for s in samples(finished):
+        scored = [rows for model, kind, rows in s["passes"] if model == "target" and kind == "score"]
+        if s["arm"] == "exact:k=3":
+            assert sum(keep > 0 for rows in scored for _, _, keep in rows) == s["stats"]["target_passes"]
+            assert sum(keep - 1 for rows in scored for _, _, keep in rows) == s["stats"]["drafted"]
+        if s["arm"] == "none":
+            written = sum(out for model, kind, rows in s["passes"] for _, _, out in rows if kind == "roll")
+            assert len(s["tokens"]) <= written + 1
+
+
+def test_methods_are_read_with_their_draft_length_and_drafter():
+    arm = parse_arm("exact:k=4,drafter=ngram")
+    assert (arm.verifier, arm.num_draft_tokens, arm.drafter, arm.lossless) == ("exact", 4, "ngram", True)
+    assert [a.name for a in arms_for(["exact", "none", "exact"], True, 8, "auto")] == ["none", "draft", "exact"]
+    assert [a.name for a in arms_for(["exact"], False, 8, "auto")] == ["none", "exact"]
+    for spec, message in [("exact:k=0", "give a draft length of 1 or more"), ("magic", "there is no verifier 'magic'")]:
+        with pytest.raises(BadRequest, match=message):
+            parse_arm(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 0}, "batch is 0; give 1 or more"),
+        ({"repeats": 0}, "repeats is 0; give 1 or more"),
+        ({"n": None}, "the pocket world has no end"),
+        ({"task": "magic"}, "there is no task 'magic'"),
+        ({"methods": ["magic"]}, "there is no verifier 'magic'"),
+    ],
+)
+def test_bad_configs_are_refused_before_a_model_is_loaded(changes: dict, message: str):
+    began = time.perf_counter()
+    with pytest.raises(BadRequest, match=message):
+        Bench(replace(CONFIG, target="/nowhere", **changes))
+    assert time.perf_counter() - began < 5
+
+
+def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):
+    words = "bench --task pocket:steps=3 --n 5 --method exact:k=2 --max-new-tokens 24 --device cpu --context 512 --out"
+    done = subprocess.run(
+        [sys.executable, "-m", "semspec", *words.split(), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert Path(document["report"]).is_file() and "exact:k=2" in done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "semspec", "compare", str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1])["runs"] == document["runs"]

@@ -1,0 +1,104 @@
+"""The table in the terminal: readable at any width, and never a speed without its quality."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from semspec.bench.summary import summarise
+from semspec.bench.table import figure, notes, render
+from tests.bench.test_summary import LABEL, LOOP, many, plain, run_of
+
+
+def made(scored: bool = True) -> dict[str, Any]:
+    def score(right: bool) -> bool | None:
+        return right if scored else None
+
+    samples = many(
+        20,
+        none=lambda i: {"correct": score(True)},
+        exact=lambda i: {"correct": score(True), "seconds": 0.5},
+        **{
+            "fly:window=4,theta=.3": lambda i: {"correct": score(i >= 8), "seconds": 0.25},
+            "loopy": lambda i: {"correct": score(True), "seconds": 0.2, "tokens": LOOP},
+        },
+    )
+    return summarise(run_of("exact", "fly:window=4,theta=.3", "loopy"), samples)
+
+
+def shown(summaries: list[dict[str, Any]], width: int, colour: bool = False) -> str:
+    out = StringIO()
+    Console(file=out, width=width, force_terminal=colour, color_system="standard" if colour else None).print(
+        render(summaries)
+    )
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 200])
+def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
+    text = shown([made()], width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for words in (
+        "2.00x",
+        "[2.00, 2.00]",
+        "4.00x",
+        "token for token",
+        "worse",
+        "p=0.0078",
+        "100.0",
+        "speedup",
+        LABEL[:20],
+    ):
+        assert words in text
+    assert "…" not in text
+    assert ("loops, %" in text) == (width >= 120)
+
+
+def test_the_verdict_stands_beside_the_speed_in_red() -> None:
+    text = shown([made()], 140, colour=True)
+    worse = next(line for line in text.splitlines() if "4.00x" in line)
+    red = "".join(re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", worse))
+    assert red.split() == ["worse,", "p=0.0078", "4.00x"]
+    good = next(line for line in text.splitlines() if "2.00x" in line)
+    assert "\x1b[1;31m" not in good
+
+
+def test_a_looping_arm_has_a_time_but_no_speedup() -> None:
+    text = shown([made()], 80)
+    assert "5.00x" in text and "time 5.00x" in text and "none" in text
+    assert "No speedup is stated for loopy: loops in 100.0 % of outputs, the target alone in 0.0 %." in notes(made())
+
+
+def test_an_unscored_task_does_not_use_the_word_in_its_table() -> None:
+    text = shown([made(scored=False)], 140)
+    head = next(line for line in text.splitlines() if "s/problem" in line)
+    assert "time ratio" in head and "speedup" not in head
+    assert "unmeasured" in text
+    assert "No speedup is stated for exact, fly:window=4,theta=.3: the task has no scorer" in text
+
+
+def test_several_runs_stand_under_their_labels() -> None:
+    other = made() | {"label": "decisions: pocket, cost: 32B/1.5B on H200"}
+    text = shown([made(), other], 140)
+    assert text.index(LABEL) < text.index("32B/1.5B") and text.count("exact") == 2
+
+
+def test_markup_in_names_is_text() -> None:
+    run = run_of("[red]x[/red][")
+    text = shown([summarise(run, many(6, none=plain, **{"[red]x[/red][": plain}))], 140)
+    assert "[red]x[/red][" in text
+
+
+def test_an_empty_run() -> None:
+    assert "none" in shown([summarise(run_of("exact"), [])], 80)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "0.012"), (0.604, "0.604"), (3.14159, "3.14"), (31.4159, "31.4"), (314.159, "314.2")]
+)
+def test_figures_have_the_digits_that_matter(value: float, text: str) -> None:
+    assert figure({"value": value}) == text
