@@ -34,7 +34,9 @@ from semspec.types import (
     Verdict,
 )
 from semspec.verify.base import Rule
+from semspec.verify.exact import Exact
 
+EXACT = Exact()
 WRITE_AHEAD = 8  # tokens a target without a draft writes between two looks at stop strings and cancellation
 
 
@@ -53,7 +55,7 @@ class Job:
     logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
 
 
-class Sequence:
+class Decoder:
     """One sequence on its way. Between steps the target's cache holds all of the context but its last token."""
 
     def __init__(self, job: Job, target: Runner, drafter: Drafter, stats: Stats) -> None:
@@ -86,12 +88,18 @@ class Sequence:
         # The target always adds a token of its own, so a draft may be at most one shorter than the room left.
         job, n = self.job, min(self.job.num_draft_tokens, room - 1)
         draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
-        layout = job.rule.layout(draft.tokens)
-        rows: Rows = yield Score(self.target, self.slot, self.pending() + layout, keep=1 + len(layout))
-        verdict: Verdict = yield Judge(
-            job.rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs, job.protected
+        draft, layout = self.fit(draft)
+        rows: Rows = yield Score(
+            self.target, self.slot, self.pending() + layout, keep=1 + len(layout), layers=job.rule.layers
         )
-        self.state, self.round = verdict.state, self.round + 1
+        # Where nothing is drafted there is nothing to judge, and the target's own token follows.
+        rule = job.rule if draft.tokens else EXACT
+        verdict: Verdict = yield Judge(
+            rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs, job.protected
+        )
+        self.round += 1
+        if draft.tokens:
+            self.state = verdict.state
 
         tokens = [*draft.tokens[: verdict.accepted], verdict.next]
         kept, finish = self.cut(tokens, room)
@@ -116,6 +124,13 @@ class Sequence:
         for _ in range(kept):
             self.stats.observe(drafted=0, accepted=0)
         return self.commit(rolled.tokens[:kept], rolled.logprobs, finish)
+
+    def fit(self, draft: Draft) -> tuple[Draft, list[int]]:
+        """The draft with its layout, shortened until what is to be scored has room in the slot."""
+        room = self.target.capacity - len(self.context)
+        while len(layout := self.job.rule.layout(draft.tokens)) > room and draft.tokens:
+            draft = draft.without_last()
+        return draft, layout
 
     def pending(self) -> list[int]:
         """The part of the context that the target has not seen: its last token, or at first the whole prompt."""

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from semspec.errors import SemspecError
 from semspec.sampling import logprobs_of, next_tokens
 from semspec.stats import Stats
 from semspec.types import Acquire, Decoding, Event, Judge, Request, Roll, Rolled, Rows, Runner, Score, Verdict
 from semspec.verify.base import collate, verdicts
+
+SHORT = 64  # tokens up to which a feed counts as a step's and not as a prompt
 
 
 class ScoreWork:
@@ -134,6 +137,15 @@ class Executor:
 
     def tick(self) -> None:
         """Advance every sequence as far as it goes, then make one pass on every runner that has work."""
+        try:
+            self._tick()
+        except BaseException:
+            # An interrupt may fall between feeding a slot and noting it. No sequence can be trusted to go on.
+            for task in list(self.tasks):
+                self._end(task, SemspecError("decoding was interrupted in the middle of a pass; ask again"))
+            raise
+
+    def _tick(self) -> None:
         began, busy = self.clock(), 0.0
         live = list(self.tasks)
         self._advance(live)
@@ -150,11 +162,15 @@ class Executor:
     # -- sequences
 
     def _advance(self, tasks: Iterable[Task]) -> None:
-        for task in tasks:
+        ready = deque(tasks)
+        while ready:
+            task = ready.popleft()
             while not task.done and task.answered:
                 self._resume(task)
-        while self._slots and self._grant(self._slots[0]):
-            self._advance([self._slots.popleft()])
+            if not ready and self._slots and self._grant(self._slots[0]):
+                ready.append(self._slots.popleft())
+        if self._slots and len(self._slots) == len(self.tasks):  # nobody is left who could free a slot
+            self._end(self._slots[0], SemspecError("this needs more slots at once than there are; load more slots"))
 
     def _resume(self, task: Task) -> None:
         """Send a sequence its results and note what it asks for next."""
@@ -177,9 +193,11 @@ class Executor:
                 self._slots.append(task)
             elif isinstance(request, Judge):
                 self._judges.append((task, request))
-            else:
+            elif isinstance(request, Score | Roll):
                 work = ScoreWork(task, request) if isinstance(request, Score) else RollWork(task, request)
                 self._work.setdefault(id(request.runner), []).append(work)
+            else:
+                return self._end(task, TypeError(f"a decoding generator yielded {request!r}, which is no request"))
 
     def _grant(self, task: Task) -> bool:
         """Give a waiting sequence all the slots it asked for, if they are free."""
@@ -203,7 +221,10 @@ class Executor:
         self._judges = [(t, j) for t, j in self._judges if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
-        task.decoding.close()  # its `finally` releases the slots
+        try:
+            task.decoding.close()  # its `finally` releases the slots
+        except Exception as failure:
+            task.error = task.error or failure
 
     # -- judging
 
@@ -226,7 +247,11 @@ class Executor:
                 self._fail((task for task, _ in group), error)
                 continue
             for (task, judge), verdict in zip(group, answers, strict=True):
-                self._answer(task, judge, verdict)
+                if 0 <= verdict.accepted <= len(judge.draft.tokens) and 0 <= verdict.next < judge.rows.logits.shape[-1]:
+                    self._answer(task, judge, verdict)
+                else:
+                    says = f"accepted {verdict.accepted} of {len(judge.draft.tokens)}, then token {verdict.next}"
+                    self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {says}"))
         seconds = self.clock() - began
         waiters = [task for group in groups.values() for task, _ in group]
         for task in waiters:
@@ -254,10 +279,13 @@ class Executor:
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> list[Work]:
         """Prompt chunks, score rows and single writing rows of everybody, up to the budget."""
+        short = [w for w in work if w.waiting <= SHORT]
+        prompts = [w for w in work if w.waiting > SHORT]
         budget, pieces = self.budget, []
-        for item in sorted(work, key=lambda w: w.waiting > 64):  # short ones never wait behind a prompt
-            if budget > 0:
-                piece = item.next_pass(budget)
+        for item in short + prompts:  # short ones go first, but leave prompts a part
+            room = budget - (self.budget // 4 if prompts and item.waiting <= SHORT else 0)
+            if room > 0:
+                piece = item.next_pass(room)
                 budget -= len(piece.tokens)
                 pieces.append((item, piece))
         try:

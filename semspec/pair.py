@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec import verify
-from semspec.decode import Job, Sequence
+from semspec.decode import Decoder, Job
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, ModelError
 from semspec.execute import Executor, Task
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
@@ -51,6 +51,24 @@ class Options:
     logprobs: int | None = None  # report each token's logprob, with this many rivals
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
+    def __post_init__(self) -> None:
+        """Refuse what is of the wrong type here, where the option's name is known."""
+        for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise BadRequest(f"{name} is {value!r}; give a whole number")
+        for name in ("temperature", "top_p", "min_p"):
+            if not isinstance(getattr(self, name), int | float):
+                raise BadRequest(f"{name} is {getattr(self, name)!r}; give a number")
+        if not isinstance(self.stop, str) and not _all_of(self.stop, str):
+            raise BadRequest(f"stop is {self.stop!r}; give a text or a list of texts")
+        if not _all_of(self.stop_ids, int):
+            raise BadRequest(f"stop_ids is {self.stop_ids!r}; give a list of token ids")
+
+
+def _all_of(values: Any, kind: type) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(v, kind) for v in values)
+
 
 @dataclass(slots=True)
 class Result:
@@ -61,7 +79,7 @@ class Result:
     events: list[Event]
     stats: Stats
     lossless: bool  # the text is, or is distributed as, the target's own
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None  # None: not finished yet
     verifier: str
     seed: int
     prompt_tokens: int
@@ -82,15 +100,13 @@ class Ticket:
     events: list[Event] = field(default_factory=list)
 
     def collect(self) -> list[Event]:
-        """New events, their text filled in. Raises what went wrong with this sequence, if anything did."""
+        """New events, their text filled in."""
         new = []
         while self.task.events:
             event = self.task.events.popleft()
             event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
             new.append(event)
         self.events += new
-        if self.task.error is not None:
-            raise self.task.error
         return new
 
     def result(self) -> Result:
@@ -101,7 +117,7 @@ class Ticket:
             events=self.events,
             stats=self.stats,
             lossless=self.job.rule.lossless,
-            finish_reason=finish or "cancelled",
+            finish_reason=finish or ("cancelled" if self.task.done else None),
             verifier=self.job.rule.name,
             seed=self.job.sampling.seed,
             prompt_tokens=len(self.job.prompt),
@@ -119,19 +135,25 @@ class Stream:
         return self
 
     def __next__(self) -> Event:
+        task = self._ticket.task
         try:
-            while not self._ready:
-                if self._ticket.task.done and not self._ticket.task.events:
+            while True:
+                self._ready += self._ticket.collect()
+                if self._ready:
+                    return self._ready.popleft()
+                if task.error is not None:
+                    raise task.error
+                if task.done:
                     raise StopIteration
                 self._executor.tick()
-                self._ready += self._ticket.collect()
         except BaseException:  # an interrupt or a failure leaves nothing behind
             self.close()
             raise
-        return self._ready.popleft()
 
     def close(self) -> None:
+        """End the sequence, if it has not ended; what it has committed until now counts."""
         self._executor.cancel(self._ticket.task)
+        self._ticket.collect()
 
     def __enter__(self) -> Stream:
         return self
@@ -187,6 +209,8 @@ class Pair:
                 self.executor.tick()
                 for ticket in tickets:
                     ticket.collect()
+                    if ticket.task.error is not None:
+                        raise ticket.task.error
         finally:
             for ticket in tickets:
                 self.executor.cancel(ticket.task)
@@ -198,7 +222,10 @@ class Pair:
 
         Several streams may be open at once; they are decoded as one batch. Bad input fails here, not later.
         """
-        job = self._prepare(prompt, _override(options or Options(), overrides))
+        prompts, single = _prompts(prompt)
+        if not single:
+            raise BadRequest("a stream answers one prompt; open one stream for each, they are decoded together")
+        job = self._prepare(prompts[0], _override(options or Options(), overrides))
         return Stream(self.executor, self._submit(*job))
 
     def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
@@ -219,6 +246,11 @@ class Pair:
         if not all(strings):
             raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
         tokens = encode(self.tokenizer, prompt)
+        if max(tokens) >= self.target.vocab:
+            raise BadRequest(
+                f"the prompt has a token with id {max(tokens)}, but the model knows ids below {self.target.vocab}; "
+                "its tokenizer has tokens that it was not trained with"
+            )
         seed = secrets.randbits(62) if options.seed is None else options.seed
         sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p, seed)
         text = TextStream(self.tokenizer, tokens, strings)
@@ -237,7 +269,7 @@ class Pair:
 
     def _submit(self, job: Job, drafter: Drafter, text: TextStream) -> Ticket:
         stats = Stats()
-        task = self.executor.submit(Sequence(job, self.target, drafter, stats).decode(), stats)
+        task = self.executor.submit(Decoder(job, self.target, drafter, stats).decode(), stats)
         return Ticket(task, job, stats, text)
 
     def _room(self, prompt: int, wanted: int | None) -> int:
@@ -313,7 +345,10 @@ def _end_of_text(folder: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[
     ids = [tokenizer.eos_token_id]
     settings = folder / "generation_config.json"
     if settings.is_file():
-        named = json.loads(settings.read_text()).get("eos_token_id")
+        try:
+            named = json.loads(settings.read_text()).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise ModelError(f"{settings} cannot be read: {error}") from error
         ids += named if isinstance(named, list) else [named]
     return frozenset(i for i in ids if i is not None)
 

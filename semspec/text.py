@@ -14,6 +14,7 @@ from semspec.types import Origin
 Messages = list[dict[str, Any]]
 Prompt = str | Messages
 UNFINISHED = "\ufffd"  # how a decoder writes bytes that are not a whole character yet
+GARBAGE = 64  # this many unfinished characters in a row are not the beginning of anything
 CONTEXT = 8  # tokens decoded together, so that decoders which treat the start of a text specially do no harm
 
 
@@ -29,6 +30,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         tokens = tokenizer.encode(prompt)
     else:
+        if not prompt:
+            raise BadRequest("the chat has no messages; give at least one, with a role and a content")
         for message in prompt:
             if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
                 raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
@@ -81,13 +84,21 @@ class TextStream:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, stop
-        self._window = prompt[-CONTEXT:]
-        self._seen = self._decode()
+        self._window = self._last_tokens(prompt)  # decoded together; begins where a character begins
+        self._seen = self._decode()  # the part of the window's text that is in `text`
+        self._whole: list[int] = []  # places in the window where characters end
         self.text = ""  # everything decoded so far, cut where a stop string begins
         self._ends: list[int] = []  # length of `text` after each token not yet handed out
         self._origins: list[Origin] = []
         self._given = 0
         self._stopped = False
+
+    def _last_tokens(self, prompt: list[int]) -> list[int]:
+        for extra in range(4):  # a character has at most four bytes
+            self._window = prompt[-CONTEXT - extra :]
+            if not self._decode().startswith(UNFINISHED):
+                break
+        return self._window
 
     def _decode(self) -> str:
         text = self._tokenizer.decode(self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -98,19 +109,35 @@ class TextStream:
         """Add tokens. If the text ends within them, says how many of them belong to it."""
         for i, token in enumerate(tokens):
             self._window.append(token)
-            self._grow(self._decode())
+            self._grow()
             self._ends.append(len(self.text))
             if self._stopped:
                 return i + 1
         return None
 
-    def _grow(self, window_text: str) -> None:
-        if window_text.endswith(UNFINISHED):
-            return
+    def _grow(self) -> None:
+        """Take over what the window's text has gained, but for a character at its end that is not whole yet."""
+        decoded = self._decode()
+        certain = decoded.rstrip(UNFINISHED)
+        if len(decoded) - len(certain) > GARBAGE:  # no character is that long: these bytes will never be one
+            certain = decoded
         before = len(self.text)
-        self.text += window_text[len(self._seen) :]
-        self._window = self._window[-CONTEXT:]
-        self._seen = self._decode()
+        self.text += certain[len(self._seen) :]
+        self._seen = max(self._seen, certain, key=len)
+        if certain == decoded:
+            self._shorten()
+        self._look_for_stops(before)
+
+    def _shorten(self) -> None:
+        """Drop old tokens from the window, up to a place where a character ended."""
+        self._whole.append(len(self._window))
+        cut = max((at for at in self._whole if len(self._window) - at >= CONTEXT), default=0)
+        if cut:
+            self._window = self._window[cut:]
+            self._whole = [at - cut for at in self._whole if at > cut]
+            self._seen = self._decode()
+
+    def _look_for_stops(self, before: int) -> None:
         found = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(at + len(stop), at) for at, stop in found if at >= 0]
         if ends:  # the first to be complete counts; of several that are so at once, the longest

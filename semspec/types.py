@@ -100,6 +100,10 @@ class Draft:
     logits: Tensor | None = None  # [K, V], processed
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
 
+    def without_last(self) -> Draft:
+        logits = None if self.logits is None else self.logits[:-1]
+        return Draft(self.tokens[:-1], logits, {layer: states[:-1] for layer, states in self.hidden.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

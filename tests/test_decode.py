@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semspec import verify
-from semspec.decode import Job, Sequence
+from semspec.decode import Decoder, Job
 from semspec.draft import ModelDrafter, NgramDrafter, NoDrafter
 from semspec.execute import Executor
 from semspec.stats import Stats
@@ -26,7 +26,7 @@ def decode(target: FakeRunner, drafter: Drafter, verifier: str = "exact", k: int
     """Decode alone; returns tokens, events and stats."""
     stats, executor = Stats(), Executor()
     made = Job(PROMPT, verify.make(verifier), k, n, **job)  # type: ignore[arg-type]
-    task = executor.submit(Sequence(made, target, drafter, stats).decode(), stats)
+    task = executor.submit(Decoder(made, target, drafter, stats).decode(), stats)
     executor.run()
     if task.error:
         raise task.error
@@ -70,13 +70,13 @@ def test_a_draft_that_is_right_at_times_is_cut_at_its_first_mistake():
     assert (stats.drafted, stats.accepted, stats.bonus) == (16, 9, 5)
 
 
-def sequence_of(pattern: list[bool], k: int, n: int, verifier: str) -> tuple[Sequence, FakeRunner, FakeRunner]:
+def sequence_of(pattern: list[bool], k: int, n: int, verifier: str) -> tuple[Decoder, FakeRunner, FakeRunner]:
     """A draft that is right exactly at the positions the pattern says (over and over)."""
     language = chain(VOCAB, seed=5)
     target = FakeRunner(language, VOCAB)
     draft = FakeRunner(blend(wrong(language), language, lambda c: pattern[len(c) % len(pattern)]), VOCAB)
     job = Job(PROMPT, verify.make(verifier), k, n)
-    return Sequence(job, target, ModelDrafter(draft), Stats()), target, draft
+    return Decoder(job, target, ModelDrafter(draft), Stats()), target, draft
 
 
 @settings(max_examples=60, deadline=None)
@@ -209,13 +209,51 @@ def test_a_layout_is_scored_and_thrown_away():
     half = blend(language, wrong(language), lambda c: len(c) % 3 == 0)
     target = FakeRunner(language, VOCAB)
     stats, executor = Stats(), Executor()
-    sequence = Sequence(Job(PROMPT, Twice(), 4, 30), target, ModelDrafter(FakeRunner(half, VOCAB)), stats)
+    sequence = Decoder(Job(PROMPT, Twice(), 4, 30), target, ModelDrafter(FakeRunner(half, VOCAB)), stats)
     task = executor.submit(sequence.decode(), stats)
     executor.run()
     assert [t for e in task.events for t in e.tokens] == greedy(language, PROMPT, 30)
     assert stats.accepted > 0
     widest = max(rows for entry in target.diary[1:] for rows in entry.rows.values())
     assert widest == 1 + 4 + 1 + 4
+
+
+def test_a_layout_is_shortened_where_the_context_ends():
+    language = chain(VOCAB, seed=4)
+    target = FakeRunner(language, VOCAB, capacity=len(PROMPT) + 30)
+    stats, executor = Stats(), Executor()
+    decoder = Decoder(Job(PROMPT, Twice(), 4, 30), target, ModelDrafter(FakeRunner(language, VOCAB)), stats)
+    task = executor.submit(decoder.decode(), stats)
+    executor.run()
+    assert task.error is None
+    assert [t for e in task.events for t in e.tokens] == greedy(language, PROMPT, 30)
+
+
+@dataclass(frozen=True)
+class Curious(Exact):
+    """Wants hidden states of both models, as semantic rules do."""
+
+    name = "curious"
+    layers = (1,)
+    draft_layers = (0, 2)
+
+    def judge(self, drafts):
+        assert set(drafts.hidden) == {1} and set(drafts.draft_hidden) == {0, 2}
+        assert drafts.hidden[1].shape[0] == drafts.target_logits.shape[0]
+        assert drafts.draft_hidden[2].shape[0] == drafts.counts.sum()
+        return super().judge(drafts)
+
+
+def test_a_rule_gets_the_hidden_states_it_asks_for():
+    language = chain(VOCAB)
+    executor, tasks = Executor(), []
+    target, draft = FakeRunner(language, VOCAB), FakeRunner(language, VOCAB)
+    for n in (20, 13):
+        stats = Stats()
+        decoder = Decoder(Job(PROMPT, Curious(), 4, n + 1), target, ModelDrafter(draft), stats)
+        tasks.append(executor.submit(decoder.decode(), stats))
+    executor.run()
+    assert [t.error for t in tasks] == [None, None]
 
 
 def test_logprobs_come_from_the_target_whatever_the_draft():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from semspec import verify
-from semspec.decode import Job, Sequence
+from semspec.decode import Decoder, Job
 from semspec.draft import ModelDrafter
 from semspec.execute import Executor, Task
 from semspec.stats import Stats
@@ -32,7 +32,7 @@ class World:
 
     def submit(self, prompt: list[int], verifier: str = "exact", k: int = 4, n: int = 30) -> Task:
         stats = Stats()
-        sequence = Sequence(Job(prompt, verify.make(verifier), k, n), self.target, ModelDrafter(self.draft), stats)
+        sequence = Decoder(Job(prompt, verify.make(verifier), k, n), self.target, ModelDrafter(self.draft), stats)
         return self.executor.submit(sequence.decode(), stats)
 
 
@@ -63,7 +63,7 @@ def test_no_score_waits_longer_than_one_chunk_behind_a_long_roll(shared_runner: 
     for i in range(7):  # different prompts, draft lengths and so phases
         stats = Stats()
         job = Job([1 + i] * (1 + 3 * i), verify.make(["exact", "sampling", "block"][i % 3]), 1 + i, 40 + i)
-        sequence = Sequence(job, world.target, ModelDrafter(world.draft), stats)
+        sequence = Decoder(job, world.target, ModelDrafter(world.draft), stats)
         world.executor.submit(timed(sequence.decode(), world.clock, waits), stats)
 
     def long_roll() -> Decoding:
@@ -169,7 +169,7 @@ def test_a_faulty_rule_fails_only_those_who_asked_for_it():
     good = world.submit([1, 2])
     stats = Stats()
     bad = world.executor.submit(
-        Sequence(Job([1, 2], Faulty(), 4, 30), world.target, ModelDrafter(world.draft), stats).decode(), stats
+        Decoder(Job([1, 2], Faulty(), 4, 30), world.target, ModelDrafter(world.draft), stats).decode(), stats
     )
     world.executor.run()
     assert isinstance(bad.error, RuntimeError) and good.error is None
@@ -234,3 +234,97 @@ def test_hidden_states_of_pieces_are_joined():
     rows, rolled = got
     assert rows.logits.shape == (30, VOCAB) and rows.hidden[2].equal(rows.logits + 2) and set(rows.hidden) == {0, 2}
     assert rolled.logits.shape == (6, VOCAB) and rolled.hidden[1].shape == (6, VOCAB)
+
+
+@dataclass(frozen=True)
+class Impossible(Exact):
+    name = "impossible"
+
+    def judge(self, drafts):
+        decisions = super().judge(drafts)
+        decisions.next = decisions.next - 100
+        return decisions
+
+
+def test_an_impossible_verdict_ends_its_sequence_alone():
+    world = World()
+    good = world.submit([1, 2])
+    stats = Stats()
+    decoder = Decoder(Job([1, 2], Impossible(), 4, 30), world.target, ModelDrafter(world.draft), stats)
+    bad = world.executor.submit(decoder.decode(), stats)
+    world.executor.run()
+    assert "verifier 'impossible' gave an impossible verdict: accepted" in str(bad.error)
+    assert tokens(good) == greedy(world.language, [1, 2], 30) and not world.target.held
+
+
+@pytest.mark.parametrize("where", ["target", "draft", "judge"])
+def test_an_interrupt_inside_a_tick_ends_everybody_cleanly(where: str, monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    tasks = [world.submit([i]) for i in (1, 2)]
+    for _ in range(3):
+        world.executor.tick()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if where == "judge":
+            patch.setattr("semspec.execute.collate", interrupt)
+        else:
+            patch.setattr(getattr(world, where), "score", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            world.executor.run()
+    assert not world.executor.tasks and not world.target.held and not world.draft.held
+    assert all("interrupted in the middle of a pass" in str(t.error) for t in tasks)
+    after = world.submit([1])
+    world.executor.run()
+    assert tokens(after) == greedy(world.language, [1], 30)
+
+
+def test_a_generator_that_misbehaves_ends_alone():
+    world = World()
+    good = world.submit([1, 2])
+
+    def odd() -> Iterator:
+        yield "a request that is none"
+
+    def stubborn() -> Iterator:
+        try:
+            yield Acquire([world.target])
+            raise RuntimeError("first")
+        finally:
+            raise RuntimeError("and in the end")
+
+    bad = [world.executor.submit(g(), Stats()) for g in (odd, stubborn)]  # type: ignore[arg-type]
+    world.executor.run()
+    assert "which is no request" in str(bad[0].error) and "in the end" in str(bad[1].error)
+    assert tokens(good) == greedy(world.language, [1, 2], 30)
+
+
+def test_thousands_of_slots_can_be_granted_in_one_tick():
+    world = World(slots=1500)
+    tasks = [world.submit([1 + i % 9], "none", n=2) for i in range(1500)]
+    world.executor.run()
+    assert all(t.error is None and len(tokens(t)) == 2 for t in tasks)
+
+
+def test_slots_that_can_never_be_had_are_an_error():
+    world = World(slots=1)
+    stats = Stats()
+    decoder = Decoder(Job([1], verify.make("exact"), 4, 5), world.target, ModelDrafter(world.target), stats)
+    task = world.executor.submit(decoder.decode(), stats)
+    other = world.submit([1, 2], n=5)
+    world.executor.run()
+    assert "needs more slots at once than there are" in str(task.error)
+    assert tokens(other) == greedy(world.language, [1, 2], 5)
+
+
+def test_a_prompt_does_not_starve_behind_many_short_steps():
+    world = World(slots=64, budget=128)
+    for i in range(40):
+        world.submit([1 + i % 9], k=4, n=400)
+    world.executor.tick()
+    late = world.submit([1 + i % 9 for i in range(200)], n=3)
+    for _ in range(60):
+        world.executor.tick()
+    assert late.done and tokens(late) == greedy(world.language, [1 + i % 9 for i in range(200)], 3)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import semspec
 from semspec import BadRequest, ModelError, Options
+from semspec.verify import Rule
 from semspec.verify.exact import Exact
 from tests.checkpoints import edit_config, make_model, make_tokenizer, save
 
@@ -205,6 +206,13 @@ class Anything(Exact):
             "'anything' may change what the target would have written",
         ),
         (PROMPT, {"drafter": "magic"}, "there is no drafter 'magic'; the drafters are: auto, cascade, model, ngram"),
+        (PROMPT, {"seed": 1.5}, "seed is 1.5; give a whole number"),
+        (PROMPT, {"top_k": 2.5}, "top_k is 2.5; give a whole number"),
+        (PROMPT, {"logprobs": True}, "logprobs is True; give a whole number"),
+        (PROMPT, {"temperature": "warm"}, "temperature is 'warm'; give a number"),
+        (PROMPT, {"stop": None}, "stop is None; give a text or a list of texts"),
+        (PROMPT, {"stop_ids": 5}, "stop_ids is 5; give a list of token ids"),
+        ([[]], {}, "the chat has no messages"),
         (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
         (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
         (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),
@@ -219,6 +227,58 @@ def test_bad_requests_say_what_to_do_and_start_nothing(pair: semspec.Pair, promp
         pair.generate(prompt, **options)
     assert message in str(refusal.value)
     assert pair.target.free == 8 and not pair.executor.tasks
+
+
+def test_a_stream_takes_one_prompt(pair: semspec.Pair):
+    with pytest.raises(BadRequest, match="a stream answers one prompt"):
+        pair.stream([PROMPT, PROMPT])
+    with pytest.raises(BadRequest, match="a prompt is text"):
+        pair.stream(7)  # type: ignore[arg-type]
+
+
+def test_tokens_the_model_does_not_have_are_refused(tmp_path: Path):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([f"<new{i}>" for i in range(40)])
+    pair = semspec.load(save(make_model("llama3"), tmp_path / "grown", tokenizer), device="cpu")
+    with pytest.raises(BadRequest, match="the model knows ids below 320"):
+        pair.generate("the <new39>")
+    assert pair.generate("the quick", max_new_tokens=3).tokens
+
+
+def test_a_rule_that_cannot_be_compared_is_refused(pair: semspec.Pair):
+    @dataclass
+    class Loose(Rule):
+        name = "unfrozen"
+        lossless = True
+
+        def judge(self, drafts):
+            return Exact().judge(drafts)
+
+    with pytest.raises(BadRequest, match="make it a dataclass"):
+        pair.generate(PROMPT, verifier=Loose())
+
+
+def test_a_stream_that_failed_raises_after_its_last_event(pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch):
+    stream = pair.stream(PROMPT, max_new_tokens=60, ignore_eos=True)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.target, "score", lambda requests: (_ for _ in ()).throw(MemoryError("no memory")))
+        with pytest.raises(MemoryError):
+            pair.generate("one two", max_new_tokens=5)
+    with pytest.raises(MemoryError):
+        list(stream)
+    assert stream.result().finish_reason == "cancelled" and pair.target.free == 8
+
+
+def test_a_closed_stream_keeps_what_was_committed(pair: semspec.Pair):
+    stream = pair.stream(PROMPT, max_new_tokens=60, ignore_eos=True)
+    next(stream)
+    assert stream.result().finish_reason is None
+    pair.executor.tick()
+    pair.executor.tick()
+    stream.close()
+    result = stream.result()
+    assert len(result.tokens) == result.stats.tokens and result.finish_reason == "cancelled"
 
 
 def test_a_bad_prompt_in_a_batch_starts_none_of_it(pair: semspec.Pair):

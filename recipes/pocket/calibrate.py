@@ -1,179 +1,144 @@
 """What the two habits would give between *ideal* models, before anything is trained.
 
-The generator itself plays both models: at every choice the target's text is drawn from its habit, and the draft's
-token is refused with the total variation between the two habits, both sharpened by the temperature. `slip` is the
-refusal a token suffers anywhere, for what trained models add to the habits (a small draft errs). Run it again after
-turning a knob:
+Both sides are `ideal.Ideal`: exact next-token chances, over the tokenizer's own pieces. Text is drawn, proposals are
+played and greedy continuations are compared as `measure` does with trained models. `blur` spoils both: every chance is
+multiplied by e^(blur * normal noise), since no trained model knows its habit exactly. Run it after turning a knob:
 
-    PYTHONPATH=. python3 -m recipes.pocket.calibrate --divergence 0.9 --decided 0.8 --agree 0.65
+    PYTHONPATH=. python3 -m recipes.pocket.calibrate --decided 0.8 --level 1.6
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Sequence
-from math import log
+from collections import Counter
+from math import exp, log
 from random import Random
 
-from semspec.pocket import Habits, make_habits, problem
-from semspec.pocket.wording import AGREE, CHOICES, DECIDED, DIVERGENCE, Trace, ready, write_step
-from semspec.pocket.world import Problem
-
-_TOKEN = re.compile(r"'s| ?[A-Za-z]+| ?\d| ?[^\w\s']+\n*|\s+")
-"""Close to what the trained tokenizer does: a word, a digit, or a run of punctuation with its line ends."""
-
-
-def sharpened(weights: Sequence[float], temperature: float) -> tuple[float, ...]:
-    powers = [weight ** (1 / temperature) for weight in weights]
-    return tuple(power / sum(powers) for power in powers)
+from recipes.pocket.ideal import Ideal, draw, favourite, sharpen
+from recipes.pocket.statistics import AHEAD, Cycles, six_follow
+from recipes.pocket.tokenizer import PIECES
+from semspec.pocket import Habits, Problem, make_habits, problem
+from semspec.pocket.chat import END
+from semspec.pocket.wording import CHOICES, DECIDED, HABIT_SEED, LEVEL, Trace, example
+from semspec.pocket.world import FUNCTIONS
 
 
-def at_temperature(habits: Habits, temperature: float) -> Habits:
-    weights = {name: sharpened(values, temperature) for name, values in habits.weights.items()}
-    return Habits(weights, habits.step_decay ** (1 / temperature))
+class Blurred(Ideal):
+    """An ideal model with errors: the same ones whenever it comes to the same place."""
+
+    def __init__(self, task: Problem, habits: Habits, who: str, blur: float) -> None:
+        self.who, self.blur, self.tail = who, blur, ""
+        super().__init__(task, habits)
+
+    def read(self, token: str) -> None:
+        self.tail = (self.tail + token)[-24:]
+        super().read(token)
+
+    def chances(self) -> dict[str, float]:
+        found = super().chances()
+        if not self.blur or len(found) == 1:
+            return found
+        rng = Random(f"{self.who} {self.task.answer} {self.tail}")
+        found = {token: found[token] * exp(self.blur * rng.gauss(0, 1)) for token in sorted(found)}
+        total = sum(found.values())
+        return {token: chance / total for token, chance in found.items()}
 
 
-def _distance(p: Sequence[float], q: Sequence[float]) -> float:
-    return 1 - sum(map(min, p, q))
-
-
-class _Replay(Habits):
-    """Takes recorded options first, then always the favourite one: where greedy writing goes on from a prefix."""
-
-    def start(self, options: list[int]) -> None:
-        self.__dict__["recorded"] = iter(options)
-
-    def choose(self, name: str, rng: Random) -> int:
-        weights = self.weights[name]
-        return next(self.__dict__["recorded"], max(range(len(weights)), key=weights.__getitem__))
-
-
-def _token_of(text: str) -> list[int]:
-    """For each character the number of its token."""
-    return [number for number, found in enumerate(_TOKEN.finditer(text)) for _ in found.group()]
-
-
-def _walk(task: Problem, habits: Habits, rng: Random) -> list[tuple[str, Trace, list[int], int]]:
-    """One solution: for each step its text, its trace, the ready quantities there and the one taken."""
-    done: set[int] = set()
-    out = []
-    while options := ready(task, done):
-        place = rng.choices(options, [habits.step_decay**rank for rank in range(len(options))])[0]
-        trace: Trace = []
-        text = write_step(task.quantities[place], task.theme.key, task.item, not done, habits, rng, trace)
-        out.append((text + "\n\n", trace, options, place))
-        done.add(place)
-    return out
+def _write_step(model: Ideal, temperature: float, rng: Random) -> str:
+    text = ""
+    while not text.endswith("\n\n"):
+        text += (token := draw(sharpen(model.chances(), temperature), rng))
+        model.read(token)
+    return text
 
 
 def estimate(
-    target: Habits,
-    draft: Habits,
-    temperature: float = 0.6,
-    k: int = 8,
-    slip: float = 0.0,
-    problems: int = 400,
+    target: Habits, draft: Habits, temperature: float = 0.6, k: int = 8, blur: float = 0.0, problems: int = 200
 ) -> dict[str, float]:
-    """Expected acceptance per token, lossless tau, and how often greedy differences are followed by six matches."""
+    """The figures of `measure` that depend on habits alone."""
     rng = Random(11)
-    sharp_target, sharp_draft = at_temperature(target, temperature), at_temperature(draft, temperature)
-    apart = {name: _distance(sharp_target.weights[name], sharp_draft.weights[name]) for name in CHOICES}
-    favourite = {
-        name: tuple(max(range(len(w)), key=w.__getitem__) for w in (target.weights[name], draft.weights[name]))
-        for name in CHOICES
-    }
-    tokens = cycles = refused = steps = open_steps = followed = mismatches = 0
+    cycles = Cycles()
+    verdicts: list[bool] = []
+    steps = open_steps = places = other_words = 0
     for seed in range(problems):
         task = problem(seed, split="probe")
-        refusal: list[float] = []  # per token of the whole solution
-        for text, trace, options, place in _walk(task, sharp_target, rng):
-            token_of = _token_of(text)
-            mine = [slip] * (token_of[-1] + 1)
-            for name, _, at in trace:
-                mine[token_of[at]] = 1 - (1 - mine[token_of[at]]) * (1 - apart[name])
-            refusal += mine
-            steps += 1
-            decay = [sharp_target.step_decay**rank for rank in range(len(options))]
-            open_steps += max(decay) / sum(decay) < 0.9
-            hit, found = _fly(task, place, trace, draft, favourite, rng)
-            followed, mismatches = followed + hit, mismatches + found
-        position = 0
-        while position < len(refusal):
-            cycles += 1
-            for _ in range(k):
-                if position >= len(refusal) or rng.random() < refusal[position]:
-                    refused += position < len(refusal)
-                    break
-                position += 1
-            position += 1
-        tokens += len(refusal)
+        mine, theirs = Blurred(task, target, "target", blur), Blurred(task, draft, "draft", blur)
+        chances: list[float] = []
+        states: list[tuple[Ideal, Ideal]] = []
+        while not mine.finished:
+            states.append((mine.copy(), theirs.copy()))
+            p, q = sharpen(mine.chances(), temperature), sharpen(theirs.chances(), temperature)
+            token = draw(p, rng)
+            chances.append(min(1.0, q[token] / p[token]))
+            mine.read(token)
+            theirs.read(token)
+        cycles.play(chances, k, rng)
+        steps += task.steps
+        for _ in range(3):
+            ahead_target, ahead_draft = (one.copy() for one in states[rng.randrange(1, max(2, len(states) - AHEAD))])
+            match: list[bool] = []
+            while len(match) < AHEAD and not ahead_draft.finished:
+                token = favourite(ahead_draft.chances())
+                match.append(token == favourite(ahead_target.chances()))
+                ahead_target.read(token)
+                ahead_draft.read(token)
+            verdict = six_follow(match)
+            if verdict is not None:
+                verdicts.append(verdict)
+        starts = [pair for pair in states if pair[0].starting]
+        here, there = starts[rng.randrange(len(starts))]
+        texts, meant = [], Counter[frozenset[int]]()
+        for _ in range(20):
+            texts.append(_write_step(one := here.copy(), temperature, rng))
+            meant[one.done] += 1
+        places += 1
+        open_steps += max(meant.values()) < 18
+        other_words += _write_step(there.copy(), temperature, rng) not in texts
     return {
-        "tokens_per_step": tokens / steps,
-        "refusals_per_token": refused / tokens,
-        "lossless_tau": tokens / cycles,
-        "greedy_mismatch_then_six_matches": followed / max(1, mismatches),
-        "open_next_meaning": open_steps / steps,
-        "mean_distance_per_choice": sum(apart.values()) / len(apart),
+        "tokens_per_step": cycles.tokens / steps,
+        **cycles.figures(),
+        "six_after_mismatch": sum(verdicts) / max(1, len(verdicts)),
+        "mismatches_seen": float(len(verdicts)),
+        "open_meaning": open_steps / places,
+        "worded_differently": other_words / places,
     }
 
 
-def _fly(
-    task: Problem, place: int, trace: Trace, draft: Habits, favourite: dict[str, tuple[int, ...]], rng: Random
-) -> tuple[int, int]:
-    """Over the choices of one step where the favourites differ: how often the draft's own greedy continuation meets
-    no other difference within six tokens."""
-    greedy = _Replay(draft.weights)
-    followed = mismatches = 0
-    for number, (name, _, _) in enumerate(trace):
-        if favourite[name][0] == favourite[name][1]:
-            continue
-        greedy.start([option for _, option, _ in trace[:number]])
-        ahead: Trace = []
-        text = write_step(task.quantities[place], task.theme.key, task.item, False, greedy, rng, ahead) + "\n\n"
-        # the next step starts right behind: its opener is a choice too
-        differ = [(n, at) for n, _, at in ahead if favourite[n][0] != favourite[n][1]]
-        if favourite["opener_next"][0] != favourite["opener_next"][1]:
-            differ.append(("opener_next", len(text) - 1))
-        token_of = _token_of(text)
-        if number >= len(ahead):
-            continue
-        here = token_of[ahead[number][2]]
-        later = [token_of[at] + (at == len(text) - 1) for _, at in differ if token_of[at] > here or at == len(text) - 1]
-        mismatches += 1
-        followed += all(token - here > 6 for token in later)
-    return followed, mismatches
-
-
-def loss_floor(habits: Habits, problems: int = 200) -> float:
-    """Nats per learnt token that no model can go below when it learns this habit: what the dice of wording, order
-    and answer cost. A training loss near it means that the arithmetic has been learnt."""
-    rng = Random(12)
-    nats, tokens = 0.0, 0
+def loss_floors(habits: Habits, problems: int = 200) -> tuple[float, float]:
+    """Nats per token that no model can go below when it learns this habit: over all learnt tokens, and over those that
+    are no choice of words (`content` in the training log), where only the order of steps is left to chance."""
+    nats = {True: 0.0, False: 0.0}
+    tokens = {True: 0, False: 0}
     for seed in range(problems):
-        for text, trace, options, place in _walk(problem(seed, split="probe"), habits, rng):
-            nats -= sum(log(habits.weights[name][option]) for name, option, _ in trace)
-            decay = [habits.step_decay**rank for rank in range(len(options))]
-            nats -= log(decay[options.index(place)] / sum(decay))
-            tokens += _token_of(text)[-1] + 1
-        nats -= sum(weight * log(weight) for weight in habits.weights["answer"])
-        tokens += 10  # the think markers, the answer sentence and the end
-    return nats / tokens
+        trace: Trace = []
+        task, text = example(seed, habits, split="probe", trace=trace)
+        shows = {place for name, _, place in trace if name not in FUNCTIONS}
+        model = Ideal(task, habits)
+        for found in PIECES.finditer(text + END):
+            dice = not shows.isdisjoint(range(found.start(), found.end()))
+            nats[dice] -= log(model.chances()[found.group()])
+            tokens[dice] += 1
+            model.read(found.group())
+    return sum(nats.values()) / sum(tokens.values()), nats[False] / tokens[False]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--divergence", type=float, default=DIVERGENCE)
     parser.add_argument("--decided", type=float, default=DECIDED)
-    parser.add_argument("--agree", type=float, default=AGREE)
-    parser.add_argument("--seed", type=int, default=9)
+    parser.add_argument("--level", type=float, default=LEVEL)
+    parser.add_argument("--seed", type=int, default=HABIT_SEED)
     parser.add_argument("--problems", type=int, default=400)
     arguments = parser.parse_args()
-    pair = make_habits(arguments.divergence, arguments.decided, arguments.agree, arguments.seed)
-    print("loss floor: target {:.3f}, draft {:.3f} nats per learnt token".format(*map(loss_floor, pair)))
-    for slip in (0.0, 0.02, 0.04):
-        figures = estimate(*pair, slip=slip, problems=arguments.problems)
-        print(f"slip {slip}: " + "  ".join(f"{name} {value:.3f}" for name, value in figures.items()))
+    pair = make_habits(arguments.decided, arguments.level, arguments.seed)
+    for name, options in CHOICES.items():
+        best = [max(range(len(options)), key=side.weights[name].__getitem__) for side in pair]
+        likes = [f"{options[at]!r:28} {side.weights[name][at]:.2f}" for side, at in zip(pair, best, strict=True)]
+        print(f"{name:14}" + "  ".join(likes))
+    for who, side in zip(("target", "draft"), pair, strict=True):
+        print("{}: no loss below {:.3f}, no content below {:.3f} nats a token".format(who, *loss_floors(side)))
+    for blur in (0.0, 0.15, 0.3):
+        figures = estimate(*pair, blur=blur, problems=arguments.problems)
+        print(f"blur {blur}: " + "  ".join(f"{name} {value:.3f}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

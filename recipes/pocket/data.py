@@ -2,8 +2,9 @@
 
 A row is ROW tokens of whole documents (one problem and its solution each) and padding. A token is an unsigned 16-bit
 number whose highest bit says whether it is learnt: only solutions are, since the numbers and names of a prompt are
-dice, and predicting dice costs a small model capacity it has better use for. Long documents (the `long` variant) lie
-in files of their own with longer rows. Training may start on the first files while more are being made.
+dice, and predicting dice costs a small model capacity it has better use for. The next bit marks the places where a
+choice of words shows: dice too, which must be learnt but weigh less (`train --dice`). Long documents (the `long`
+variant) lie in files of their own with longer rows. Training may start on the first files while more are being made.
 
     PYTHONPATH=. python3 -m recipes.pocket.data --out /tmp/pocket --examples 1000000
 """
@@ -24,10 +25,12 @@ from transformers import AutoTokenizer
 from recipes.pocket.tokenizer import QuickEncoder, save_tokenizer, train_tokenizer
 from semspec.pocket import DRAFT_HABITS, TARGET_HABITS, prompt
 from semspec.pocket.chat import END
-from semspec.pocket.wording import example
+from semspec.pocket.wording import Trace, example
+from semspec.pocket.world import FUNCTIONS
 
 ROW, LONG_ROW = 512, 4608
-LEARN = 0x8000  # the highest bit of a stored token: it counts in the loss
+LEARN, DICE = 0x8000, 0x4000  # bits of a stored token: it counts in the loss; a choice of words shows here
+TOKEN = DICE - 1
 HABITS = {"target": TARGET_HABITS, "draft": DRAFT_HABITS}
 
 
@@ -45,8 +48,11 @@ def documents(encode: QuickEncoder, habit: str, seeds: range, long: bool = False
     """The examples with these seeds as marked tokens."""
     out = []
     for seed in seeds:
-        task, solution = example(seed, HABITS[habit], long=long)
-        head, tail = encode(prompt(task.text)), encode(solution + END)
+        trace: Trace = []
+        task, solution = example(seed, HABITS[habit], long=long, trace=trace)
+        head = encode(prompt(task.text))
+        # The word for an operation also says which one, and that is no dice.
+        tail = encode.marked(solution + END, [place for name, _, place in trace if name not in FUNCTIONS], DICE)
         document = np.array(head + tail, np.uint16)
         document[len(head) :] |= LEARN
         out.append(document)

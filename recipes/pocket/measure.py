@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from recipes.pocket import export, sampler
 from recipes.pocket.model import Decoder
-from recipes.pocket.statistics import Share, bars, table
+from recipes.pocket.statistics import AHEAD, Cycles, Share, bars, six_follow, table
 from semspec.pocket import Problem, judge_steps, meaning, problem, prompt, score, steps_of, valid
 
 MOST_TOKENS, STEP_TOKENS = 400, 56
@@ -84,47 +84,30 @@ class Bench:
         texts = [head + tail for head, tail in zip(heads, solutions, strict=True)]
         p = sampler.score(self.models["target"], texts, "chance", TEMPERATURE)
         q = sampler.score(self.models["draft"], texts, "chance", TEMPERATURE)
-        tokens = cycles = accepted = tested = 0
-        agreement = 0.0
+        cycles = Cycles()
         for head, mine, theirs in zip(heads, p, q, strict=True):
             start = len(head) - 1
-            chances = (theirs[start:] / mine[start:].clamp(min=1e-9)).clamp(max=1).tolist()
-            tokens += len(chances)
-            agreement += sum(chances)
-            place = 0
-            while place < len(chances):
-                cycles += 1
-                for _ in range(k):
-                    if place >= len(chances):
-                        break
-                    tested += 1
-                    if rng.random() >= chances[place]:
-                        break
-                    accepted += 1
-                    place += 1
-                place += 1  # the target's own token: a correction, or the one behind a full draft
-        return {"tau": tokens / cycles, "accepted": accepted / tested, "agreement": agreement / tokens}
+            cycles.play((theirs[start:] / mine[start:].clamp(min=1e-9)).clamp(max=1).tolist(), k, rng)
+        return cycles.figures()
 
     def matches_after_mismatch(self, tasks: list[Problem], solutions: list[list[int]], cuts: int = 3) -> Share:
         """From places in the target's text the draft writes greedily. Of the first tokens that are not the target's
         favourite there, how many are followed by six that are?"""
         rng = Random(self.seed + 1)
-        ahead = 16
         prefixes = []
         for task, tokens in zip(tasks, solutions, strict=True):
             head = self.encode(prompt(task.text))
-            reach = max(2, len(tokens) - ahead)
+            reach = max(2, len(tokens) - AHEAD)
             prefixes += [head + tokens[: rng.randrange(1, reach)] for _ in range(cuts)]
-        drafts = sampler.write(self.models["draft"], prefixes, ahead, 0, self.end, self.seed)
+        drafts = sampler.write(self.models["draft"], prefixes, AHEAD, 0, self.end, self.seed)
         texts = [prefix + tail for prefix, tail in zip(prefixes, drafts, strict=True)]
         favourites = sampler.score(self.models["target"], texts, "favourite")
         hits = total = 0
         for prefix, tail, favourite in zip(prefixes, drafts, favourites, strict=True):
             match = [int(favourite[len(prefix) - 1 + place]) == token for place, token in enumerate(tail)]
-            first = match.index(False) if False in match else len(match)
-            if first + 6 < len(match):
+            if (verdict := six_follow(match)) is not None:
                 total += 1
-                hits += all(match[first + 1 : first + 7])
+                hits += verdict
         return Share(hits, total)
 
     def next_steps(self, tasks: list[Problem], solutions: list[list[int]], samples: int = 20) -> dict[str, Share]:

@@ -118,8 +118,9 @@ class Mixture(nn.Module):
         shares = self.gate(flat).float().softmax(-1)  # [N, E]
         best, chosen = shares.topk(EXPERTS_PER_TOKEN, dim=-1)
         weights = torch.zeros_like(shares).scatter(1, chosen, best / best.sum(-1, keepdim=True))
-        used = (weights > 0).float().mean(0) / EXPERTS_PER_TOKEN
-        self.balance = shares.shape[1] * (used * shares.mean(0)).sum()
+        if torch.is_grad_enabled():
+            used = (weights > 0).float().mean(0) / EXPERTS_PER_TOKEN
+            self.balance = shares.shape[1] * (used * shares.mean(0)).sum()
         inner = F.silu(torch.einsum("nw,ewh->enh", flat, self.w1)) * torch.einsum("nw,ewh->enh", flat, self.w3)
         inner = inner * weights.t()[:, :, None].to(inner.dtype)
         return torch.einsum("enh,ehw->nw", inner, self.w2).view_as(x)

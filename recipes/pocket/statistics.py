@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from random import Random
 from typing import Any
 
+from semspec.bench.statistics import Share
 
-@dataclass(frozen=True)
-class Share:
-    """So many of so many, with Wilson's 95 % interval, which stays honest near 0 and 1."""
 
-    hits: int
-    total: int
+@dataclass
+class Cycles:
+    """Lossless speculation played on numbers: the draft's token stands with a known chance at each place."""
 
-    @property
-    def value(self) -> float:
-        return self.hits / self.total if self.total else float("nan")
+    tokens: int = 0
+    cycles: int = 0
+    accepted: int = 0
+    tested: int = 0
+    agreement: float = 0.0
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        if not self.total:
-            return 0.0, 1.0
-        z, n = 1.96, self.total
-        middle = (self.value + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * sqrt(self.value * (1 - self.value) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
+    def play(self, chances: list[float], k: int, rng: Random) -> None:
+        """One text, in cycles of `k` proposals."""
+        self.tokens += len(chances)
+        self.agreement += sum(chances)
+        place = 0
+        while place < len(chances):
+            self.cycles += 1
+            for _ in range(k):
+                if place >= len(chances):
+                    break
+                self.tested += 1
+                if rng.random() >= chances[place]:
+                    break
+                self.accepted += 1
+                place += 1
+            place += 1  # the target's own token: a correction, or the one behind a full draft
 
-    def as_dict(self) -> dict[str, Any]:
-        low, high = self.interval
-        return {"share": self.value, "low": low, "high": high, "hits": self.hits, "total": self.total}
+    def figures(self) -> dict[str, float]:
+        """Tokens per target pass, acceptance per tested proposal, and per token of the text."""
+        return {
+            "tau": self.tokens / self.cycles,
+            "accepted": self.accepted / self.tested,
+            "agreement": self.agreement / self.tokens,
+        }
 
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{100 * self.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+AHEAD = 16
+
+
+def six_follow(match: list[bool]) -> bool | None:
+    """Whether six matches follow the first mismatch; None where there is none, or no six tokens behind it."""
+    first = match.index(False) if False in match else len(match)
+    return all(match[first + 1 : first + 7]) if first + 6 < len(match) else None
 
 
 def bars(figures: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,9 +18,7 @@ from semspec.pocket.chat import CHAT_TEMPLATE, END, MARKER_TOKENS, PAD, SPECIAL_
 # A possessive, a word, one digit, punctuation with the line ends behind it, or white space.
 _PIECES = r"'s| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+\n*|\n+|\s+"
 _CONTEXT = 8192
-_ASCII_PIECES = re.compile(
-    r"<\|\w+\|>|</?think>|'s| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+?(?=<|[\sA-Za-z0-9]|$)\n*|\n+|\s+"
-)
+PIECES = re.compile(r"<\|\w+\|>|</?think>|'s| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+?(?=<|[\sA-Za-z0-9]|$)\n*|\n+|\s+")
 
 
 def train_tokenizer(texts: Iterable[str], entries: int = 3072) -> PreTrainedTokenizerFast:
@@ -69,9 +67,27 @@ class QuickEncoder:
     def __call__(self, text: str) -> list[int]:
         known = self._known
         out: list[int] = []
-        for piece in _ASCII_PIECES.findall(text):
+        for piece in PIECES.findall(text):
             ids = known.get(piece)
-            if ids is None:
-                ids = known[piece] = self._tokenizer.encode(piece, add_special_tokens=False)
-            out += ids
+            out += self._learn(piece) if ids is None else ids
         return out
+
+    def marked(self, text: str, places: list[int], mark: int) -> list[int]:
+        """The same, with `mark` on the token at each of these letters (in rising order)."""
+        known = self._known
+        out: list[int] = []
+        waiting = iter(places)
+        next_place, end = next(waiting, -1), 0
+        for piece in PIECES.findall(text):
+            ids = known.get(piece)
+            out += self._learn(piece) if ids is None else ids
+            end += len(piece)
+            if 0 <= next_place < end:
+                out[-1] |= mark
+                while 0 <= next_place < end:
+                    next_place = next(waiting, -1)
+        return out
+
+    def _learn(self, piece: str) -> list[int]:
+        ids = self._known[piece] = self._tokenizer.encode(piece, add_special_tokens=False)
+        return ids

@@ -1,8 +1,11 @@
 """Train one model of the pair from scratch, in resumable pieces measured in minutes.
 
-The schedule runs over *time*, not steps: the learning rate rises over the first percent, stays, and falls to nothing
-over the last third of `--total-minutes`, whatever the machine manages in between. `--minutes` ends a piece early with
-a checkpoint, from which `--resume` goes on. Compiling is not counted.
+The schedule runs over *time*, not steps, whatever the machine manages: the learning rate rises at once, stays, and
+falls to nothing over the last `--anneal` share of `--total-minutes`, or earlier: as soon as a probe shows a share of
+right answers of `--anneal-when`. A probe (every `--probe-every` seconds) lets the model solve problems of the split
+"probe" at T 0.6 and prints right answers and invalid steps; `--until-invalid` stops there once so few steps are
+invalid. Every `--save-every` seconds a checkpoint and an export are written, so that a run that is cut loses no more;
+`--resume` goes on from it, and `--minutes` ends a piece early. Compiling is not counted.
 
     PYTHONPATH=. python3 -m recipes.pocket.train --size target --data /tmp/pocket --out /tmp/run --total-minutes 8
 """
@@ -11,8 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +27,34 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from recipes.pocket import export
-from recipes.pocket.data import LEARN
+from recipes.pocket.data import DICE, TOKEN
+from recipes.pocket.measure import TEMPERATURE, Bench
 from recipes.pocket.model import SIZES, Decoder, document_mask
 from recipes.pocket.tokenizer import save_tokenizer
+from semspec.pocket import problem
 from semspec.pocket.chat import USER
 
-LONG_FROM, LONG_EVERY = 0.4, 5  # long documents come late, when the short ones are known, and once in so many steps
+LONG_FROM = 0.5  # long documents come late, when the short ones are known
 _RATES = {"target": 2e-3, "draft": 3e-3, "moe": 2e-3}
 
 
-def schedule(progress: float) -> float:
-    """Share of the peak learning rate at this share of the planned time."""
-    return max(0.0, min(1.0, 0.02 + progress / 0.01, (1 - progress) / 0.35))
+@dataclass
+class Schedule:
+    """The learning rate over time, all in seconds. `annealing` is when the fall began."""
+
+    total: float
+    anneal: float
+    annealing: float | None = None
+
+    def share(self, now: float) -> float:
+        """Share of the peak learning rate at this time."""
+        if self.annealing is None and now >= self.total - self.anneal:
+            self.annealing = now
+        rise = min(1.0, 0.02 + now / (0.01 * self.total))
+        return rise if self.annealing is None else rise * max(0.0, 1 - (now - self.annealing) / self.anneal)
+
+    def over(self, now: float) -> bool:
+        return self.annealing is not None and now >= self.annealing + self.anneal
 
 
 class Rows:
@@ -57,132 +79,191 @@ class Rows:
             self.rows = torch.cat([self.rows, *found]) if len(self.rows) else torch.cat(found)
             self.seen.update(new)
 
-    def get(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of a step, [B, T] each; label -100 where nothing is learnt."""
+    def get(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a step, [B, T] each: tokens, labels (-100 where nothing is learnt), and whether a label is dice."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         chosen = torch.randint(len(self.rows), (self.batch,), generator=generator).to(self.device)
         stored = self.rows[chosen].long()
-        tokens = stored & (LEARN - 1)
+        tokens = stored & TOKEN
         labels = torch.where(stored < 0, tokens, -100)
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], -100)], dim=1)
-        return tokens, labels
+        return tokens, labels, (stored & DICE).bool().roll(-1, 1)
 
 
-def loss_of(model: Decoder, tokens: Tensor, labels: Tensor, starts_with: int, masked: bool) -> Tensor:
-    """Cross entropy on the learnt tokens, plus a little for experts used unevenly."""
+def loss_of(
+    model: Decoder, tokens: Tensor, labels: Tensor, dice: Tensor, light: float, starts_with: int, masked: bool
+) -> tuple[Tensor, Tensor]:
+    """What is minimized, and for the log the mean cross entropies [2]: of all learnt tokens, and of those not dice.
+
+    Tokens where a choice of words shows weigh `light`: whether one shows depends on the text before alone, never on
+    the option, so the chances learnt stay true; but content is not drowned by noise that cannot be learnt."""
     mask = document_mask(tokens, starts_with) if masked else None
     logits = model(tokens, mask)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
-    return loss + 0.01 * model.balance() if model.size.experts else loss
+    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none")
+    learnt = (labels.flatten() != -100).float()
+    content = learnt * (~dice.flatten()).float()
+    weights = content + light * (learnt - content)
+    loss = (each * weights).sum() / weights.sum()
+    seen = torch.stack([each.sum() / learnt.sum(), (each * content).sum() / content.sum()]).detach()
+    return loss + 0.01 * model.balance() if model.size.experts else loss, seen
 
 
 def optimizer_for(model: Decoder, rate: float, fused: bool) -> torch.optim.AdamW:
-    matrices = [weight for weight in model.parameters() if weight.dim() >= 2]
-    others = [weight for weight in model.parameters() if weight.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    decays = {name: weight.dim() >= 2 and "embed" not in name for name, weight in model.named_parameters()}
+    groups = [
+        {"params": [weight for name, weight in model.named_parameters() if decays[name]], "weight_decay": 0.1},
+        {"params": [weight for name, weight in model.named_parameters() if not decays[name]], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
 
 
-def train(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run one piece of training; the log, which is also written beside the checkpoint."""
+class Run:
+    """One training run: its model, where it stands, and how it is kept."""
+
+    def __init__(self, arguments: argparse.Namespace, tokenizer: Any, device: str) -> None:
+        self.arguments, self.tokenizer, self.out = arguments, tokenizer, Path(arguments.out)
+        self.habit = arguments.habit or ("draft" if arguments.size == "draft" else "target")
+        self.model = Decoder(SIZES[arguments.size], -(-len(tokenizer) // 64) * 64).to(device)
+        self.rate = arguments.rate or _RATES.get(arguments.size, 3e-3)
+        self.optimizer = optimizer_for(self.model, self.rate, fused=device == "cuda")
+        total = arguments.total_minutes * 60
+        self.schedule = Schedule(total, arguments.anneal * total)
+        self.step, self.seconds = 0, 0.0
+        self.log: list[dict[str, Any]] = []
+        self.probes: list[dict[str, Any]] = []
+        self.tasks = [problem(seed, split="probe") for seed in range(arguments.probe_problems)]
+        self.out.mkdir(parents=True, exist_ok=True)
+        if arguments.resume and (self.out / "checkpoint.pt").exists():
+            saved = torch.load(self.out / "checkpoint.pt", map_location=device, weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.step, self.seconds = saved["step"], saved["seconds"]
+            self.log, self.probes, self.schedule.annealing = saved["log"], saved["probes"], saved["annealing"]
+
+    def probe(self) -> dict[str, Any]:
+        """Solve the probe problems now and say how well."""
+        began = time.perf_counter()
+        bench = Bench(self.model, self.model, self.tokenizer, seed=self.step)
+        figures = bench.quality(self.tasks, bench.solve("target", self.tasks, TEMPERATURE))
+        entry = {
+            "step": self.step,
+            "seconds": round(self.seconds, 1),
+            "correct": round(figures["correct"].value, 4),
+            "invalid": round(figures["invalid"].value, 4),
+            "took": round(time.perf_counter() - began, 1),
+        }
+        self.probes.append(entry)
+        print(json.dumps(entry), flush=True)
+        return entry
+
+    def save(self, card: dict[str, Any]) -> None:
+        """A checkpoint to resume from and an export to use, each whole or not at all."""
+        where = {"step": self.step, "seconds": self.seconds, "annealing": self.schedule.annealing}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save({**state, **where, "log": self.log, "probes": self.probes}, self.out / "checkpoint.part")
+        (self.out / "checkpoint.part").rename(self.out / "checkpoint.pt")
+        folder, tokenizer = self.out / "export.part", self.tokenizer
+        shutil.rmtree(folder, ignore_errors=True)
+        export.save(self.model, folder, tokenizer.eos_token_id, tokenizer.pad_token_id, self.arguments.shard_mb)
+        save_tokenizer(tokenizer, folder)
+        card = {
+            "size": self.arguments.size,
+            "habit": self.habit,
+            "seed": self.arguments.seed,
+            "batch_rows": self.arguments.batch,
+            "peak_rate": self.rate,
+            "dice_weight": self.arguments.dice,
+            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "seconds": round(self.seconds, 1),
+            "annealing_from": self.schedule.annealing,
+            **card,
+            "log": self.log,
+            "probes": self.probes,
+        }
+        (folder / "training_log.json").write_text(json.dumps(card, indent=1) + "\n")
+        shutil.rmtree(self.out / "export", ignore_errors=True)
+        folder.rename(self.out / "export")
+
+
+def train(arguments: argparse.Namespace) -> Run:
+    """Run one piece of training; it is left as a checkpoint and an export."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
-    out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
     while not (arguments.data / "tokenizer" / "tokenizer_config.json").exists():
         time.sleep(1)
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.data / "tokenizer"))
-    entries = -(-len(tokenizer) // 64) * 64
-    size = SIZES[arguments.size]
-    habit = arguments.habit or ("draft" if arguments.size == "draft" else "target")
-    rows = Rows(arguments.data / habit, arguments.batch, device, arguments.seed)
-    model = Decoder(size, entries).to(device)
-    rate = arguments.rate or _RATES.get(arguments.size, 3e-3)
-    optimizer = optimizer_for(model, rate, fused=device == "cuda")
-    step, before, log = 0, 0.0, []
-    if arguments.resume:
-        saved = torch.load(out / "checkpoint.pt", map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, before, log = saved["step"], saved["seconds"], saved["log"]
+    run = Run(arguments, tokenizer, device)
+    model, optimizer, schedule = run.model, run.optimizer, run.schedule
+    rows = Rows(arguments.data / run.habit, arguments.batch, device, arguments.seed)
     starts_with = tokenizer.convert_tokens_to_ids(USER)
     compute = torch.compile(loss_of, dynamic=False) if device == "cuda" and not arguments.eager else loss_of
     masked = arguments.attention == "mask"
-    long_folder = arguments.data / f"{habit}_long"
-    long_rows = Rows(long_folder, arguments.long_batch, device, arguments.seed) if long_folder.exists() else None
+    long_folder, long_every = arguments.data / f"{run.habit}_long", arguments.long_every
+    use_long = long_every and long_folder.exists()
+    long_rows = Rows(long_folder, arguments.long_batch, device, arguments.seed) if use_long else None
 
-    def one_step(number: int, share: float, long: bool = False) -> Tensor:
+    def one_step(share: float, long: bool = False) -> Tensor:
         # A long row holds one document, so plain causal attention is enough there, and much faster.
-        tokens, labels = long_rows.get(number // LONG_EVERY) if long and long_rows else rows.get(number)
+        batch = long_rows.get(run.step // long_every) if long and long_rows else rows.get(run.step)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = compute(model, tokens, labels, starts_with, masked and not long)
+            loss, seen = compute(model, *batch, arguments.dice, starts_with, masked and not long)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = rate * share
+            group["lr"] = run.rate * share
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return seen
+
+    def note() -> None:
+        """Log the losses since the last note, take in new shards."""
+        loss, content = torch.stack(losses).mean(0).tolist()  # waits for the device, so the time stays honest
+        run.seconds = before + time.perf_counter() - began
+        entry = {"step": run.step, "loss": round(loss, 5), "content": round(content, 5)}
+        entry |= {"tokens": run.step * arguments.batch * rows.rows.shape[1], "seconds": round(run.seconds, 1)}
+        run.log.append(entry)
+        print(json.dumps(entry), flush=True)
+        losses.clear()
+        rows.refresh()
+
+    def card(finished: bool) -> dict[str, Any]:
+        counts = {"rows": len(rows.rows), "long_rows": len(long_rows.rows) if long_rows else 0}
+        return {"row_tokens": rows.rows.shape[1], **counts, "finished": finished}
 
     began = time.perf_counter()
-    one_step(step, 0.0)  # compiles; moves nothing but the decay-free moments
+    one_step(0.0)  # compiles; moves nothing but the moments
     if long_rows:
-        one_step(step, 0.0, long=True)
+        one_step(0.0, long=True)
     if device == "cuda":
         torch.cuda.synchronize()
-    print(
-        f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, ready in "
-        f"{time.perf_counter() - began:.0f} s",
-        flush=True,
-    )
-    total = arguments.total_minutes * 60
-    began = time.perf_counter()
+    count = sum(weight.numel() for weight in model.parameters())
+    print(f"{count / 1e6:.2f}M parameters, ready in {time.perf_counter() - began:.0f} s", flush=True)
+    before, began = run.seconds, time.perf_counter()
+    probed = saved = before
     losses: list[Tensor] = []
     while True:
-        elapsed = time.perf_counter() - began
-        done = before + elapsed >= total or (arguments.max_steps and step >= arguments.max_steps)
-        pause = arguments.minutes and elapsed >= arguments.minutes * 60
-        if losses and (done or pause or step % arguments.log_every == 0):
-            entry = {
-                "step": step,
-                "loss": round(torch.stack(losses).mean().item(), 5),  # waits for the device, so elapsed stays honest
-                "tokens": step * arguments.batch * rows.rows.shape[1],
-                "seconds": round(before + time.perf_counter() - began, 1),
-            }
-            log.append(entry)
-            print(json.dumps(entry), flush=True)
-            losses = []
-            rows.refresh()
-        if done or pause:
-            break
-        progress = (before + elapsed) / total
-        if long_rows and progress > LONG_FROM and step % LONG_EVERY == 0:
-            one_step(step, schedule(progress), long=True)
-        losses.append(one_step(step, schedule(progress)))
-        step += 1
-    seconds = before + time.perf_counter() - began
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save({**state, "step": step, "seconds": seconds, "log": log}, out / "checkpoint.pt")
-    folder = out / "export"
-    export.save(model, folder, tokenizer.eos_token_id, tokenizer.pad_token_id, arguments.shard_mb)
-    save_tokenizer(tokenizer, folder)
-    card = {
-        "size": arguments.size,
-        "habit": habit,
-        "seed": arguments.seed,
-        "batch_rows": arguments.batch,
-        "row_tokens": rows.rows.shape[1],
-        "rows": len(rows.rows),
-        "long_rows": len(long_rows.rows) if long_rows else 0,
-        "peak_rate": rate,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "seconds": round(seconds, 1),
-        "finished": bool(done),
-        "log": log,
-    }
-    (folder / "training_log.json").write_text(json.dumps(card, indent=1) + "\n")
-    return card
+        run.seconds = before + time.perf_counter() - began
+        enough = schedule.over(run.seconds) or (arguments.max_steps and run.step >= arguments.max_steps)
+        pause = arguments.minutes and run.seconds - before >= arguments.minutes * 60
+        if losses and (enough or pause or run.step % arguments.log_every == 0):
+            note()
+        if enough or pause or run.seconds - probed >= arguments.probe_every:
+            found = run.probe()
+            enough = enough or found["invalid"] <= arguments.until_invalid
+            if arguments.anneal_when and found["correct"] >= arguments.anneal_when and schedule.annealing is None:
+                schedule.annealing = run.seconds
+            probed = run.seconds
+        if enough or pause or run.seconds - saved >= arguments.save_every:
+            run.save(card(bool(enough)))
+            saved = run.seconds
+        if enough or pause:
+            return run
+        share = schedule.share(run.seconds)
+        if long_rows and run.seconds > LONG_FROM * schedule.total and run.step % long_every == 0:
+            one_step(share, long=True)
+        losses.append(one_step(share))
+        run.step += 1
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -197,6 +278,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--batch", type=int, default=128, help="rows a step")
     parser.add_argument("--long-batch", type=int, default=32, help="rows of a step on long documents, if there are any")
+    parser.add_argument("--long-every", type=int, default=12, help="one long step in so many (0: none)")
+    parser.add_argument("--dice", type=float, default=0.25, help="weight in the loss where a choice of words shows")
+    parser.add_argument("--anneal", type=float, default=0.35, help="share of the time in which the rate falls")
+    parser.add_argument("--anneal-when", type=float, default=0, help="begin the fall once this share is right")
+    parser.add_argument("--until-invalid", type=float, default=-1, help="stop once no more steps are invalid")
+    parser.add_argument("--probe-every", type=float, default=60, help="seconds")
+    parser.add_argument("--probe-problems", type=int, default=128)
+    parser.add_argument("--save-every", type=float, default=60, help="seconds")
     parser.add_argument("--rate", type=float, default=0, help="peak learning rate; by default from the size")
     parser.add_argument(
         "--attention",

@@ -28,7 +28,7 @@ class CascadeDrafter(ModelDrafter):
         self.inner.begin(slots[1:])
 
     def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
-        if rule.needs_draft_logits:
+        if rule.needs_draft_logits or rule.draft_layers:
             return (yield from super().propose(context, n, sampling, round, rule))
         assert self.slot is not None
         text, end = list(context), min(len(context) + n, self.runner.capacity + 1)

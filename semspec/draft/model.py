@@ -33,6 +33,7 @@ class ModelDrafter:
             sampling if rule.needs_draft_logits else GREEDY,
             stream(DRAFT, round),
             keep_logits=rule.needs_draft_logits,
+            layers=rule.draft_layers,
             drafting=True,
         )
         return Draft(rolled.tokens, rolled.logits, rolled.hidden)

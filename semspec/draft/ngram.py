@@ -12,6 +12,7 @@ from semspec.types import Draft, Proposing, Runner, Sampling
 from semspec.verify.base import Rule
 
 Ngram = tuple[int, ...]
+LOOK_BACK = 16384  # tokens of a prompt that are searched; entering more would keep everybody waiting
 
 
 class NgramDrafter:
@@ -22,6 +23,7 @@ class NgramDrafter:
             )
         self.longest, self.shortest, self.earliest = longest, shortest, earliest
         self.runners: list[Runner] = []
+        self._start = 0  # where in the context the table begins
         self._follower: dict[Ngram, int] = {}  # n-gram -> index of the token that followed it
         self._history: list[list[tuple[Ngram, int | None]]] = []  # for each token: the entries it replaced
 
@@ -40,9 +42,11 @@ class NgramDrafter:
 
     def _index(self, context: list[int]) -> None:
         """Enter the n-grams in front of every token that is new since the last call."""
-        for follower in range(len(self._history), len(context)):
+        if not self._history:
+            self._start = max(0, len(context) - LOOK_BACK)
+        for follower in range(self._start + len(self._history), len(context)):
             replaced: list[tuple[Ngram, int | None]] = []
-            for size in range(self.shortest, min(self.longest, follower) + 1):
+            for size in range(self.shortest, min(self.longest, follower - self._start) + 1):
                 key = tuple(context[follower - size : follower])
                 if not (self.earliest and key in self._follower):
                     replaced.append((key, self._follower.get(key)))
@@ -51,7 +55,7 @@ class NgramDrafter:
 
     def accept(self, length: int) -> None:
         """Forget tokens that did not stand; there are some only if this drafter was shown text not yet certain."""
-        while len(self._history) > length:
+        while self._start + len(self._history) > length:
             for key, before in self._history.pop():
                 if before is None:
                     del self._follower[key]

@@ -1,6 +1,7 @@
 """How a pocket problem becomes a conversation: special tokens and the chat template.
 
-The assistant's own first token is `<think>`, as with reasoning models whose template leaves the thinking to them.
+A space follows `<|user|>`, so that a name is the same token at the start of a question as inside it. The assistant's
+own first token is `<think>`, as with reasoning models whose template leaves the thinking to them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CHAT_TEMPLATE = (
     "{%- if message['role'] == 'assistant' -%}"
     "{{ '<|assistant|>' + message['content'] + '<|end|>' }}"
     "{%- else -%}"
-    "{{ '<|user|>' + message['content'] + '<|end|>' }}"
+    "{{ '<|user|> ' + message['content'] + '<|end|>' }}"
     "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
@@ -26,4 +27,4 @@ CHAT_TEMPLATE = (
 
 def prompt(question: str) -> str:
     """What the chat template gives for one question with a generation prompt."""
-    return f"{USER}{question}{END}{ASSISTANT}"
+    return f"{USER} {question}{END}{ASSISTANT}"

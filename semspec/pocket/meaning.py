@@ -60,7 +60,7 @@ _OPERATOR = "(?P<op>" + "|".join(re.escape(text) for text in sorted(_OP_OF, key=
 _EQUATION = f"(?P<a>{_NUMBER}){_OPERATOR}(?P<b>{_NUMBER}){_any('equals')}(?P<v>{_NUMBER})"
 _START = f"(?:{_any('opener_first')}|{_any('opener_next')})"
 _END = _any("tail") + _any("stop")
-_CLAIM = f"{_any('frame')}{_NAME}{_any('verb')}{_any('hedge')}"
+_CLAIM = f"{_any('frame')}{_NAME}{_any('verb')}"
 
 
 def _phrase(op: str, template: str) -> str:
@@ -69,8 +69,8 @@ def _phrase(op: str, template: str) -> str:
 
 
 _BODIES: tuple[tuple[str | None, str], ...] = (
-    (None, f"{_CLAIM}{_EQUATION}"),
-    (None, f"{_CLAIM}(?P<v0>{_NUMBER}){_any('reason')}{_EQUATION}"),
+    (None, f"{_CLAIM}{_any('hedge')}{_EQUATION}"),
+    (None, f"{_any('reason')}{_EQUATION}, {_CLAIM}(?P<v0>{_NUMBER})"),
     (None, f"{_NAME}{_any('dash')}{_EQUATION}"),
     (None, f"{_EQUATION}{_any('assign')}{_NAME}"),
     *((op, _phrase(op, text)) for op in ("add", "sub", "mul", "div") for text in CHOICES[f"phrase_{op}"]),
@@ -97,14 +97,12 @@ def meaning(step_text: str) -> Meaning | None:
     text = step_text.strip()
     if not text or len(text) > 400:
         return None
-    # A step without opener starts with a capital that its table entry does not have.
-    for candidate in (text, text[0].lower() + text[1:]) if text[0].isupper() else (text,):
-        for op, pattern in _PATTERNS:
-            found = pattern.fullmatch(candidate)
-            if found is not None:
-                parsed = _read(found, op)
-                if parsed is not None:
-                    return parsed
+    for op, pattern in _PATTERNS:
+        found = pattern.fullmatch(text)
+        if found is not None:
+            parsed = _read(found, op)
+            if parsed is not None:
+                return parsed
     return None
 
 

@@ -38,7 +38,7 @@ def _chain(n: int, rng: Random) -> list[Step]:
 
 def _fork(n: int, rng: Random) -> list[Step]:
     out: list[Step] = []
-    left_length = 1 + int(rng.random() * (n - 2))
+    left_length = 1 + int((rng.random() + rng.random()) / 2 * (n - 2))  # the arms are rather even
     left = _run(out, left_length, rng)
     right = _run(out, n - 1 - left_length, rng)
     out.append((left, right))

@@ -2,6 +2,7 @@
 
 A theme says what its quantities are called, how the prompt states each kind of fact, and which quantities come from
 two plain numbers (a *source*: price times count, speed times hours, dozens, hours to minutes, ages in n years).
+Every fact names the person it is about first, so that a small model can learn one way to look things up.
 The tables are the only place where this wording lives: the writer and the parser are both derived from them.
 """
 
@@ -49,10 +50,10 @@ THEMES: tuple[Theme, ...] = (
             "{x}'s number of {item}",
             "the number of {item} {x} has",
             "how many {item} {x} has",
-            "the {item} count of {x}",
             "what {x} has in {item}",
+            "all {item} of {x}",
         ),
-        given=("{x} has {c} {item}.", "There are {c} {item} in {x}'s basket."),
+        given=("{x} has {c} {item}.", "{x}'s basket holds {c} {item}."),
         more=("{x} has {c} more {item} than {p}.", "{x} has as many {item} as {p} and {c} more."),
         fewer=("{x} has {c} fewer {item} than {p}.", "{x} has as many {item} as {p} but {c} fewer."),
         times=("{x} has {c} times as many {item} as {p}.",),
@@ -80,10 +81,10 @@ THEMES: tuple[Theme, ...] = (
         items=GOODS,
         names=(
             "{x}'s bill",
-            "what {x} pays",
             "the amount {x} spends",
-            "the cost for {x}",
-            "the money {x} spends",
+            "how much {x} pays",
+            "what {x} pays",
+            "all that {x} spends",
         ),
         given=("{x} pays {c} dollars.", "{x} spends {c} dollars."),
         more=("{x} pays {c} dollars more than {p}.", "{x} pays what {p} pays and {c} dollars extra."),
@@ -111,10 +112,10 @@ THEMES: tuple[Theme, ...] = (
         items=("road",),
         names=(
             "{x}'s distance",
-            "how far {x} goes",
             "the distance {x} travels",
-            "the way of {x}",
-            "the length of {x}'s trip",
+            "how far {x} goes",
+            "what {x} covers",
+            "all the way of {x}",
         ),
         given=("{x} travels {c} miles.", "{x} goes {c} miles."),
         more=("{x} travels {c} miles more than {p}.", "{x} goes as far as {p} and {c} miles on."),
@@ -139,10 +140,10 @@ THEMES: tuple[Theme, ...] = (
         items=("year",),
         names=(
             "{x}'s age",
-            "how old {x} is",
             "the age of {x}",
-            "the years of {x}",
-            "the number of years {x} counts",
+            "how old {x} is",
+            "what {x} counts in years",
+            "all the years of {x}",
         ),
         given=("{x} is {c} years old.", "{x} is aged {c}."),
         more=("{x} is {c} years older than {p}.",),
@@ -154,13 +155,13 @@ THEMES: tuple[Theme, ...] = (
         sources=(
             Source(
                 "add",
-                ("{b} years ago {x} was {a}.", "{x} was {a} years old {b} years ago."),
+                ("{x} was {a} just {b} years ago.", "{x} was {a} years old {b} years ago."),
                 (4, 60),
                 (2, 20),
             ),
             Source(
                 "sub",
-                ("In {b} years {x} will be {a}.", "{x} will be {a} years old in {b} years."),
+                ("{x} will be {a} in {b} years.", "{x} will be {a} years old in {b} years."),
                 (24, 80),
                 (2, 20),
             ),
@@ -174,10 +175,10 @@ THEMES: tuple[Theme, ...] = (
             "{x}'s output of {item}",
             "the number of {item} {x} makes",
             "how many {item} {x} makes",
-            "the {item} made by {x}",
             "what {x} makes in {item}",
+            "all {item} made by {x}",
         ),
-        given=("{x} makes {c} {item}.", "{c} {item} are made by {x}."),
+        given=("{x} makes {c} {item}.", "{x} is the maker of {c} {item}."),
         more=("{x} makes {c} more {item} than {p}.", "{x} makes as many {item} as {p} and {c} more."),
         fewer=("{x} makes {c} fewer {item} than {p}.", "{x} makes as many {item} as {p} but {c} fewer."),
         times=("{x} makes {c} times as many {item} as {p}.",),
@@ -187,7 +188,7 @@ THEMES: tuple[Theme, ...] = (
         sources=(
             Source(
                 "mul",
-                ("{x} makes {b} {item} an hour for {a} hours.", "In {a} hours {x} makes {b} {item} each."),
+                ("{x} makes {b} {item} an hour for {a} hours.", "{x} works {a} hours and makes {b} {item} in each."),
                 (2, 9),
                 (2, 15),
             ),
@@ -200,10 +201,10 @@ THEMES: tuple[Theme, ...] = (
         items=("minute",),
         names=(
             "{x}'s minutes",
-            "the minutes {x} needs",
-            "how long {x} takes",
-            "the time of {x}",
             "the time {x} needs",
+            "how long {x} takes",
+            "what {x} needs in minutes",
+            "all the minutes of {x}",
         ),
         given=("{x} needs {c} minutes.", "{x} takes {c} minutes."),
         more=("{x} needs {c} minutes more than {p}.", "{x} is done {c} minutes after {p}'s time."),
@@ -230,8 +231,8 @@ THEMES: tuple[Theme, ...] = (
             "{x}'s rope",
             "the length of {x}'s rope",
             "how long {x}'s rope is",
-            "the rope of {x}",
-            "the rope {x} holds",
+            "what {x} holds in rope",
+            "all the rope of {x}",
         ),
         given=("{x}'s rope is {c} cm long.", "{x} holds a rope of {c} cm."),
         more=("{x}'s rope is {c} cm longer than {p}'s.", "{x} ties {c} cm to a rope like {p}'s."),
@@ -261,10 +262,10 @@ THEMES: tuple[Theme, ...] = (
         items=("day",),
         names=(
             "{x}'s stay",
-            "the days of {x}",
-            "how long {x} stays",
-            "the length of {x}'s stay",
             "the days {x} stays",
+            "how long {x} stays",
+            "what {x} spends in days",
+            "all the days of {x}",
         ),
         given=("{x} stays {c} days.", "{x}'s visit lasts {c} days."),
         more=("{x} stays {c} days longer than {p}.", "{x} stays as long as {p} and {c} days on."),

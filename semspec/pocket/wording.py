@@ -17,9 +17,11 @@ from .themes import THEMES
 from .world import Problem, Quantity, problem
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "opener_first": ("", "First, ", "To start, ", "Okay, ", "To begin with, ", "Right, "),
+    # The options of a choice start with different tokens, so that options nobody prefers do not add up to a favourite.
+    # Every step has an opener, so a name never starts a paragraph: each name stays one token, with its space.
+    "opener_first": ("Well, ", "First, ", "To start, ", "Okay, ", "At first, ", "Right, "),
     "opener_next": (
-        "",
+        "Well, ",
         "So ",
         "Next, ",
         "Now ",
@@ -30,16 +32,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "With that, ",
         "Okay, ",
     ),
-    "frame": ("", "we see that ", "I find that ", "we know that ", "it follows that ", "clearly "),
-    # a sentence (is), a sentence with its reason behind (since), a fragment (dash), the computation before (then),
-    # or the computation as a phrase (phrase)
+    "frame": ("", "we see that ", "I find that ", "surely ", "it follows that ", "clearly "),
+    # Name first: a sentence (is) or a fragment (dash). Computation first: as a clause of a sentence (since), with the
+    # name behind (then), or as a phrase (phrase). Name first is the harder order, and rare: see FORMS.
     "form": ("is", "since", "dash", "then", "phrase"),
     "verb": (" is ", " equals ", " comes to ", " must be ", " works out to ", " amounts to "),
     "hedge": ("", "simply ", "exactly ", "just ", "therefore ", "thus "),
     "dash": (": ", " = ", " -> ", " - "),
-    "reason": (", since ", ", because ", ", as ", " from ", ": "),
+    "reason": ("since ", "because ", "as ", "given that ", "knowing that "),
     "order": ("as told", "turned"),
-    "equals": (" = ", ", which is ", ", so ", ", that is ", ", making ", "; that gives "),
+    "equals": (" = ", " is ", ", so ", " makes ", " gives ", "; that is "),
     "add": (" + ", " plus ", " and ", " added to ", " together with "),
     "sub": (" - ", " minus ", " less ", " take away ", " without "),
     "mul": (" * ", " times ", " x ", " multiplied by ", " by "),
@@ -49,15 +51,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "phrase_mul": ("multiplying {a} by {b}", "the product of {a} and {b}", "taking {a} times {b}"),
     "phrase_div": ("dividing {a} by {b}", "the quotient of {a} and {b}", "splitting {a} by {b}"),
     "gives": (" gives ", " makes ", " yields ", " is ", " leads to "),
-    "assign": (" for ", ", so that is ", ", and this is ", ", which settles ", " as "),
+    "assign": (" for ", ", so that is ", ": ", "; this settles ", " as "),
     "tail": ("", " in all", " altogether", " then", " here", " as needed"),
-    "stop": (".", "!", ". Good.", ". Fine.", ", done."),
+    "stop": (".", "!", ". Good.", "; fine.", ", done."),
     "answer": (
         "The answer is {v}.",
         "Answer: {v}.",
         "So the answer is {v}.",
         "It is {v}.",
-        "The result is {v}.",
+        "Result: {v}.",
     ),
 }
 for _theme in THEMES:
@@ -89,31 +91,34 @@ class Habits:
         return bisect(self._sums[name], rng.random())
 
 
-def make_habits(divergence: float, decided: float, agree: float, seed: int = 9) -> tuple[Habits, Habits]:
+FORMS = {"target": (0.02, 0.2, 0.02, 0.51, 0.25), "draft": (0.02, 0.2, 0.02, 0.25, 0.51)}
+"""How often each form is written. A model that names a quantity first must then recall its numbers and no other ready
+step's: the lookup learnt last, so those forms are one step in twenty-five."""
+DIFFER = ("assign", "name_shop", "name_stay")
+"""Choices whose favourites differ, besides the form. Six tokens or more lie between one and the next, but for names."""
+
+
+def make_habits(decided: float, level: float, seed: int, differ: tuple[str, ...] = DIFFER) -> tuple[Habits, Habits]:
     """A pair of habits (target, draft) over the same wordings.
 
-    In a share `agree` of the choices both like the same option best, but one is decided (gives its favourite the
-    weight `decided`) and the other nearly indifferent: sampled text differs there, greedy text does not, so that
-    stretches of agreement follow a difference. In the other choices both are decided, for different options.
-    `divergence` 1 leaves this as it is and 0 makes both equal to their mean. Every option keeps half a percent."""
+    In most choices both like the same option best, but one is decided (gives its favourite the weight `decided`) and
+    the other nearly indifferent (its favourite is `level` times as likely as another): sampled text differs there,
+    greedy text does not, so that stretches of agreement follow a difference. In the choices `differ`, and in the
+    form, both are decided, for different options. Both take up ready steps in story order rather than not, so the
+    favourite step is the same; the draft insists on it more. Every option keeps half a percent."""
     rng = Random(seed)
-    names = list(CHOICES)
-    alike = set(rng.sample(names, round(agree * len(names))))
     pair: tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]] = ({}, {})
     for name, options in CHOICES.items():
         count = len(options)
         best = int(rng.random() * count)
-        other = best if name in alike else (best + 1 + int(rng.random() * (count - 1))) % count
+        other = (best + 1 + int(rng.random() * (count - 1))) % count if name in differ else best
         tops = [_peaked(count, best, decided, rng), _peaked(count, other, decided, rng)]
-        if name in alike:
-            tops[int(rng.random() * 2)] = _peaked(count, best, 1.6 / (count + 0.6), rng)
+        if name not in differ:
+            tops[int(rng.random() * 2)] = _peaked(count, best, level / (count - 1 + level), rng)
         for side, own in zip(pair, tops, strict=True):
-            mixed = [
-                (1 - divergence) * (first + second) / 2 + divergence * mine
-                for first, second, mine in zip(*tops, own, strict=True)
-            ]
-            side[name] = tuple(0.005 + (1 - 0.005 * count) * weight for weight in mixed)
-    return Habits(pair[0], step_decay=0.8), Habits(pair[1], step_decay=1.15)
+            side[name] = tuple(0.005 + (1 - 0.005 * count) * weight for weight in own)
+    pair[0]["form"], pair[1]["form"] = FORMS["target"], FORMS["draft"]
+    return Habits(pair[0], step_decay=0.92), Habits(pair[1], step_decay=0.7)
 
 
 def _peaked(count: int, best: int, top: float, rng: Random) -> list[float]:
@@ -124,11 +129,45 @@ def _peaked(count: int, best: int, top: float, rng: Random) -> list[float]:
     return [top if place == best else share * weight for place, weight in enumerate(rest)]
 
 
-DIVERGENCE, DECIDED, AGREE = 0.9, 0.8, 0.65
-TARGET_HABITS, DRAFT_HABITS = make_habits(DIVERGENCE, DECIDED, AGREE)
+DECIDED, LEVEL, HABIT_SEED = 0.85, 1.6, 49
+TARGET_HABITS, DRAFT_HABITS = make_habits(DECIDED, LEVEL, HABIT_SEED)
 
 Trace = list[tuple[str, int, int]]
-"""(choice, option taken, where in the text it shows): what a wording decided, for calibration."""
+"""(choice, option taken, where in the text it shows): what a wording decided."""
+Script = tuple[str, ...]
+"""A step still to be written: plain text, and choices as "?name"."""
+
+
+def script(first: bool) -> Script:
+    """A step of which nothing has been decided yet."""
+    return ("?opener_first" if first else "?opener_next", "?form", "?tail", "?stop")
+
+
+def decide(name: str, option: int, quantity: Quantity, theme_key: str, item: str) -> Script:
+    """What this option of a choice puts in its place."""
+    text = CHOICES[name][option]
+    op, (a, b) = quantity.op, quantity.operands
+    assert op is not None
+    if name == "form":
+        named, value = f"?name_{theme_key}", str(quantity.value)
+        sum_: Script = ("?order",) if op in SYMMETRIC and a != b else _equation(a, b, quantity)
+        return {
+            "is": ("?frame", named, "?verb", "?hedge", *sum_),
+            "dash": (named, "?dash", *sum_),
+            "since": ("?reason", *sum_, ", ", "?frame", named, "?verb", value),
+            "then": (*sum_, "?assign", named),
+            "phrase": (f"?phrase_{op}", "?gives", value, "?assign", named),
+        }[text]
+    if name == "order":
+        return _equation(b, a, quantity) if text == "turned" else _equation(a, b, quantity)
+    if "{" in text:
+        text = text.replace("{x}", quantity.person).replace("{item}", item)
+        text = text.replace("{a}", str(a)).replace("{b}", str(b))
+    return (text,)
+
+
+def _equation(left: int, right: int, quantity: Quantity) -> Script:
+    return (str(left), f"?{quantity.op}", str(right), "?equals", str(quantity.value))
 
 
 def write_step(
@@ -141,67 +180,18 @@ def write_step(
     trace: Trace | None = None,
 ) -> str:
     """One worded step that derives `quantity`, without the blank line that ends it."""
-    parts: list[str] = []
-    choose = habits.choose
-
-    def take(name: str) -> str:
-        option = choose(name, rng)
-        if trace is not None:
-            trace.append((name, option, sum(map(len, parts))))
-        return CHOICES[name][option]
-
-    op = quantity.op
-    assert op is not None
-    a, b = quantity.operands
-    opener = take("opener_first" if first else "opener_next")
-    parts.append(opener)
-    form = take("form")
-
-    def name() -> None:
-        parts.append(take(f"name_{theme_key}").replace("{x}", quantity.person).replace("{item}", item))
-
-    def equation() -> None:
-        left, right = a, b
-        if op in SYMMETRIC and a != b and take("order") == "turned":
-            left, right = b, a
-        parts.append(str(left))
-        parts.append(take(op))
-        parts.append(str(right))
-        parts.append(take("equals"))
-        parts.append(str(quantity.value))
-
-    if form == "is":
-        parts.append(take("frame"))
-        name()
-        parts.append(take("verb"))
-        parts.append(take("hedge"))
-        equation()
-    elif form == "since":
-        parts.append(take("frame"))
-        name()
-        parts.append(take("verb"))
-        parts.append(take("hedge"))
-        parts.append(str(quantity.value))
-        parts.append(take("reason"))
-        equation()
-    elif form == "dash":
-        name()
-        parts.append(take("dash"))
-        equation()
-    elif form == "then":
-        equation()
-        parts.append(take("assign"))
-        name()
-    else:
-        parts.append(take(f"phrase_{op}").replace("{a}", str(a)).replace("{b}", str(b)))
-        parts.append(take("gives"))
-        parts.append(str(quantity.value))
-        parts.append(take("assign"))
-        name()
-    parts.append(take("tail"))
-    parts.append(take("stop"))
-    text = "".join(parts)
-    return text if opener else text[0].upper() + text[1:]
+    text = ""
+    rest = list(reversed(script(first)))
+    while rest:
+        part = rest.pop()
+        if part[:1] == "?":
+            option = habits.choose(part[1:], rng)
+            if trace is not None:
+                trace.append((part[1:], option, len(text)))
+            rest.extend(reversed(decide(part[1:], option, quantity, theme_key, item)))
+        else:
+            text += part
+    return text
 
 
 def ready(task: Problem, done: set[int]) -> list[int]:
@@ -216,31 +206,46 @@ def ready(task: Problem, done: set[int]) -> list[int]:
     ]
 
 
-def write_steps(task: Problem, habits: Habits, rng: Random) -> list[str]:
-    """A whole solution as steps, in one of its legal orders."""
+def write_steps(task: Problem, habits: Habits, rng: Random, trace: Trace | None = None) -> list[str]:
+    """A whole solution as steps, in one of its legal orders. `trace` counts letters as if they were joined by blank
+    lines."""
     done: set[int] = set()
     steps: list[str] = []
-    decay = habits.step_decay
+    decay, start = habits.step_decay, 0
     while options := ready(task, done):
         place = options[0]
         if len(options) > 1:
             sums = list(accumulate(decay**rank for rank in range(len(options))))
             place = options[min(bisect(sums, rng.random() * sums[-1]), len(options) - 1)]
-        steps.append(write_step(task.quantities[place], task.theme.key, task.item, not steps, habits, rng))
+        mine: Trace | None = None if trace is None else []
+        steps.append(write_step(task.quantities[place], task.theme.key, task.item, not steps, habits, rng, mine))
+        if trace is not None and mine is not None:
+            trace += [(name, option, start + at) for name, option, at in mine]
+        start += len(steps[-1]) + 2
         done.add(place)
     return steps
 
 
-def write_solution(task: Problem, habits: Habits, rng: Random) -> str:
+def write_solution(task: Problem, habits: Habits, rng: Random, trace: Trace | None = None) -> str:
     """The text a reasoning model should write: thoughts, a blank line between steps, then the answer."""
-    answer = CHOICES["answer"][habits.choose("answer", rng)].replace("{v}", str(task.answer))
-    thoughts = "\n\n".join(write_steps(task, habits, rng))
-    return f"<think>\n{thoughts}\n\n</think>\n\n{answer}"
+    option = habits.choose("answer", rng)
+    answer = CHOICES["answer"][option].replace("{v}", str(task.answer))
+    mine: Trace | None = None if trace is None else []
+    thoughts = "<think>\n" + "\n\n".join(write_steps(task, habits, rng, mine)) + "\n\n</think>\n\n"
+    if trace is not None and mine is not None:
+        trace += [(name, option, len("<think>\n") + at) for name, option, at in mine]
+        trace.append(("answer", option, len(thoughts)))
+    return thoughts + answer
 
 
 def example(
-    seed: int, habits: Habits, split: str = "train", steps: int | None = None, long: bool = False
+    seed: int,
+    habits: Habits,
+    split: str = "train",
+    steps: int | None = None,
+    long: bool = False,
+    trace: Trace | None = None,
 ) -> tuple[Problem, str]:
     """A problem and one worded solution, both fixed by the seed."""
     task = problem(seed, steps, split, long=long)
-    return task, write_solution(task, habits, Random(seed * 2_654_435_761 + 12_345))
+    return task, write_solution(task, habits, Random(seed * 2_654_435_761 + 12_345), trace)

@@ -44,7 +44,7 @@ class Quantity:
 
 @dataclass(slots=True)
 class Problem:
-    """A story (`text`), its quantities in an order in which they can be computed, and the one asked for."""
+    """A story (`text`), its quantities in the order it tells them (they can be computed in it), and the one asked."""
 
     template: str
     theme: Theme
@@ -81,9 +81,12 @@ def problem(
         raise ValueError(f"a problem has {FEWEST_STEPS} to {MOST_STEPS} steps, not {steps}")
     rng = Random((seed << 8) | _SPLITS[split])
     if template is None:
-        template = _pick(rng, HELD_OUT_TEMPLATES if split == "templates" else TRAIN_TEMPLATES)
+        templates = HELD_OUT_TEMPLATES if split == "templates" else TRAIN_TEMPLATES
+        template = _pick(rng, templates)
+        if template.endswith(("/chain", "/diamond")):  # thrown again once: there the next step is seldom open
+            template = _pick(rng, templates)
         while steps is not None and SHAPES[template.split("/")[1]][0] > steps:
-            template = _pick(rng, HELD_OUT_TEMPLATES if split == "templates" else TRAIN_TEMPLATES)
+            template = _pick(rng, templates)
     elif template not in TEMPLATES:
         raise ValueError(f"unknown template {template!r}; see semspec.pocket.world.TEMPLATES")
     theme_key, shape_name = template.split("/")
@@ -117,7 +120,8 @@ def _build(rng: Random, template: str, theme: Theme, plan: list[tuple[int, ...]]
         else:
             base = asked if rng.random() < 0.3 else int(rng.random() * len(quantities))
             quantities.append(_derived(rng, theme, item, next(people), quantities, [base]))
-    facts = _told(rng, quantities)
+    quantities, asked = _told(rng, quantities, asked)
+    facts = [quantity.fact for quantity in quantities]
     if rng.random() < 0.5:
         facts.insert(int(rng.random() * (len(facts) + 1)), idle_fact(rng, next(people)))
     question = _pick(rng, theme.ask).replace("{x}", quantities[asked].person).replace("{item}", item)
@@ -137,7 +141,7 @@ def _given(rng: Random, theme: Theme, item: str, person: str) -> Quantity:
     return Quantity(_named(theme, item, person), person, value, fact=fact)
 
 
-_FUNCTIONS = {
+FUNCTIONS = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -147,7 +151,7 @@ _FUNCTIONS = {
 
 def compute(op: str, operands: tuple[int, ...]) -> int:
     """The value of an operation; -1 where a division has no whole result."""
-    return _FUNCTIONS[op](*operands)
+    return FUNCTIONS[op](*operands)
 
 
 def _derived(rng: Random, theme: Theme, item: str, person: str, known: list[Quantity], places: list[int]) -> Quantity:
@@ -200,26 +204,27 @@ def _unary(rng: Random, value: int) -> tuple[str, int]:
     return ("fewer", 2) if value > _COMFORT else ("more", 2)
 
 
-def _told(rng: Random, quantities: list[Quantity]) -> list[str]:
-    """The facts in the order the story tells them: any order in which nobody is mentioned before being introduced."""
-    told = [False] * len(quantities)
+def _told(rng: Random, quantities: list[Quantity], asked: int) -> tuple[list[Quantity], int]:
+    """The quantities in the order the story tells them, and where the one asked for is then: any order in which
+    nobody is mentioned before being introduced."""
+    told: dict[int, int] = {}  # old place -> new place
     waiting = list(range(len(quantities)))
-    facts: list[str] = []
     while waiting:
         # Mostly the oldest waiting fact, sometimes the second or third: stories wander, but not much.
         start = int(rng.random() ** 2 * min(4, len(waiting)))
         for place in waiting[start:] + waiting[:start]:
-            if all(told[parent] for parent in quantities[place].parents):
+            if all(parent in told for parent in quantities[place].parents):
                 break
-        told[place] = True
+        told[place] = len(told)
         waiting.remove(place)
-        facts.append(quantities[place].fact)
-    return facts
+    for quantity in quantities:
+        quantity.parents = tuple(told[parent] for parent in quantity.parents)
+    return [quantities[place] for place in told], told[asked]
 
 
 def _bury(rng: Random, facts: list[str], question: str) -> str:
-    """The same story spread over 2,000 to 4,000 tokens of idle facts (an idle fact is about 8 tokens)."""
-    count = _between(rng, 270, 440)
+    """The same story spread over 2,000 to 4,000 tokens of idle facts (an idle fact is about 7 tokens)."""
+    count = _between(rng, 300, 530)
     slots = sorted(int(rng.random() * (count + 1)) for _ in facts)
     out: list[str] = []
     told = 0

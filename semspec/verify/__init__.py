@@ -6,6 +6,7 @@ A rule is asked for as an object, a name, or a name with options: "fly:window=4,
 from __future__ import annotations
 
 from semspec import specs
+from semspec.errors import BadRequest
 from semspec.verify.base import Decisions, Drafts, Rule
 from semspec.verify.block import Block
 from semspec.verify.controls import AcceptAll, Random
@@ -13,7 +14,7 @@ from semspec.verify.exact import Exact
 from semspec.verify.fly import Fly
 from semspec.verify.margin import Margin
 from semspec.verify.none import Alone
-from semspec.verify.rejection import SpeculativeSampling
+from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
 
@@ -33,6 +34,8 @@ for _rule in (Alone, Exact, SpeculativeSampling, Block, Fly, TopK, Typical, Marg
 def make(spec: str | Rule) -> Rule:
     """A rule from its name and options."""
     if isinstance(spec, Rule):
+        if type(spec).__hash__ is None:
+            raise BadRequest(f"verifier {spec.name!r} cannot be compared with others; make it a dataclass(frozen=True)")
         return spec
     return specs.make("verifier", spec, REGISTRY)
 

@@ -153,6 +153,8 @@ class Rule(ABC):
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # else the draft model writes greedily
+    layers: ClassVar[tuple[int, ...]] = ()  # whose hidden states it wants from the target
+    draft_layers: ClassVar[tuple[int, ...]] = ()  # and from the draft model
     drafts: ClassVar[bool] = True  # False: the target writes alone
 
     @abstractmethod
@@ -197,13 +199,13 @@ def collate(judges: Sequence[Judge]) -> Drafts:
         round=columns[:, longest + 5],
         state=torch.stack([j.state for j in judges if j.state is not None]) if judges[0].state is not None else None,
         protected=judges[0].protected,
-        hidden=_join([j.rows.hidden for j in judges]),
-        draft_hidden=_join([j.draft.hidden for j in judges]),
+        hidden=_join([j.rows.hidden for j in judges], device),
+        draft_hidden=_join([j.draft.hidden for j in judges], device),
     )
 
 
-def _join(parts: Sequence[dict[int, Tensor]]) -> dict[int, Tensor] | None:
-    return {layer: torch.cat([p[layer] for p in parts]) for layer in parts[0]} or None
+def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int, Tensor] | None:
+    return {layer: torch.cat([p[layer].to(device) for p in parts]) for layer in parts[0]} or None
 
 
 def verdicts(decisions: Decisions) -> list[Verdict]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from semspec.noise import ACCEPT
 from semspec.verify.base import Decisions, Drafts, Rule
-from semspec.verify.rejection import after_rejection
+from semspec.verify.sampling import after_rejection
 
 
 @dataclass(frozen=True)

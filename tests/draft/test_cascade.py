@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec import verify
-from semspec.decode import Job, Sequence
+from semspec.decode import Decoder, Job
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter
 from semspec.execute import Executor
 from semspec.stats import Stats
@@ -24,7 +24,7 @@ def decode(drafter: Drafter, verifier: str, k: int, n: int, target: Logits = LAN
     executor, stats = Executor(), Stats()
     runner = FakeRunner(target, VOCAB)
     job = Job(PROMPT, verify.make(verifier), k, n, Sampling(**sampling))  # type: ignore[arg-type]
-    task = executor.submit(Sequence(job, runner, drafter, stats).decode(), stats)
+    task = executor.submit(Decoder(job, runner, drafter, stats).decode(), stats)
     executor.run()
     if task.error:
         raise task.error

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.pocket.tokenizer import PIECES
 from semspec.pocket import HELD_OUT_TEMPLATES, TEMPLATES, TRAIN_TEMPLATES, judge_steps, problem, score
 from semspec.pocket.wording import DRAFT_HABITS, TARGET_HABITS, example, ready
 from semspec.pocket.world import compute
@@ -69,9 +70,10 @@ def test_open_next_steps_are_common() -> None:
 
 
 def test_long_variant() -> None:
-    task, text = example(3, TARGET_HABITS, long=True)
-    assert 2000 <= len(task.text.split()) <= 4000
-    assert all(judge_steps(text, task))
+    for seed in range(20):
+        task, text = example(seed, TARGET_HABITS, long=True)
+        assert 2000 <= len(PIECES.findall(task.text)) <= 4000
+        assert all(judge_steps(text, task))
 
 
 def test_bad_arguments_say_what_to_do() -> None:

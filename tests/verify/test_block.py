@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from semspec.types import Sampling
 from semspec.verify.block import Block
 from semspec.verify.exact import Exact
-from semspec.verify.rejection import SpeculativeSampling
+from semspec.verify.sampling import SpeculativeSampling
 from tests.verify.build import Crowd, Language, One, fit, judge, random_one
 from tests.verify.test_rejection import FILTERED, FLOORED, PLAIN, languages
 

@@ -13,7 +13,7 @@ from semspec.verify import REGISTRY, Decisions, Drafts, Rule, make, register
 from semspec.verify.block import Block
 from semspec.verify.exact import Exact
 from semspec.verify.none import Alone
-from semspec.verify.rejection import SpeculativeSampling
+from semspec.verify.sampling import SpeculativeSampling
 from tests.verify.build import One, hot, judge
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from semspec.types import Sampling
 from semspec.verify import Rule
 from semspec.verify.exact import Exact
-from semspec.verify.rejection import SpeculativeSampling
+from semspec.verify.sampling import SpeculativeSampling
 from tests.verify.build import (
     AcceptsEverything,
     Crowd,

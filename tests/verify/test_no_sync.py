@@ -1,0 +1,65 @@
+"""Every rule works without looking at values on the host: what makes it fit for CUDA graphs and for vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+from semspec.types import Draft, Judge, Rows, Sampling
+from semspec.verify import REGISTRY, Decisions, Drafts, Rule, make
+from semspec.verify.base import collate
+from semspec.verify.exact import Exact
+
+
+def without_values(drafts: Drafts, mode: FakeTensorMode) -> Drafts:
+    """The same tensors with shapes but no values: reading one is an error."""
+
+    def strip(thing: object) -> object:
+        if isinstance(thing, torch.Tensor):
+            return mode.from_tensor(thing)
+        if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+            return dataclasses.replace(
+                thing, **{f.name: strip(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
+            )
+        return thing
+
+    return strip(drafts)  # type: ignore[return-value]
+
+
+def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
+    def one(k: int) -> Judge:
+        logits = torch.zeros(k, 50) if rule.needs_draft_logits else None
+        protected = torch.zeros(50, dtype=torch.bool)
+        return Judge(rule, Draft([1] * k, logits), Rows(torch.zeros(k + 1, 50)), sampling, 5, 0, protected=protected)
+
+    drafts = collate([one(3), one(1), one(2)])
+    drafts.protected = torch.zeros(50, dtype=torch.bool)
+    with (mode := FakeTensorMode()):
+        return rule.judge(without_values(drafts, mode))
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.01)], ids=["greedy", "sampled"]
+)
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
+    decisions = judge_blind(make(name), sampling)
+    assert decisions.accepted.shape == decisions.next.shape == (3,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peeking(Exact):
+    name = "peeking"
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        decisions = super().judge(drafts)
+        assert decisions.accepted.max().item() >= 0
+        return decisions
+
+
+def test_a_rule_that_does_is_caught():
+    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        judge_blind(Peeking(), Sampling())
