@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from semspec.errors import BadRequest, ModelError
@@ -303,3 +303,51 @@ def test_a_gap_in_one_vocabulary_is_refused_with_an_example() -> None:
 def test_further_tokens_in_the_padding_of_the_other_pass() -> None:
     """As between the base and the chat version of a family; both models have room for them."""
     assert common_vocabulary(vocabulary(a=0, b=1), vocabulary(a=0, b=1, c=2), 8, 8) == 8
+
+
+def make_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """In the manner of Llama 2: what is not in the vocabulary is spelt in bytes, and a run of them decodes as one."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "▁b"]
+    vocab = {name: i for i, name in enumerate(names)}
+    merges = [("▁", "a"), ("▁", "b")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+
+
+FALLBACK = make_fallback_tokenizer()
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", " a", "b", " ", "日本語文字", "é", "😀😀😀", "語a", "é é"]), min_size=1, max_size=10
+    ),
+    sizes,
+)
+def test_text_spelt_in_bytes_streams_whole(parts: list[str], sizes: list[int]):
+    prompt = FALLBACK.encode("a 語b", add_special_tokens=False)
+    whole = FALLBACK.encode("a 語b" + "".join(parts), add_special_tokens=False)
+    assert whole[: len(prompt)] == prompt
+    stream, spans = TextStream(FALLBACK, prompt), []
+    for feed in pieces(whole[len(prompt) :], sizes):
+        stream.feed(feed)
+        spans += stream.take(["target"] * len(feed))
+    spans += stream.take([], final=True)
+    assert "".join(text for text, _ in spans) == "".join(parts)
+
+
+def test_a_stop_string_before_an_unfinished_character_still_counts():
+    stop, half = TOKENIZER.encode("the"), TOKENIZER.encode("漢")[:1]
+    stream = TextStream(TOKENIZER, PROMPT, ("he",))
+    assert stream.feed([*stop, *half]) == len(stop)
+    late = TextStream(TOKENIZER, PROMPT, (". ",))
+    assert late.feed([*TOKENIZER.encode(". "), *half]) is not None
+
+
+def test_endless_garbage_stays_cheap():
+    garbage = TOKENIZER.encode("漢")[:1] * 600
+    stream = TextStream(TOKENIZER, PROMPT)
+    stream.feed(garbage)
+    assert len(stream._window) < 200
