@@ -45,7 +45,7 @@ def generate(
         str | None, typer.Option(help="Draft model. Without one, drafts are looked up in the text.")
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a chat message.")] = False,
-    verifier: Annotated[str, typer.Option(help="Rule with options, e.g. exact, sampling, block, none.")] = "exact",
+    verifier: Annotated[str, typer.Option(help="Rule, e.g. exact, sampling, fly:window=4, none.")] = "exact",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 8,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")] = None,

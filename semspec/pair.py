@@ -52,7 +52,7 @@ class Options:
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
     def __post_init__(self) -> None:
-        """Refuse what is of the wrong type here, where the option's name is known."""
+        """Refuse what cannot work, whatever the model: before anything is loaded."""
         for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -64,6 +64,27 @@ class Options:
             raise BadRequest(f"stop is {self.stop!r}; give a text or a list of texts")
         if not _all_of(self.stop_ids, int):
             raise BadRequest(f"stop_ids is {self.stop_ids!r}; give a list of token ids")
+        if self.num_draft_tokens < 1:
+            raise BadRequest(
+                f"num_draft_tokens is {self.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
+            )
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
+            raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 rivals to report for each token")
+        if not all(self.stop_strings):
+            raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
+        if self.drafter not in DRAFTERS:
+            raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
+        self.sampling(seed=self.seed or 0)
+        verify.make(self.verifier)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self, seed: int) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)
 
 
 def _all_of(values: Any, kind: type) -> bool:
@@ -236,15 +257,6 @@ class Pair:
                 f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "
                 "choose a lossless verifier (exact, sampling, block) or allow lossy ones"
             )
-        if options.num_draft_tokens < 1:
-            raise BadRequest(
-                f"num_draft_tokens is {options.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
-            )
-        if options.logprobs is not None and not 0 <= options.logprobs <= 20:
-            raise BadRequest(f"logprobs is {options.logprobs}; give 0 to 20 rivals to report for each token")
-        strings = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
-        if not all(strings):
-            raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -252,14 +264,13 @@ class Pair:
                 "its tokenizer has tokens that it was not trained with"
             )
         seed = secrets.randbits(62) if options.seed is None else options.seed
-        sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p, seed)
-        text = TextStream(self.tokenizer, tokens, strings)
+        text = TextStream(self.tokenizer, tokens, options.stop_strings)
         job = Job(
             prompt=tokens,
             rule=rule,
             num_draft_tokens=options.num_draft_tokens,
             max_new_tokens=self._room(len(tokens), options.max_new_tokens),
-            sampling=sampling,
+            sampling=options.sampling(seed),
             stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.eos),
             halt=text.feed,
             protected=self.protected,
@@ -281,8 +292,6 @@ class Pair:
             )
         if wanted is None:
             return min(DEFAULT_NEW_TOKENS, left)
-        if wanted < 1:
-            raise BadRequest(f"max_new_tokens is {wanted}; give 1 or more")
         if wanted > left:
             raise BadRequest(
                 f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together more than the context of "
@@ -291,8 +300,6 @@ class Pair:
         return wanted
 
     def _drafter(self, rule: Rule, kind: str) -> Drafter:
-        if kind not in DRAFTERS:
-            raise BadRequest(f"there is no drafter {kind!r}; the drafters are: {', '.join(DRAFTERS)}")
         if not rule.drafts:
             return NoDrafter()
         if kind == "ngram" or (kind == "auto" and self.draft is None):

@@ -27,6 +27,22 @@ def reference(folder: Path, prompt: str, n: int) -> list[int]:
     return out[0, ids["input_ids"].shape[1] :].tolist()
 
 
+def test_512_tokens_through_the_loop_are_those_of_transformers(pair: semspec.Pair, target_folder: Path):
+    expected = reference(target_folder, PROMPT, 512)
+    for options in (Options(verifier="none"), Options(num_draft_tokens=7), Options(drafter="cascade")):
+        assert pair.generate(PROMPT, options, max_new_tokens=512, ignore_eos=True).tokens == expected
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "cascade"])
+def test_exact_equals_none_for_a_batch_of_prompts_and_any_draft_length(pair: semspec.Pair, drafter: str):
+    prompts = ["the lazy dog", "one two three four one two three", "light scatters", "q", "sky sky sky sky sky"]
+    common = {"max_new_tokens": 40, "ignore_eos": True}
+    alone = [r.tokens for r in pair.generate(prompts, verifier="none", **common)]
+    for k in (1, 2, 5, 16):
+        drafted = pair.generate(prompts, verifier="exact", drafter=drafter, num_draft_tokens=k, **common)
+        assert [r.tokens for r in drafted] == alone
+
+
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 @pytest.mark.parametrize("verifier", ["none", "exact", "sampling", "block"])
 def test_greedy_text_is_that_of_transformers(pair: semspec.Pair, target_folder: Path, verifier: str, drafter: str):

@@ -197,3 +197,18 @@ def test_an_older_config_with_rope_scaling_means_the_same(tmp_path: Path) -> Non
     config |= {"rope_theta": 10000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     (folder / "config.json").write_text(json.dumps(config))
     assert Shape.read(folder).inv_freq == expected.inv_freq
+
+
+def test_a_hub_id_is_fetched_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(make_model("llama3"), tmp_path / "fetched")
+    asked = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("semspec.model.weights.snapshot_download", fetch)
+    assert locate("some-org/some-model") == folder
+    ((name, patterns),) = asked
+    assert name == "some-org/some-model" and "*.safetensors" in patterns
+    assert not any(pattern.endswith((".bin", ".pt", "*")) and pattern in ("*", "*.bin") for pattern in patterns)
