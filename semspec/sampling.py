@@ -33,15 +33,18 @@ class SamplingRows:
     @staticmethod
     def of(options: Sequence[Sampling], repeats: Sequence[int], device: torch.device) -> SamplingRows:
         """Row i of `options`, repeated `repeats[i]` times."""
+        sampled = [o for o in options if not o.greedy]
+        if not sampled:  # nothing will be read but that
+            none = torch.empty(0, device=device)
+            return SamplingRows(none, none, none, none, all_greedy=True, filtered=False, floored=False)
         columns = torch.tensor([[o.temperature, o.top_k, o.top_p, o.min_p] for o in options], dtype=torch.float32)
         columns = columns.repeat_interleave(torch.tensor(list(repeats)), dim=0).to(device, non_blocking=True)
-        sampled = [o for o in options if not o.greedy]
         return SamplingRows(
             temperature=columns[:, 0],
             top_k=columns[:, 1].long(),
             top_p=columns[:, 2],
             min_p=columns[:, 3],
-            all_greedy=not sampled,
+            all_greedy=False,
             filtered=any(o.top_k > 0 or o.top_p < 1.0 for o in sampled),
             floored=any(o.min_p > 0.0 for o in sampled),
         )

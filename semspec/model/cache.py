@@ -19,8 +19,15 @@ class Cache:
         buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
         self.keys = torch.zeros(buffer, device=device, dtype=dtype)
         self.values = torch.zeros(buffer, device=device, dtype=dtype)
+        self._views = [
+            [(k, v) for k, v in zip(*layer, strict=True)] for layer in zip(self.keys, self.values, strict=True)
+        ]
         self.lengths = [0] * slots
         self._free = list(range(slots))[::-1]
+
+    def view(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, capacity, head_dim] of one slot; made once, since making views takes time too."""
+        return self._views[layer][slot]
 
     @property
     def free(self) -> int:

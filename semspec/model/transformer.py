@@ -84,6 +84,7 @@ class Transformer:
         self.norm = read("model.norm.weight", shape.width)
         self.head = Linear(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
         self._cos, self._sin = self._rotations(0)
+        self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
     def forward(
         self, tokens: Tensor, spans: list[Span], cache: Cache, wanted: Tensor, layers: Iterable[int] = ()
@@ -113,10 +114,12 @@ class Transformer:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.is_cuda:
             return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
-        # On a CPU torch's own takes more, smaller operations than this, and small models are bound by their number.
+        # On a CPU torch's own takes several times the operations of this, and small models are bound by their number.
+        # hypot gives sqrt(|x|^2 + width * eps), which is sqrt(width) times the root mean square.
+        size = x.shape[-1]
         y = x.float()
-        y = y * y.square().mean(-1, keepdim=True).add_(self.shape.norm_eps).rsqrt_()
-        return y.to(x.dtype) * weight
+        length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot(self._floor[size])
+        return (y * (size**0.5 / length)).to(x.dtype) * weight
 
     def _attend(
         self,
@@ -140,7 +143,8 @@ class Transformer:
         for span, mask in zip(spans, masks, strict=True):
             rows = slice(row, row := row + span.count)
             end = span.start + span.count
-            keys, values = cache.keys[i, span.slot, :, :end], cache.values[i, span.slot, :, :end]  # [kv heads, end, d]
+            slot_keys, slot_values = cache.view(i, span.slot)
+            keys, values = slot_keys[:, :end], slot_values[:, :end]  # [kv heads, end, d]
             keys[:, span.start :] = k[rows].transpose(0, 1)
             values[:, span.start :] = v[rows].transpose(0, 1)
             outs.append(_attention(q[rows].transpose(0, 1), keys, values, mask))
