@@ -13,6 +13,7 @@ from rich.text import Text
 import semspec
 from semspec.bench import commands as bench_commands
 from semspec.errors import SemspecError
+from semspec.show import coloured
 
 if TYPE_CHECKING:
     from semspec.pair import Options, Pair, Result
@@ -25,7 +26,6 @@ app = typer.Typer(
 )
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
-STYLES = {"draft": "green", "relaxed": "yellow", "target": "default"}
 
 
 @app.callback(invoke_without_command=True)
@@ -75,7 +75,7 @@ def generate(
     else:
         result = show(pair, asked, options)
         if not quiet:
-            Console(stderr=True).print(summary(result), style="dim")
+            Console(stderr=True, highlight=False).print(summary(result), style="dim")
 
 
 @app.command()
@@ -95,8 +95,7 @@ def show(pair: Pair, prompt: Any, options: Options) -> Result:
     console = Console(highlight=False, soft_wrap=True)
     stream = pair.stream(prompt, options)
     for event in stream:
-        for text, origin in event.spans:
-            console.print(Text(text, style=STYLES[origin]), end="")
+        console.print(coloured([event]), end="")
     console.print()
     return stream.result()
 

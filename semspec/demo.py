@@ -8,14 +8,12 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from semspec.pair import Options, Pair, Result, load
+from semspec.show import coloured
 from semspec.stats import Stats
 from semspec.tasks.base import Problem
 from semspec.tasks.pocket import Pocket
-
-STYLES = {"draft": "green", "relaxed": "yellow", "target": "default"}
 
 
 @dataclass
@@ -52,7 +50,7 @@ def demo(console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: i
         if i == 0:
             console.print(Panel(problem.prompt[-1]["content"], title="a problem", border_style="cyan"))  # type: ignore[index]
             width = max(30, (console.width - 1) // 2)
-            panels = [Panel(coloured(a.results[0]), title=a.title, width=width) for a in arms]
+            panels = [Panel(coloured(a.results[0].events), title=a.title, width=width) for a in arms]
             console.print(Columns(panels))
             console.print("[green]green[/]: written by the draft, kept by the target. Plain: written by the target.\n")
     same = sum(a.tokens == b.tokens for a, b in zip(*(arm.results for arm in arms), strict=True))
@@ -66,15 +64,6 @@ def solve(pair: Pair, task: Pocket, problem: Problem, arm: Arm, warm_up: bool = 
     if not warm_up:
         arm.results.append(result)
         arm.correct += task.score(problem, result.text)
-
-
-def coloured(result: Result) -> Text:
-    text = Text()
-    for event in result.events:
-        for piece, origin in event.spans:
-            text.append(piece, style=STYLES[origin])
-    text.rstrip()
-    return text
 
 
 def table(arms: list[Arm], problems: int) -> Table:
