@@ -54,6 +54,8 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass; 1 is off.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best; 0 is off.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
+    relax_span: Annotated[str, typer.Option(help="Where a lossy rule may relax: all or thinking.")] = "all",
+    lossy: Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Refuse lossy rules or not.")] = True,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be repeated.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     draft_device: Annotated[str | None, typer.Option(help="Where the draft model runs, if elsewhere.")] = None,
@@ -67,6 +69,7 @@ def generate(
     options = semspec.Options(
         verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
+        relax_span=relax_span, allow_lossy=lossy,
     )  # fmt: skip
     pair = semspec.load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context)
     asked = [{"role": "user", "content": text}] if chat else text

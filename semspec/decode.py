@@ -7,12 +7,14 @@ is batched without knowing it. Closing the generator at any point gives its slot
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from semspec.loops import find_loop
 from semspec.noise import TARGET
 from semspec.stats import Stats
 from semspec.types import (
@@ -36,7 +38,9 @@ from semspec.types import (
 from semspec.verify.base import Rule
 from semspec.verify.exact import Exact
 
+log = logging.getLogger(__name__)
 EXACT = Exact()
+LOOK_BACK = 192  # tokens in which a loop is looked for after every step
 WRITE_AHEAD = 8  # tokens a target without a draft writes between two looks at stop strings and cancellation
 
 
@@ -52,6 +56,7 @@ class Job:
     stop: frozenset[int] = frozenset()
     halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
     protected: Tensor | None = None  # [V] tokens that no rule may relax
+    thinking: tuple[int, int] | None = None  # relax only between these two tokens; None: everywhere
     logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
 
 
@@ -64,6 +69,7 @@ class Decoder:
         self.slot = -1
         self.round = 0
         self.state: Tensor | None = None  # the rule's memory of this sequence
+        self.strict = False  # a loose rule went in circles, so `exact` has taken over
 
     def decode(self) -> Decoding:
         held = False
@@ -88,17 +94,18 @@ class Decoder:
         # The target always adds a token of its own, so a draft may be at most one shorter than the room left.
         job, n = self.job, min(self.job.num_draft_tokens, room - 1)
         draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
-        draft, layout = self.fit(draft)
+        rule = self.rule_now()
+        draft, layout = self.fit(draft, rule)
         rows: Rows = yield Score(
-            self.target, self.slot, self.pending() + layout, keep=1 + len(layout), layers=job.rule.layers
+            self.target, self.slot, self.pending() + layout, keep=1 + len(layout), layers=rule.layers
         )
-        # Where nothing is drafted there is nothing to judge, and the target's own token follows.
-        rule = job.rule if draft.tokens else EXACT
+        if not draft.tokens:  # then there is nothing to judge, and the target's own token follows
+            rule = EXACT
         verdict: Verdict = yield Judge(
             rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs, job.protected
         )
         self.round += 1
-        if draft.tokens:
+        if rule is job.rule:
             self.state = verdict.state
 
         tokens = [*draft.tokens[: verdict.accepted], verdict.next]
@@ -125,12 +132,38 @@ class Decoder:
             self.stats.observe(drafted=0, accepted=0)
         return self.commit(rolled.tokens[:kept], rolled.logprobs, finish)
 
-    def fit(self, draft: Draft) -> tuple[Draft, list[int]]:
-        """The draft with its layout, shortened until what is to be scored has room in the slot."""
-        room = self.target.capacity - len(self.context)
-        while len(layout := self.job.rule.layout(draft.tokens)) > room and draft.tokens:
+    def rule_now(self) -> Rule:
+        """The job's rule, or `exact` where a loose one has no business."""
+        if self.job.rule.lossless or not (self.strict or self.outside_thinking()):
+            return self.job.rule
+        return EXACT
+
+    def outside_thinking(self) -> bool:
+        """Whether the thinking that alone may be relaxed has not begun, or is over."""
+        if self.job.thinking is None:
+            return False
+        begin, end = self.job.thinking
+        return next((token == end for token in reversed(self.context) if token in (begin, end)), True)
+
+    def fit(self, draft: Draft, rule: Rule) -> tuple[Draft, list[int]]:
+        """The draft with its layout, shortened to what has room in the slot, and to one side of the end of thinking."""
+        room, end = self.target.capacity - len(self.context), self.job.thinking[1] if self.job.thinking else None
+        while draft.tokens and (len(rule.layout(draft.tokens)) > room or end in draft.tokens[:-1]):
             draft = draft.without_last()
-        return draft, layout
+        return draft, rule.layout(draft.tokens)
+
+    def watch(self) -> None:
+        """Loose acceptance can talk itself into a circle. If it does, the target alone decides from here on."""
+        loop = find_loop(self.context[-LOOK_BACK:])
+        if loop is not None:
+            self.strict = True
+            self.stats.loops += 1
+            log.warning(
+                "%s wrote %d tokens %d times in a row; going on with exact",
+                self.job.rule.name,
+                loop.period,
+                loop.repeats,
+            )
 
     def pending(self) -> list[int]:
         """The part of the context that the target has not seen: its last token, or at first the whole prompt."""
@@ -150,6 +183,8 @@ class Decoder:
     def commit(self, tokens: list[int], logprobs: list[TokenLogprob] | None, finish: FinishReason | None) -> Event:
         """Make tokens part of the context and forget what the target scored beyond them."""
         self.context += tokens
+        if not (self.job.rule.lossless or self.strict):
+            self.watch()
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
         kept = None if logprobs is None else logprobs[: len(tokens)]
         return Event(tokens, ["target"] * len(tokens), logprobs=kept, finish_reason=finish)

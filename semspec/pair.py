@@ -24,7 +24,7 @@ from semspec.model.config import Shape
 from semspec.model.weights import locate
 from semspec.pocket.shipped import SHIPPED
 from semspec.stats import Stats
-from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer
+from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
 from semspec.types import Drafter, Event, FinishReason, Runner, Sampling, TokenLogprob
 from semspec.verify import Rule
 
@@ -49,6 +49,7 @@ class Options:
     stop_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # report each token's logprob, with this many rivals
+    relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
     def __post_init__(self) -> None:
@@ -76,6 +77,8 @@ class Options:
             raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
         if self.drafter not in DRAFTERS:
             raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
+        if self.relax_span not in ("all", "thinking"):
+            raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
         self.sampling(seed=self.seed or 0)
         verify.make(self.verifier)
 
@@ -274,9 +277,20 @@ class Pair:
             stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.eos),
             halt=text.feed,
             protected=self.protected,
+            thinking=self._span(options.relax_span),
             logprobs=options.logprobs,
         )
         return job, self._drafter(rule, options.drafter), text
+
+    def _span(self, relax_span: str) -> tuple[int, int] | None:
+        if relax_span == "all":
+            return None
+        markers = thinking_markers(self.tokenizer)
+        if markers is None:
+            raise BadRequest(
+                "relax_span 'thinking' needs a model that thinks between markers such as <think>; give all"
+            )
+        return markers
 
     def _submit(self, job: Job, drafter: Drafter, text: TextStream) -> Ticket:
         stats = Stats()

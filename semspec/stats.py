@@ -21,6 +21,7 @@ class Stats:
     histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> steps
     relaxed: int = 0
     bonus: int = 0
+    loops: int = 0  # times a loose rule went in circles and was replaced by `exact`
     target_passes: int = 0  # passes over the target that judged or wrote; prefill is not among them
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
 
@@ -74,6 +75,7 @@ class Stats:
             self.histogram + other.histogram,
             self.relaxed + other.relaxed,
             self.bonus + other.bonus,
+            self.loops + other.loops,
             self.target_passes + other.target_passes,
             {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
         )
@@ -89,6 +91,7 @@ class Stats:
             "accepted": self.accepted,
             "relaxed": self.relaxed,
             "bonus": self.bonus,
+            "loops": self.loops,
             "tokens": self.tokens,
             "tau": self.tau,
             "acceptance_rate": self.acceptance_rate,

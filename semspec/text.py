@@ -13,6 +13,7 @@ from semspec.types import Origin
 
 Messages = list[dict[str, Any]]
 Prompt = str | Messages
+THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 UNFINISHED = "\ufffd"  # how a decoder writes bytes that are not a whole character yet
 GARBAGE = 64  # this many unfinished characters in a row are not the beginning of anything
 CONTEXT = 8  # tokens decoded together, so that decoders which treat the start of a text specially do no harm
@@ -44,6 +45,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     if not tokens:
         raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
     return list(tokens)
+
+
+def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
+    """The tokens between which a model thinks, if its tokenizer has such a pair."""
+    vocabulary = tokenizer.get_vocab()
+    for begin, end in THINKING:
+        if begin in vocabulary and end in vocabulary:
+            return vocabulary[begin], vocabulary[end]
+    return None
 
 
 def common_vocabulary(

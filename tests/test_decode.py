@@ -269,3 +269,42 @@ def test_logprobs_come_from_the_target_whatever_the_draft():
             logp = torch.tensor(language(PROMPT + tokens[:i])).log_softmax(-1)
             assert entry.logprob == pytest.approx(logp[tokens[i]].item(), abs=1e-5)
             assert [t for t, _ in entry.top] == logp.topk(2).indices.tolist()
+
+
+def run(job: Job, target: Logits, draft: Logits) -> tuple[list[int], list[str], Stats]:
+    stats, executor = Stats(), Executor()
+    decoder = Decoder(job, FakeRunner(target, VOCAB), ModelDrafter(FakeRunner(draft, VOCAB)), stats)
+    task = executor.submit(decoder.decode(), stats)
+    executor.run()
+    assert task.error is None
+    return [t for e in task.events for t in e.tokens], [o for e in task.events for o in e.origins], stats
+
+
+def test_only_thinking_is_relaxed_where_that_is_asked_for():
+    begin, end = 8, 9
+    target = script([1, begin, 2, 3, 4, 5, end, 6, 7, 1, 2, 3], VOCAB, len(PROMPT))
+    draft = script([2, begin, 3, 3, 5, 5, end, 7, 7, 2, 2, 2], VOCAB, len(PROMPT))  # wrong at every other token
+    protected = torch.zeros(VOCAB, dtype=torch.bool)
+    protected[[begin, end]] = True
+    job = Job(PROMPT, verify.make("accept-all"), 4, 12, protected=protected, thinking=(begin, end))
+    tokens, origins, stats = run(job, target, draft)
+    # The step in which thinking begins is judged strictly to its end, so the 2 behind it is the target's.
+    assert tokens == [1, begin, 2, 3, 5, 5, end, 6, 7, 1, 2, 3]
+    assert [i for i, o in enumerate(origins) if o == "relaxed"] == [4] and stats.relaxed == 1
+    everywhere = Job(PROMPT, verify.make("accept-all"), 4, 12, protected=protected)
+    assert run(everywhere, target, draft)[2].relaxed > stats.relaxed
+    inside = Job([*PROMPT, begin], verify.make("accept-all"), 4, 4, protected=protected, thinking=(begin, end))
+    assert run(inside, script([1], VOCAB, 0), script([2], VOCAB, 0))[2].relaxed > 0, "a prompt may open the thinking"
+
+
+def test_a_loose_rule_that_goes_in_circles_is_replaced_by_exact(caplog: pytest.LogCaptureFixture):
+    target, draft = chain(VOCAB, seed=2), script([3, 4], VOCAB, 0)
+    tokens, origins, stats = run(Job(PROMPT, verify.make("accept-all"), 6, 120), target, draft)
+    assert stats.loops == 1 and "accept-all wrote" in caplog.text and "going on with exact" in caplog.text
+    relaxed = [i for i, o in enumerate(origins) if o == "relaxed"]
+    assert relaxed and relaxed[-1] < 60, "nothing is relaxed after the loop was found"
+    after = relaxed[-1] + 10
+    assert tokens[after:] == greedy(target, PROMPT + tokens[:after], 120 - after)
+    assert run(Job(PROMPT, verify.make("exact"), 6, 120), script([3, 4], VOCAB, 0), draft)[2].loops == 0, (
+        "not its fault"
+    )

@@ -229,6 +229,8 @@ class Anything(Exact):
         (PROMPT, {"stop": None}, "stop is None; give a text or a list of texts"),
         (PROMPT, {"stop_ids": 5}, "stop_ids is 5; give a list of token ids"),
         ([[]], {}, "the chat has no messages"),
+        (PROMPT, {"relax_span": "some"}, "relax_span is 'some'; give all or thinking"),
+        (PROMPT, {"relax_span": "thinking"}, "needs a model that thinks between markers"),
         (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
         (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
         (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),
@@ -311,6 +313,40 @@ def test_a_loose_rule_reports_what_it_relaxed(pair: semspec.Pair):
     origins = [o for e in loose.events for o in e.origins]
     assert loose.stats.relaxed == origins.count("relaxed") > 0
     assert loose.stats.tau > strict.stats.tau and loose.tokens != strict.tokens
+
+
+@pytest.mark.parametrize(
+    ("loose", "strict"),
+    [
+        ("fly:theta=99", "exact"),
+        ("topk:top=1,delta=0", "exact"),
+        ("margin:ratio=1", "exact"),
+        ("random:rate=0", "exact"),
+        ("fly:window=0,theta=0", "accept-all"),
+        ("random:rate=1", "accept-all"),
+    ],
+)
+def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, strict: str):
+    common = {"max_new_tokens": 60, "ignore_eos": True}
+    assert (
+        pair.generate(PROMPT, verifier=loose, **common).tokens
+        == pair.generate(PROMPT, verifier=strict, **common).tokens
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_whatever_the_rule_a_batch_equals_single_runs_and_events_tell_all(pair: semspec.Pair, temperature: float):
+    names = sorted(semspec.verifiers.REGISTRY)
+    options = [Options(verifier=n, temperature=temperature, seed=i, max_new_tokens=30) for i, n in enumerate(names)]
+    prompts = [("the lazy dog " * (1 + i % 4)).strip() for i in range(len(names))]
+    for prompt, option, result in zip(prompts, options, pair.generate(prompts, options), strict=True):
+        assert pair.generate(prompt, option).tokens == result.tokens
+        origins = [o for e in result.events for o in e.origins]
+        assert len(origins) == len(result.tokens) == result.stats.tokens
+        counts = (result.stats.accepted, result.stats.relaxed, result.stats.bonus)
+        assert counts == (len(origins) - origins.count("target"), origins.count("relaxed"), origins.count("target"))
+        assert result.lossless is (origins.count("relaxed") == 0) or not result.lossless
+    assert pair.target.free == 8
 
 
 @pytest.mark.parametrize("verifier", ["exact", "fly", "sampling"])
