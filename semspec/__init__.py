@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semspec import verify as verifiers
     from semspec.errors import BadRequest, ModelError, SemspecError
-    from semspec.pair import Options, Pair, Result, Stream, load
+    from semspec.options import Options
+    from semspec.pair import Pair, Result, Stream, load
     from semspec.stats import Stats
     from semspec.types import Event, Sampling
     from semspec.verify import Rule, register
@@ -19,7 +20,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "semspec.errors": ("BadRequest", "ModelError", "SemspecError"),
-    "semspec.pair": ("Options", "Pair", "Result", "Stream", "load"),
+    "semspec.options": ("Options",),
+    "semspec.pair": ("Pair", "Result", "Stream", "load"),
     "semspec.stats": ("Stats",),
     "semspec.types": ("Event", "Sampling"),
     "semspec.verify": ("Rule", "register"),

@@ -16,7 +16,8 @@ from semspec.errors import SemspecError
 from semspec.show import coloured
 
 if TYPE_CHECKING:
-    from semspec.pair import Options, Pair, Result
+    from semspec.options import Options
+    from semspec.pair import Pair, Result
 
 app = typer.Typer(
     help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",

@@ -22,76 +22,14 @@ from semspec.execute import Executor, Task
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.weights import locate
+from semspec.options import Options
 from semspec.pocket.shipped import SHIPPED
 from semspec.stats import Stats
 from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
-from semspec.types import Drafter, Event, FinishReason, Runner, Sampling, TokenLogprob
+from semspec.types import Drafter, Event, FinishReason, Runner, TokenLogprob
 from semspec.verify import Rule
 
 DEFAULT_NEW_TOKENS = 256
-DRAFTERS = ("auto", "cascade", "model", "ngram")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to answer one prompt."""
-
-    verifier: str | Rule = "exact"
-    drafter: str = "auto"  # one of DRAFTERS; auto: the draft model if there is one, else ngram
-    num_draft_tokens: int = 8
-    max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None  # default: a fresh one, reported in the result
-    stop: str | tuple[str, ...] | list[str] = ()
-    stop_ids: tuple[int, ...] | list[int] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None  # report each token's logprob, with this many rivals
-    relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
-    allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work, whatever the model: before anything is loaded."""
-        for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise BadRequest(f"{name} is {value!r}; give a whole number")
-        for name in ("temperature", "top_p", "min_p"):
-            if not isinstance(getattr(self, name), int | float):
-                raise BadRequest(f"{name} is {getattr(self, name)!r}; give a number")
-        if not isinstance(self.stop, str) and not _all_of(self.stop, str):
-            raise BadRequest(f"stop is {self.stop!r}; give a text or a list of texts")
-        if not _all_of(self.stop_ids, int):
-            raise BadRequest(f"stop_ids is {self.stop_ids!r}; give a list of token ids")
-        if self.num_draft_tokens < 1:
-            raise BadRequest(
-                f"num_draft_tokens is {self.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
-            )
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
-            raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 rivals to report for each token")
-        if not all(self.stop_strings):
-            raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
-        if self.drafter not in DRAFTERS:
-            raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
-        if self.relax_span not in ("all", "thinking"):
-            raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
-        self.sampling(seed=self.seed or 0)
-        verify.make(self.verifier)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    def sampling(self, seed: int) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)
-
-
-def _all_of(values: Any, kind: type) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(v, kind) for v in values)
 
 
 @dataclass(slots=True)
@@ -212,7 +150,7 @@ class Pair:
         outside = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
         mask = torch.zeros(self.target.vocab, dtype=torch.bool)
         mask[[i for i in outside if i < self.target.vocab]] = True
-        return mask.to(getattr(self.target, "device", "cpu"))
+        return mask.to(self.target.device)
 
     def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
         """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
@@ -255,11 +193,6 @@ class Pair:
     def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
         rule = verify.make(options.verifier)
-        if not rule.lossless and not options.allow_lossy:
-            raise BadRequest(
-                f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "
-                "choose a lossless verifier (exact, sampling, block) or allow lossy ones"
-            )
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(

@@ -154,6 +154,11 @@ class Runner(Protocol):
     depth: int  # number of layers; hidden states of layer `depth` are those after the final norm
 
     @property
+    def device(self) -> torch.device:
+        """Where its logits are."""
+        ...
+
+    @property
     def free(self) -> int:
         """Slots nobody holds."""
         ...

@@ -46,6 +46,7 @@ class FakeRunner:
     clock: Clock = field(default_factory=Clock)
     seconds: float = 1.0  # per pass, or per token of a roll
     depth: int = 2
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
         self.held: dict[int, list[int]] = {}

@@ -191,7 +191,7 @@ def test_models_that_pad_their_vocabulary_differently_work_together(target_folde
 def test_a_draft_device_is_honoured(target_folder: Path, draft_folder: Path):
     pair = semspec.load(target_folder, draft_folder, device="cpu", draft_device="cpu:0")
     assert pair.draft is not None
-    assert pair.draft.device == torch.device("cpu:0")  # type: ignore[attr-defined]
+    assert pair.draft.device == torch.device("cpu:0")
     assert pair.generate(PROMPT, max_new_tokens=10).tokens
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from semspec import verify
 from semspec.errors import BadRequest
-from semspec.pair import Options
+from semspec.options import Options
 
 BASELINE, DRAFT = "none", "draft"
 

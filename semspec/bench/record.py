@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from semspec.types import Roll, Rolled, Rows, Runner, Score
 
 Pass = tuple[str, str, list[tuple[int, int, int]]]
@@ -16,6 +18,10 @@ class Recorder:
     def __init__(self, runner: Runner, name: str, passes: list[Pass]) -> None:
         self.inner, self.name, self.passes = runner, name, passes
         self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
 
     @property
     def free(self) -> int:
