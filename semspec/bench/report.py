@@ -32,8 +32,9 @@ WORDS = {  # what a figure shows, for those who see it and for those who cannot
 GUIDE = (
     "Every arm answers the same problems with the same seeds, and is compared with the target alone. <b>Quality</b> is "
     "a paired test (McNemar, exact, on problems): <b>worse</b> or <b>better</b> with p &lt; 0.05, and below it the "
-    "difference in points with its 95 % interval; <b>same</b> means that no difference was shown, and the interval "
-    "says how large a one may be hidden. Loops or cut-offs more frequent than the target's count as worse too. "
+    "difference in points with its 95 % interval; <b>same</b> means that a loss of more than 5 points is ruled out, "
+    "<b>unclear</b> that neither that nor a difference is shown: more problems are needed. "
+    "Loops or cut-offs more frequent than the target's count as worse too. "
     "<b>Speedup</b> is the target's time over the arm's on the same problems; where quality is not known, or outputs "
     "loop, only a time ratio is given. <b>tau</b> is 1 + accepted draft tokens per verify step, pooled over steps. "
     "<b>kept</b>: right answers as a share of the target's. <b>s/right</b>: all seconds over right answers. "
@@ -62,7 +63,7 @@ td small { display: block; font-weight: 400; } td, td small { white-space: nowra
 td.arm { font-weight: 600; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
 li.worse, small.worse, tr.worse .verdict small, tr.worse .speed small { color: var(--worse); }
 .verdict { font-weight: 600; }
-.same .verdict, .better .verdict { color: var(--good); } .unmeasured .verdict { color: var(--warn); }
+.same .verdict, .better .verdict { color: var(--good); } .unmeasured .verdict, .unclear .verdict { color: var(--warn); }
 .worse .verdict, .worse .speed { color: var(--worse); font-weight: 700; }
 ul.notes { margin: .8rem 0; padding-left: 1.1rem; } ul.notes li { margin: .25rem 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1rem; }

@@ -23,6 +23,7 @@ Sample = dict[str, Any]
 Pairs = dict[str, list[tuple[Sample, Sample]]]  # problem -> (of the arm, of the target alone)
 ENOUGH = 5  # problems in common without which nothing is said about speed or quality
 ALPHA = 0.05
+MARGIN = 0.05  # an arm is "the same" if it is shown to lose no more than this share of right answers
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], list[Sample]]:
@@ -193,8 +194,10 @@ def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dic
         found |= {"quality": "worse", "quality_reasons": worse}
     elif len(right) < ENOUGH:
         found |= {"quality": "unmeasured", "quality_reasons": []}
+    elif p is not None and p < ALPHA:
+        found |= {"quality": "better", "quality_reasons": []}
     else:
-        found |= {"quality": "better" if p is not None and p < ALPHA else "same", "quality_reasons": []}
+        found |= {"quality": "same" if _no_worse(found) else "unclear", "quality_reasons": []}
     if len(pairs) < ENOUGH:
         reason = f"outputs are missing: {len(pairs)} problems in common with the target alone, not {ENOUGH}"
     elif looping:
@@ -206,6 +209,12 @@ def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dic
     else:
         return found | {"speedup": found["time_ratio"]}
     return found | {"speedup_refused": reason}
+
+
+def _no_worse(found: dict[str, Any]) -> bool:
+    """Whether a loss beyond the margin is ruled out: by equal outputs, or by the interval of the difference."""
+    identical, gap = found["identical_outputs"], found["accuracy_difference"]
+    return (identical is not None and identical["share"] == 1) or (gap is not None and gap["low"] >= -MARGIN)
 
 
 def excess(pairs: Pairs, what: Callable[[Sample], bool]) -> str | None:

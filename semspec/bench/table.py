@@ -14,7 +14,14 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-STYLES = {"worse": "bold red", "better": "bold green", "same": "green", "unmeasured": "yellow", "baseline": "dim"}
+STYLES = {
+    "worse": "bold red",
+    "better": "bold green",
+    "same": "green",
+    "unclear": "yellow",
+    "unmeasured": "yellow",
+    "baseline": "dim",
+}
 NOTHING = "–"
 COLUMNS = {  # key -> heading
     "arm": "arm",
@@ -148,7 +155,7 @@ def between(estimate: dict[str, Any]) -> str:
 
 
 def _quality(arm: dict[str, Any]) -> Cell:
-    """The verdict with its test, and below it the difference in points: "same" is worth what its interval says."""
+    """The verdict with its test, and below it the difference in points: "same" rules out a loss beyond the margin."""
     if arm["quality"] == "baseline":
         return Cell("baseline")
     if arm["quality"] == "same" and arm["identical_outputs"]["share"] == 1:

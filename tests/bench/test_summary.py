@@ -85,9 +85,20 @@ def test_a_worse_arm_keeps_its_speedup_and_is_called_worse() -> None:
 
 
 def test_a_better_arm_and_one_too_close_to_tell() -> None:
-    samples = many(20, none=lambda i: {"correct": i >= 8}, fly=plain, exact=lambda i: {"correct": i >= 6})
+    close = {"correct": True, "tokens": [1, 2]}
+    samples = many(20, none=lambda i: {"correct": i >= 8}, fly=plain, exact=lambda i: close | {"correct": i >= 6})
     assert figures(run_of("fly", "exact"), samples, "fly")["quality"] == "better"
-    assert figures(run_of("fly", "exact"), samples, "exact")["quality"] == "same"
+    assert figures(run_of("fly", "exact"), samples, "exact")["quality"] == "unclear"
+
+
+def test_the_same_needs_a_loss_to_be_ruled_out() -> None:
+    def flips(share: int) -> Any:
+        return lambda i: {"correct": i % share != 0, "tokens": [i, i]}
+
+    few = many(40, none=lambda i: {"correct": i % 10 != 1}, fly=flips(10))
+    assert figures(run_of("fly"), few, "fly")["quality"] == "unclear", "four lost, four gained, of forty"
+    lots = many(2000, none=lambda i: {"correct": i % 100 != 1}, fly=flips(100))
+    assert figures(run_of("fly"), lots, "fly")["quality"] == "same", "the same shares, of two thousand"
 
 
 def test_a_looping_arm_is_flagged_and_gets_no_speedup() -> None:
