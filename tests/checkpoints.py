@@ -11,12 +11,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 320
@@ -54,6 +58,16 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, tie_word_embeddings=True)),
     "qwen2.5-yarn": (Qwen2ForCausalLM, Qwen2Config(**SMALL, rope_parameters=YARN)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=32)),
+    "qwen3-moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            **SMALL, head_dim=32, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, mlp_only_layers=[1]
+        ),
+    ),
+    "mixtral": (
+        MixtralForCausalLM,
+        MixtralConfig(**SMALL | {"initializer_range": 0.2}, num_local_experts=4, num_experts_per_tok=2),
+    ),
 }
 CHAT = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"  # noqa: E501
 

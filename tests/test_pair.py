@@ -385,7 +385,7 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model type 'mamba' is not supported; supported are: llama, qwen2, qwen3"),
+        ({"model_type": "mamba"}, "model type 'mamba' is not supported; supported are: llama, mixtral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     ],
 )

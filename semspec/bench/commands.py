@@ -55,7 +55,7 @@ def bench(
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    shape: Annotated[str, typer.Option(help="Sizes of target and draft: 32B/1.5B, 8B/1B or tiny.")],
+    shape: Annotated[str, typer.Option(help="Target and draft: 32B/1.5B, 8B/1B, 30B-A3B/0.6B or tiny.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from semspec.bench.folder import RunFolder
 from semspec.bench.summary import load_run, summarise
@@ -44,6 +44,33 @@ def _llama(width: int, depth: int, heads: int, kv: int, ffn: int, vocab: int, ti
 SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
     "32B/1.5B": (_qwen2(5120, 64, 40, 8, 27648, 152064), _qwen2(1536, 28, 12, 2, 8960, 151936, tied=True)),
     "8B/1B": (_llama(4096, 32, 32, 8, 14336, 128256), _llama(2048, 16, 32, 8, 8192, 128256, tied=True)),
+    "30B-A3B/0.6B": (
+        Qwen3MoeConfig(
+            hidden_size=2048,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            intermediate_size=6144,
+            moe_intermediate_size=768,
+            num_experts=128,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+            vocab_size=151936,
+            max_position_embeddings=40960,
+        ),
+        Qwen3Config(
+            hidden_size=1024,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=3072,
+            vocab_size=151936,
+            tie_word_embeddings=True,
+            max_position_embeddings=40960,
+        ),
+    ),
     "tiny": (_llama(64, 2, 4, 2, 128, 256), _llama(32, 1, 2, 1, 64, 256, tied=True)),
 }
 

@@ -24,13 +24,43 @@ class Family:
 
     qkv_bias: bool = False  # biases on the query, key and value projections
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
+    router: str = ""  # where in a layer the router of its experts lies
+    expert: tuple[str, str, str] = ("", "", "")  # and gate, up and down projection of expert {e}
 
 
+QWEN_EXPERT = ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.experts.{e}.down_proj")
+MIXTRAL_EXPERT = tuple(f"block_sparse_moe.experts.{{e}}.{w}" for w in ("w1", "w3", "w2"))
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(qk_norm=True),
+    "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT),
+    "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT),  # type: ignore[arg-type]
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How the experts of a mixture are made up."""
+
+    experts: int
+    chosen: int  # for each token
+    ffn: int  # of one expert
+    renormalise: bool
+    dense_layers: frozenset[int]  # layers that have one feed-forward network all the same
+
+    @staticmethod
+    def of(config: PreTrainedConfig) -> Mixture:
+        experts = getattr(config, "num_experts", None) or config.num_local_experts
+        every, dense = getattr(config, "decoder_sparse_step", 1), set(getattr(config, "mlp_only_layers", None) or [])
+        dense |= {i for i in range(config.num_hidden_layers) if (i + 1) % every}
+        return Mixture(
+            experts=experts,
+            chosen=config.num_experts_per_tok,
+            ffn=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
+            renormalise=bool(getattr(config, "norm_topk_prob", True)),  # Mixtral always does
+            dense_layers=frozenset(dense),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +84,7 @@ class Shape:
     qkv_bias: bool
     out_bias: bool
     ffn_bias: bool
+    mixture: Mixture | None  # None: every layer is dense
     dtype: torch.dtype
     stop: frozenset[int]  # end-of-text tokens
 
@@ -72,7 +103,9 @@ class Shape:
             known = ", ".join(sorted(FAMILIES))
             raise ModelError(f"{name}: model type {config.model_type!r} is not supported; supported are: {known}")
         _refuse(name, "hidden_act", config.hidden_act, {"silu"})
-        if getattr(config, "use_sliding_window", False):
+        # Qwen names a window and switches it on elsewhere; for Mixtral naming it is using it.
+        window = getattr(config, "use_sliding_window", getattr(config, "sliding_window", None) is not None)
+        if window:
             raise ModelError(f"{name}: it uses a sliding attention window, which is not supported yet")
         inv_freq, gain = _rotary(config, name)
         attention_bias = bool(getattr(config, "attention_bias", False))
@@ -95,6 +128,7 @@ class Shape:
             qkv_bias=family.qkv_bias or attention_bias,
             out_bias=attention_bias,
             ffn_bias=bool(getattr(config, "mlp_bias", False)),
+            mixture=Mixture.of(config) if family.router else None,
             dtype=_dtype(config),
             stop=frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop),
         )
@@ -104,8 +138,13 @@ class Shape:
         attention = (
             self.width * self.head_dim * (self.heads + 2 * self.kv_heads) + self.heads * self.head_dim * self.width
         )
-        layer = attention + 3 * self.width * self.ffn + 2 * self.width
-        return self.depth * layer + self.width + self.vocab * self.width * (1 if self.tied else 2)
+        norms, embeddings = 2 * self.width, self.vocab * self.width * (1 if self.tied else 2)
+        ffn = self.depth * 3 * self.width * self.ffn
+        if self.mixture:
+            dense = len(self.mixture.dense_layers)
+            expert = 3 * self.width * self.mixture.ffn + self.width  # with its row of the router
+            ffn = dense * 3 * self.width * self.ffn + (self.depth - dense) * self.mixture.experts * expert
+        return self.depth * (attention + norms) + ffn + self.width + embeddings
 
     def kv_bytes(self, slots: int, capacity: int, dtype: torch.dtype) -> int:
         """Memory for keys and values."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
+from semspec.model.experts import Experts, FeedForward, Linear
 from semspec.model.weights import Checkpoint
 
 
@@ -28,15 +29,6 @@ class Span:
 
 
 @dataclass(slots=True)
-class Linear:
-    weight: Tensor  # [out, in]
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(slots=True)
 class Layer:
     attention_norm: Tensor  # [width]
     qkv: Linear  # queries, keys and values in one product
@@ -44,8 +36,7 @@ class Layer:
     key_norm: Tensor | None
     out: Linear
     ffn_norm: Tensor  # [width]
-    gate_up: Linear  # gate and up projections in one product
-    down: Linear
+    ffn: FeedForward | Experts
 
 
 class Transformer:
@@ -62,8 +53,28 @@ class Transformer:
             bias = torch.cat([read(f"{n}.bias", size) for n, size in pairs]) if biased else None
             return Linear(weight, bias)
 
+        def feed_forward(names: tuple[str, str, str], size: int, biased: bool = False) -> FeedForward:
+            gate, up, down = names
+            return FeedForward(
+                linear([gate, up], [size, size], shape.width, biased), linear([down], [shape.width], size, biased)
+            )
+
+        def ffn(at: str, i: int) -> FeedForward | Experts:
+            mixture = shape.mixture
+            if mixture is None or i in mixture.dense_layers:
+                return feed_forward(
+                    (f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj", f"{at}.mlp.down_proj"), shape.ffn, shape.ffn_bias
+                )
+            gate, up, down = (f"{at}.{name}" for name in shape.family.expert)
+            experts = [
+                feed_forward((gate.format(e=e), up.format(e=e), down.format(e=e)), mixture.ffn)
+                for e in range(mixture.experts)
+            ]
+            router = linear([f"{at}.{shape.family.router}"], [mixture.experts], shape.width, False)
+            return Experts(router, experts, mixture.chosen, mixture.renormalise)
+
         def layer(i: int) -> Layer:
-            at, ffn = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+            at = f"model.layers.{i}.self_attn"
             q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
             normed = shape.family.qk_norm
             return Layer(
@@ -73,10 +84,7 @@ class Transformer:
                 key_norm=read(f"{at}.k_norm.weight", shape.head_dim) if normed else None,
                 out=linear([f"{at}.o_proj"], [shape.width], q, shape.out_bias),
                 ffn_norm=read(f"model.layers.{i}.post_attention_layernorm.weight", shape.width),
-                gate_up=linear(
-                    [f"{ffn}.gate_proj", f"{ffn}.up_proj"], [shape.ffn, shape.ffn], shape.width, shape.ffn_bias
-                ),
-                down=linear([f"{ffn}.down_proj"], [shape.width], shape.ffn, shape.ffn_bias),
+                ffn=ffn(f"model.layers.{i}", i),
             )
 
         self.embedding = read("model.embed_tokens.weight", shape.vocab, shape.width)
@@ -104,8 +112,7 @@ class Transformer:
                 kept[i] = x[wanted]
             attended = self._attend(layer, i, self._norm(x, layer.attention_norm), spans, masks, cache, rotation)
             x = x + layer.out(attended)
-            gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
+            x = x + layer.ffn(self._norm(x, layer.ffn_norm))
         x = self._norm(x[wanted], self.norm)
         if len(self.layers) in want:
             kept[len(self.layers)] = x

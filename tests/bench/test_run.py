@@ -19,6 +19,7 @@ from semspec.bench.arms import arms_for, parse_arm
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import load_run
 from semspec.errors import BadRequest
+from semspec.model.config import Shape
 
 CONFIG = Config(
     task="pocket:steps=3",
@@ -140,6 +141,14 @@ def test_a_replay_makes_exactly_the_recorded_passes(finished: Path, tmp_path: Pa
     player = replaying.Replay("tiny", 1, 1024, "cpu")
     player.play(passes)
     assert player.executed == passes
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions"), [("32B/1.5B", (32.8, 1.54)), ("8B/1B", (8.03, 1.24)), ("30B-A3B/0.6B", (30.5, 0.60))]
+)
+def test_named_shapes_have_the_sizes_of_the_models_they_stand_for(shape: str, billions: tuple[float, float]):
+    sizes = [Shape.of(config).parameters / 1e9 for config in replaying.SHAPES[shape]]
+    assert sizes == pytest.approx(billions, rel=0.01)
 
 
 def test_recorded_passes_account_for_every_token(finished: Path):

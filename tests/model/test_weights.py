@@ -135,7 +135,7 @@ def test_a_folder_may_be_given_as_text_or_path(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported; supported are: llama, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported; supported are: llama, mixtral, qwen2, qwen3"),
         ({"model_type": "no-such-thing"}, "the config.json cannot be read"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"use_sliding_window": True, "sliding_window": 32}, "it uses a sliding attention window, which is not"),

@@ -1,0 +1,48 @@
+"""Feed-forward layers: one network, or a mixture of experts of which a router picks a few for each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Linear:
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(slots=True)
+class FeedForward:
+    gate_up: Linear  # gate and up projections in one product
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+@dataclass(slots=True)
+class Experts:
+    """Each distinct expert of a pass is read once, for all the tokens that chose it."""
+
+    router: Linear  # [experts, width]
+    experts: list[FeedForward]
+    chosen: int  # experts for each token
+    renormalise: bool  # the chosen experts' weights are made to sum to one
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, index = self.router(x).float().softmax(-1).topk(self.chosen, dim=-1)  # [N, chosen]
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for e in index.unique().tolist():
+            token, place = (index == e).nonzero(as_tuple=True)
+            out.index_add_(0, token, self.experts[e](x[token]) * weights[token, place, None].to(x.dtype))
+        return out
