@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from semspec.errors import BadRequest
+
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
 
@@ -38,7 +40,6 @@ def bench(
     if context.invoked_subcommand:
         return
     from semspec.bench.run import Bench, Config
-    from semspec.errors import BadRequest
 
     if out is None:
         raise BadRequest("say where to keep the run with --out DIR")
@@ -78,7 +79,7 @@ def compare(
 
 def finish(folders: list[Path], out: Path) -> None:
     """Table to the terminal, report to the folder, one JSON document as the last line."""
-    from semspec.bench.report import write_report
+    from semspec.bench import report
     from semspec.bench.summary import load_run, summarise
     from semspec.bench.table import render
 
@@ -88,9 +89,14 @@ def finish(folders: list[Path], out: Path) -> None:
         runs.append((run, samples, summarise(run, samples)))
     summaries = [summary for _, _, summary in runs]
     Console(stderr=True).print(render(summaries))
-    page = write_report(runs, out)
-    Console(stderr=True).print(f"report: {page}", soft_wrap=True)
-    document: dict[str, Any] = {"report": str(page), "runs": summaries}
+    page: str | None = None
+    try:
+        page = str(report.write_report(runs, out))
+        said = f"report: {page}"
+    except BadRequest as error:  # no plots can be drawn here; the figures stand all the same
+        said = f"no report: {error}"
+    Console(stderr=True).print(said, soft_wrap=True)
+    document: dict[str, Any] = {"report": page, "runs": summaries}
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import semspec
+from semspec.bench import commands
 from semspec.bench import replay as replaying
 from semspec.bench.arms import arms_for, parse_arm
 from semspec.bench.run import Bench, Config
@@ -187,6 +188,20 @@ def test_bad_configs_are_refused_before_a_model_is_loaded(changes: dict, message
     with pytest.raises(BadRequest, match=message):
         Bench(replace(CONFIG, target="/nowhere", **changes))
     assert time.perf_counter() - began < 5
+
+
+def test_figures_are_printed_where_no_plots_can_be_drawn(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(*_: object) -> None:
+        raise BadRequest("install matplotlib")
+
+    monkeypatch.setattr("semspec.bench.report.write_report", refuse)
+    commands.finish([finished], finished)
+    out, err = capsys.readouterr()
+    assert "no report: install matplotlib" in err and "exact:k=3" in err
+    document = json.loads(out.splitlines()[-1])
+    assert document["report"] is None and document["runs"][0]["arms"]["exact:k=3"]["speedup"]
 
 
 def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):
