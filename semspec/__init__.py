@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semspec import verify as verifiers
-    from semspec.errors import BadRequest, ModelError, SemspecError
+    from semspec.errors import BadRequest, BatchFailed, ModelError, SemspecError
     from semspec.options import Options
     from semspec.pair import Pair, Result, Stream, load
     from semspec.stats import Stats
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "semspec.errors": ("BadRequest", "ModelError", "SemspecError"),
+    "semspec.errors": ("BadRequest", "BatchFailed", "ModelError", "SemspecError"),
     "semspec.options": ("Options",),
     "semspec.pair": ("Pair", "Result", "Stream", "load"),
     "semspec.stats": ("Stats",),
@@ -30,6 +30,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BadRequest",
+    "BatchFailed",
     "Event",
     "ModelError",
     "Options",

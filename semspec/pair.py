@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from semspec import verify
 from semspec.decode import Decoder, Job
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
-from semspec.errors import BadRequest, ModelError
+from semspec.errors import BadRequest, BatchFailed, ModelError
 from semspec.execute import Executor, Task
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
@@ -171,13 +171,17 @@ class Pair:
                 self.executor.tick()
                 for ticket in tickets:
                     ticket.collect()
-                    if ticket.task.error is not None:
-                        raise ticket.task.error
         finally:
             for ticket in tickets:
                 self.executor.cancel(ticket.task)
-        results = [ticket.result() for ticket in tickets]
-        return results[0] if single else results
+        results = [ticket.task.error or ticket.result() for ticket in tickets]
+        if single:
+            if isinstance(results[0], Exception):
+                raise results[0]
+            return results[0]
+        if any(isinstance(r, Exception) for r in results):  # what the others wrote is not thrown away
+            raise BatchFailed(results)
+        return results
 
     def stream(self, prompt: Prompt, options: Options | None = None, **overrides: Any) -> Stream:
         """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory.

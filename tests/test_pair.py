@@ -288,6 +288,25 @@ def test_a_stream_that_failed_raises_after_its_last_event(pair: semspec.Pair, mo
     assert stream.result().finish_reason == "cancelled" and pair.target.free == 8
 
 
+@dataclass(frozen=True)
+class Broken(Exact):
+    name = "broken"
+
+    def judge(self, drafts):
+        raise RuntimeError("out of order")
+
+
+def test_a_failure_in_a_batch_keeps_the_other_answers(pair: semspec.Pair):
+    options = [Options(max_new_tokens=20), Options(verifier=Broken(), max_new_tokens=20), Options(max_new_tokens=20)]
+    with pytest.raises(semspec.BatchFailed, match="1 of 3 prompts failed, the first with RuntimeError") as failure:
+        pair.generate([PROMPT, PROMPT, "one two"], options)
+    first, second, third = failure.value.results
+    assert first.tokens == pair.generate(PROMPT, max_new_tokens=20).tokens and isinstance(second, RuntimeError)
+    assert third.tokens == pair.generate("one two", max_new_tokens=20).tokens
+    with pytest.raises(RuntimeError, match="out of order"):
+        pair.generate(PROMPT, verifier=Broken())
+
+
 def test_a_closed_stream_keeps_what_was_committed(pair: semspec.Pair):
     stream = pair.stream(PROMPT, max_new_tokens=60, ignore_eos=True)
     next(stream)
