@@ -27,23 +27,30 @@ from semspec.model.transformer import Transformer
 from semspec.types import Roll, Sampling, Score
 
 
-def _qwen2(width: int, depth: int, heads: int, kv: int, ffn: int, vocab: int, tied: bool = False) -> PreTrainedConfig:
-    return Qwen2Config(
-        hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, num_key_value_heads=kv,
-        intermediate_size=ffn, vocab_size=vocab, tie_word_embeddings=tied, max_position_embeddings=131072,
-    )  # fmt: skip
-
-
-def _llama(width: int, depth: int, heads: int, kv: int, ffn: int, vocab: int, tied: bool = False) -> PreTrainedConfig:
-    return LlamaConfig(
-        hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, num_key_value_heads=kv,
-        intermediate_size=ffn, vocab_size=vocab, tie_word_embeddings=tied, max_position_embeddings=131072,
-    )  # fmt: skip
+def _dense(
+    kind: type[PreTrainedConfig], width: int, depth: int, heads: int, kv: int, ffn: int, vocab: int, tied: bool = False
+) -> PreTrainedConfig:
+    return kind(
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        intermediate_size=ffn,
+        vocab_size=vocab,
+        tie_word_embeddings=tied,
+        max_position_embeddings=131072,
+    )
 
 
 SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
-    "32B/1.5B": (_qwen2(5120, 64, 40, 8, 27648, 152064), _qwen2(1536, 28, 12, 2, 8960, 151936, tied=True)),
-    "8B/1B": (_llama(4096, 32, 32, 8, 14336, 128256), _llama(2048, 16, 32, 8, 8192, 128256, tied=True)),
+    "32B/1.5B": (
+        _dense(Qwen2Config, 5120, 64, 40, 8, 27648, 152064),
+        _dense(Qwen2Config, 1536, 28, 12, 2, 8960, 151936, tied=True),
+    ),
+    "8B/1B": (
+        _dense(LlamaConfig, 4096, 32, 32, 8, 14336, 128256),
+        _dense(LlamaConfig, 2048, 16, 32, 8, 8192, 128256, tied=True),
+    ),
     "30B-A3B/0.6B": (
         Qwen3MoeConfig(
             hidden_size=2048,
@@ -71,7 +78,7 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
             max_position_embeddings=40960,
         ),
     ),
-    "tiny": (_llama(64, 2, 4, 2, 128, 256), _llama(32, 1, 2, 1, 64, 256, tied=True)),
+    "tiny": (_dense(LlamaConfig, 64, 2, 4, 2, 128, 256), _dense(LlamaConfig, 32, 1, 2, 1, 64, 256, tied=True)),
 }
 
 
