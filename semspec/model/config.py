@@ -146,10 +146,6 @@ class Shape:
             ffn = dense * 3 * self.width * self.ffn + (self.depth - dense) * self.mixture.experts * expert
         return self.depth * (attention + norms) + ffn + self.width + embeddings
 
-    def kv_bytes(self, slots: int, capacity: int, dtype: torch.dtype) -> int:
-        """Memory for keys and values."""
-        return 2 * self.depth * slots * capacity * self.kv_heads * self.head_dim * dtype.itemsize
-
 
 def _refuse(name: str, field: str, value: Any, known: set[str]) -> None:
     if value not in known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -55,12 +54,6 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._where:

@@ -12,7 +12,7 @@ from semspec.verify.block import Block
 from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
 from tests.verify.build import Crowd, Language, One, fit, judge, random_one
-from tests.verify.test_rejection import FILTERED, FLOORED, PLAIN, languages
+from tests.verify.test_sampling import FILTERED, FLOORED, PLAIN, languages
 
 RULE = Block()
 
