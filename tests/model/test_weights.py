@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.weights import Checkpoint, locate
+from semspec.model.weights import locate
 from semspec.types import Score
 from tests.checkpoints import FAMILIES, LLAMA3, edit_config, make_model, save
 
@@ -157,14 +157,6 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(
 def test_a_config_that_is_no_json_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text("{ not json")
     assert "the config.json cannot be read" in refusal(folder)
-
-
-def test_a_checkpoint_lists_its_tensors(original: Path) -> None:
-    with Checkpoint(original) as checkpoint:
-        assert set(checkpoint) == set(load_file(original / WEIGHTS))
-        assert "lm_head.weight" in checkpoint and "lm_head.bias" not in checkpoint
-        norm = checkpoint.read("model.norm.weight", (64,), CPU, torch.bfloat16)
-        assert norm.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("family", FAMILIES)
