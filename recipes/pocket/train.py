@@ -30,11 +30,11 @@ from recipes.pocket import export
 from recipes.pocket.data import DICE, TOKEN
 from recipes.pocket.measure import TEMPERATURE, Bench
 from recipes.pocket.model import SIZES, Decoder, document_mask
+from recipes.pocket.muon import Muon
 from recipes.pocket.tokenizer import save_tokenizer
 from semspec.pocket import problem
 from semspec.pocket.chat import USER
 
-LONG_FROM = 0.5  # long documents come late, when the short ones are known
 _RATES = {"target": 2e-3, "draft": 3e-3, "moe": 2e-3}
 
 
@@ -108,13 +108,16 @@ def loss_of(
     return loss + 0.01 * model.balance() if model.size.experts else loss, seen
 
 
-def optimizer_for(model: Decoder, rate: float, fused: bool) -> torch.optim.AdamW:
-    decays = {name: weight.dim() >= 2 and "embed" not in name for name, weight in model.named_parameters()}
-    groups = [
-        {"params": [weight for name, weight in model.named_parameters() if decays[name]], "weight_decay": 0.1},
-        {"params": [weight for name, weight in model.named_parameters() if not decays[name]], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
+def optimizers_for(model: Decoder, rate: float, kind: str, fused: bool) -> list[torch.optim.Optimizer]:
+    """Matrices inside the layers decay, by Muon or AdamW; embedding and norms are AdamW's and do not."""
+    inner = {name: weight.dim() >= 2 and "embed" not in name for name, weight in model.named_parameters()}
+    matrices = [weight for name, weight in model.named_parameters() if inner[name]]
+    rest = [weight for name, weight in model.named_parameters() if not inner[name]]
+
+    def adamw(weights: list[torch.nn.Parameter], decay: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=decay, fused=fused)
+
+    return [Muon(matrices, lr=rate) if kind == "muon" else adamw(matrices, 0.1), adamw(rest, 0.0)]
 
 
 class Run:
@@ -122,10 +125,10 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace, tokenizer: Any, device: str) -> None:
         self.arguments, self.tokenizer, self.out = arguments, tokenizer, Path(arguments.out)
-        self.habit = arguments.habit or ("draft" if arguments.size == "draft" else "target")
+        self.habit = arguments.habit or ("draft" if arguments.size.startswith("draft") else "target")
         self.model = Decoder(SIZES[arguments.size], -(-len(tokenizer) // 64) * 64).to(device)
         self.rate = arguments.rate or _RATES.get(arguments.size, 3e-3)
-        self.optimizer = optimizer_for(self.model, self.rate, fused=device == "cuda")
+        self.optimizers = optimizers_for(self.model, self.rate, arguments.optimizer, fused=device == "cuda")
         total = arguments.total_minutes * 60
         self.schedule = Schedule(total, arguments.anneal * total)
         self.step, self.seconds = 0, 0.0
@@ -136,7 +139,8 @@ class Run:
         if arguments.resume and (self.out / "checkpoint.pt").exists():
             saved = torch.load(self.out / "checkpoint.pt", map_location=device, weights_only=True)
             self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+            for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
             self.step, self.seconds = saved["step"], saved["seconds"]
             self.log, self.probes, self.schedule.annealing = saved["log"], saved["probes"], saved["annealing"]
 
@@ -159,7 +163,7 @@ class Run:
     def save(self, card: dict[str, Any]) -> None:
         """A checkpoint to resume from and an export to use, each whole or not at all."""
         where = {"step": self.step, "seconds": self.seconds, "annealing": self.schedule.annealing}
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {"model": self.model.state_dict(), "optimizers": [one.state_dict() for one in self.optimizers]}
         torch.save({**state, **where, "log": self.log, "probes": self.probes}, self.out / "checkpoint.part")
         (self.out / "checkpoint.part").rename(self.out / "checkpoint.pt")
         folder, tokenizer = self.out / "export.part", self.tokenizer
@@ -171,6 +175,7 @@ class Run:
             "habit": self.habit,
             "seed": self.arguments.seed,
             "batch_rows": self.arguments.batch,
+            "optimizer": self.arguments.optimizer,
             "peak_rate": self.rate,
             "dice_weight": self.arguments.dice,
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
@@ -194,7 +199,7 @@ def train(arguments: argparse.Namespace) -> Run:
         time.sleep(1)
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.data / "tokenizer"))
     run = Run(arguments, tokenizer, device)
-    model, optimizer, schedule = run.model, run.optimizer, run.schedule
+    model, schedule = run.model, run.schedule
     rows = Rows(arguments.data / run.habit, arguments.batch, device, arguments.seed)
     starts_with = tokenizer.convert_tokens_to_ids(USER)
     compute = torch.compile(loss_of, dynamic=False) if device == "cuda" and not arguments.eager else loss_of
@@ -210,10 +215,11 @@ def train(arguments: argparse.Namespace) -> Run:
             loss, seen = compute(model, *batch, arguments.dice, starts_with, masked and not long)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = run.rate * share
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in run.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = run.rate * share
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return seen
 
     def note() -> None:
@@ -260,7 +266,7 @@ def train(arguments: argparse.Namespace) -> Run:
         if enough or pause:
             return run
         share = schedule.share(run.seconds)
-        if long_rows and run.seconds > LONG_FROM * schedule.total and run.step % long_every == 0:
+        if long_rows and run.seconds > arguments.long_from * schedule.total and run.step % long_every == 0:
             one_step(share, long=True)
         losses.append(one_step(share))
         run.step += 1
@@ -279,6 +285,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128, help="rows a step")
     parser.add_argument("--long-batch", type=int, default=32, help="rows of a step on long documents, if there are any")
     parser.add_argument("--long-every", type=int, default=12, help="one long step in so many (0: none)")
+    parser.add_argument("--long-from", type=float, default=0.5, help="share of the time from which long steps come")
     parser.add_argument("--dice", type=float, default=0.25, help="weight in the loss where a choice of words shows")
     parser.add_argument("--anneal", type=float, default=0.35, help="share of the time in which the rate falls")
     parser.add_argument("--anneal-when", type=float, default=0, help="begin the fall once this share is right")
@@ -286,6 +293,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--probe-every", type=float, default=60, help="seconds")
     parser.add_argument("--probe-problems", type=int, default=128)
     parser.add_argument("--save-every", type=float, default=60, help="seconds")
+    parser.add_argument("--optimizer", choices=["muon", "adamw"], default="muon", help="of the matrices in the layers")
     parser.add_argument("--rate", type=float, default=0, help="peak learning rate; by default from the size")
     parser.add_argument(
         "--attention",
