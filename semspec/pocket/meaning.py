@@ -23,12 +23,14 @@ THINK, END_THINK = "<think>", "</think>"
 class Meaning:
     """What quantity is found, by which operation on which numbers, with what result.
 
-    `quantity` is the canonical name; operands of add and mul are sorted, since their order says nothing. `sound` is
-    False where the step contradicts itself: wrong arithmetic, or two different results."""
+    `quantity` is the canonical name; `owners` says whose numbers the operands are ("": nobody's). Operands of add and
+    mul are sorted, since their order says nothing. `sound` is False where the step contradicts itself: wrong
+    arithmetic, or two different results."""
 
     quantity: str
     op: str
     operands: tuple[int, ...]
+    owners: tuple[str, ...]
     value: int
     sound: bool = True
 
@@ -57,15 +59,15 @@ _NAME = "(?P<name>" + "|".join(_filled(name, _NAME_SLOTS) for theme in THEMES fo
 _NAME_PATTERNS = tuple((theme, re.compile(_filled(name, _NAME_GROUPS))) for theme in THEMES for name in theme.names)
 
 _OPERATOR = "(?P<op>" + "|".join(re.escape(text) for text in sorted(_OP_OF, key=len, reverse=True)) + ")"
-_EQUATION = f"(?P<a>{_NUMBER}){_OPERATOR}(?P<b>{_NUMBER}){_any('equals')}(?P<v>{_NUMBER})"
+_A, _B = (f"(?:(?P<owner_{slot}>[A-Z][a-z]+)'s )?(?P<{slot}>{_NUMBER})" for slot in "ab")
+_EQUATION = f"{_A}{_OPERATOR}{_B}{_any('equals')}(?P<v>{_NUMBER})"
 _START = f"(?:{_any('opener_first')}|{_any('opener_next')})"
 _END = _any("tail") + _any("stop")
 _CLAIM = f"{_any('frame')}{_NAME}{_any('verb')}"
 
 
 def _phrase(op: str, template: str) -> str:
-    numbers = {"a": f"(?P<a>{_NUMBER})", "b": f"(?P<b>{_NUMBER})"}
-    return f"{_filled(template, numbers)}{_any('gives')}(?P<v>{_NUMBER}){_any('assign')}{_NAME}"
+    return f"{_filled(template, {'a': _A, 'b': _B})}{_any('gives')}(?P<v>{_NUMBER}){_any('assign')}{_NAME}"
 
 
 _BODIES: tuple[tuple[str | None, str], ...] = (
@@ -113,19 +115,29 @@ def _read(found: re.Match[str], op: str | None) -> Meaning | None:
         return None
     op = op or _OP_OF[slots["op"]]
     operands = (int(slots["a"]), int(slots["b"]))
+    owners = (slots["owner_a"] or "", slots["owner_b"] or "")
+    if not _PEOPLE.issuperset(filter(None, owners)):
+        return None
     stated = [int(slots[key]) for key in ("v0", "v") if slots.get(key) is not None]
     sound = all(value == compute(op, operands) for value in stated)
-    if op in SYMMETRIC:
-        operands = (min(operands), max(operands))
-    return Meaning(quantity, op, operands, stated[0], sound)
+    return Meaning(quantity, op, *_in_order(op, operands, owners), stated[0], sound)
+
+
+def _in_order(op: str, operands: tuple[int, ...], owners: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Operands with their owners, sorted where their order says nothing."""
+    if op not in SYMMETRIC:
+        return operands, owners
+    pairs = sorted(zip(operands, owners, strict=True))
+    return tuple(number for number, _ in pairs), tuple(owner for _, owner in pairs)
 
 
 def expected(task: Problem, place: int) -> Meaning:
     """The meaning that a correct step for this quantity has."""
     quantity = task.quantities[place]
     assert quantity.op is not None, "a stated quantity has no step"
-    operands = tuple(sorted(quantity.operands)) if quantity.op in SYMMETRIC else quantity.operands
-    return Meaning(quantity.name, quantity.op, operands, quantity.value)
+    return Meaning(
+        quantity.name, quantity.op, *_in_order(quantity.op, quantity.operands, quantity.owners), quantity.value
+    )
 
 
 def _derives(step: str | Meaning | None, task: Problem) -> int | None:

@@ -30,13 +30,15 @@ train, probe: training templates; test: the same templates, other numbers; templ
 
 @dataclass(slots=True)
 class Quantity:
-    """A named number. `op` is None where the prompt states it; `operands` are the numbers of its equation."""
+    """A named number. `op` is None where the prompt states it; `operands` are the numbers of its equation, `owners` the
+    people whose quantities those are ("" for a number of the fact itself)."""
 
     name: str
     person: str
     value: int
     op: str | None = None
     operands: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
     parents: tuple[int, ...] = ()  # indices into Problem.quantities
     fact: str = ""
     needed: bool = False
@@ -156,13 +158,14 @@ def compute(op: str, operands: tuple[int, ...]) -> int:
 
 def _derived(rng: Random, theme: Theme, item: str, person: str, known: list[Quantity], places: list[int]) -> Quantity:
     """A new quantity computed from none, one or two known ones, by an operation that suits their values."""
+    owners = ("", "")
     if not places:
         source = theme.sources[int(rng.random() * len(theme.sources))]
         a, b = _between(rng, *source.a), _between(rng, *source.b)
         op, fact = source.op, _pick(rng, source.text).format(x=person, a=a, b=b, item=item)
     elif len(places) == 1:
         parent = known[places[0]]
-        a = parent.value
+        a, owners = parent.value, (parent.person, "")
         kind, b = _unary(rng, a)
         op = {"more": "add", "fewer": "sub", "times": "mul", "share": "div"}[kind]
         fact = _pick(rng, getattr(theme, kind)).format(x=person, p=parent.person, c=b, item=item)
@@ -176,10 +179,10 @@ def _derived(rng: Random, theme: Theme, item: str, person: str, known: list[Quan
             op, texts = "sub", theme.gap
         else:
             op, texts = "add", theme.both
-        a, b = first.value, second.value
+        a, b, owners = first.value, second.value, (first.person, second.person)
         fact = _pick(rng, texts).format(x=person, p=first.person, q=second.person, item=item)
     value = compute(op, (a, b))
-    return Quantity(_named(theme, item, person), person, value, op, (a, b), tuple(places), fact)
+    return Quantity(_named(theme, item, person), person, value, op, (a, b), owners, tuple(places), fact)
 
 
 def _unary(rng: Random, value: int) -> tuple[str, int]:

@@ -115,6 +115,21 @@ def test_no_altered_number_is_ever_valid(task: Problem, seed: int) -> None:
         history.append(step)
 
 
+@settings(max_examples=100)
+@given(TASKS, st.integers(0, 2**32))
+def test_a_number_in_other_hands_is_never_valid(task: Problem, seed: int) -> None:
+    rng = Random(seed)
+    history: list[str] = []
+    for place in in_some_order(task, rng):
+        step = word(task, place, rng)
+        for found in re.finditer(r"([A-Z][a-z]+)'s (?=\d)", step):
+            others = [one.person for one in task.quantities if one.person != found.group(1)]
+            for owner in (f"{rng.choice(others)}'s ", ""):
+                changed = step[: found.start()] + owner + step[found.end() :]
+                assert not valid(changed, task, history), changed
+        history.append(step)
+
+
 @given(st.text())
 def test_garbage_means_nothing(text: str) -> None:
     assert meaning(text) is None
