@@ -33,7 +33,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """For weight matrices only; every parameter group holds matrices of one shape."""
 
-    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.1) -> None:
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], lr: float | Tensor, momentum: float = 0.95, decay: float = 0.1
+    ) -> None:
         by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
         for matrix in matrices:
             by_shape[matrix.shape].append(matrix)
@@ -49,6 +51,7 @@ class Muon(torch.optim.Optimizer):
             memory = state.setdefault("memory", torch.zeros_like(gradients))
             memory.lerp_(gradients, 1 - group["momentum"])
             update = orthogonal(gradients.lerp(memory, group["momentum"]))
-            size = _ADAM_LIKE * max(update.shape[-2:]) ** 0.5
-            torch._foreach_mul_(matrices, 1 - group["lr"] * group["decay"])
-            torch._foreach_add_(matrices, list(update.unbind(0)), alpha=-group["lr"] * size)
+            rate = group["lr"]  # a number, or a tensor where steps are recorded
+            update = update * (rate * (_ADAM_LIKE * max(update.shape[-2:]) ** 0.5))
+            torch._foreach_mul_(matrices, 1 - rate * group["decay"])
+            torch._foreach_sub_(matrices, list(update.unbind(0)))

@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from recipes.pocket import export
-from recipes.pocket.data import DICE, TOKEN
 from recipes.pocket.measure import TEMPERATURE, Bench
 from recipes.pocket.model import SIZES, Decoder, document_mask
 from recipes.pocket.muon import Muon
+from recipes.pocket.stepper import WINDOW, Rows, Stepper, set_rate
 from recipes.pocket.tokenizer import save_tokenizer
 from semspec.pocket import problem
 from semspec.pocket.chat import USER
@@ -57,39 +56,6 @@ class Schedule:
         return self.annealing is not None and now >= self.annealing + self.anneal
 
 
-class Rows:
-    """Packed rows on the device, drawn at random from all shards there are so far."""
-
-    def __init__(self, folder: Path, batch: int, device: str, seed: int) -> None:
-        self.folder, self.batch, self.seed, self.device = folder, batch, seed, device
-        self.seen: set[Path] = set()
-        self.rows = torch.empty(0, 0, dtype=torch.int16, device=device)
-        while len(self.rows) < batch:  # the first shards may still be in the making
-            self.refresh()
-            if len(self.rows) < batch:
-                if (folder.parent / "data.json").exists():
-                    raise ValueError(f"{folder} holds {len(self.rows)} rows, fewer than a batch of {batch}; make more")
-                time.sleep(1)
-
-    def refresh(self) -> None:
-        """Take in shards that have appeared since the last look."""
-        new = sorted(p for p in self.folder.glob("*.npy") if p not in self.seen and ".part" not in p.name)
-        if new:
-            found = [torch.from_numpy(np.load(path).view(np.int16)).to(self.device) for path in new]
-            self.rows = torch.cat([self.rows, *found]) if len(self.rows) else torch.cat(found)
-            self.seen.update(new)
-
-    def get(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a step, [B, T] each: tokens, labels (-100 where nothing is learnt), and whether a label is dice."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        chosen = torch.randint(len(self.rows), (self.batch,), generator=generator).to(self.device)
-        stored = self.rows[chosen].long()
-        tokens = stored & TOKEN
-        labels = torch.where(stored < 0, tokens, -100)
-        labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], -100)], dim=1)
-        return tokens, labels, (stored & DICE).bool().roll(-1, 1)
-
-
 def loss_of(
     model: Decoder, tokens: Tensor, labels: Tensor, dice: Tensor, light: float, starts_with: int, masked: bool
 ) -> tuple[Tensor, Tensor]:
@@ -108,16 +74,20 @@ def loss_of(
     return loss + 0.01 * model.balance() if model.size.experts else loss, seen
 
 
-def optimizers_for(model: Decoder, rate: float, kind: str, fused: bool) -> list[torch.optim.Optimizer]:
-    """Matrices inside the layers decay, by Muon or AdamW; embedding and norms are AdamW's and do not."""
+def optimizers_for(model: Decoder, kind: str, cuda: bool) -> list[torch.optim.Optimizer]:
+    """Matrices inside the layers decay, by Muon or AdamW; embedding and norms are AdamW's and do not. The learning
+    rate is `set_rate`'s business."""
     inner = {name: weight.dim() >= 2 and "embed" not in name for name, weight in model.named_parameters()}
     matrices = [weight for name, weight in model.named_parameters() if inner[name]]
     rest = [weight for name, weight in model.named_parameters() if not inner[name]]
 
     def adamw(weights: list[torch.nn.Parameter], decay: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=decay, fused=fused)
+        return torch.optim.AdamW(weights, lr=rate(), betas=(0.9, 0.95), weight_decay=decay, fused=cuda, capturable=cuda)
 
-    return [Muon(matrices, lr=rate) if kind == "muon" else adamw(matrices, 0.1), adamw(rest, 0.0)]
+    def rate() -> float | Tensor:
+        return torch.zeros((), device="cuda") if cuda else 0.0
+
+    return [Muon(matrices, lr=rate()) if kind == "muon" else adamw(matrices, 0.1), adamw(rest, 0.0)]
 
 
 class Run:
@@ -128,7 +98,7 @@ class Run:
         self.habit = arguments.habit or ("draft" if arguments.size.startswith("draft") else "target")
         self.model = Decoder(SIZES[arguments.size], -(-len(tokenizer) // 64) * 64).to(device)
         self.rate = arguments.rate or _RATES.get(arguments.size, 3e-3)
-        self.optimizers = optimizers_for(self.model, self.rate, arguments.optimizer, fused=device == "cuda")
+        self.optimizers = optimizers_for(self.model, arguments.optimizer, device == "cuda")
         total = arguments.total_minutes * 60
         self.schedule = Schedule(total, arguments.anneal * total)
         self.step, self.seconds = 0, 0.0
@@ -200,59 +170,48 @@ def train(arguments: argparse.Namespace) -> Run:
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.data / "tokenizer"))
     run = Run(arguments, tokenizer, device)
     model, schedule = run.model, run.schedule
-    rows = Rows(arguments.data / run.habit, arguments.batch, device, arguments.seed)
     starts_with = tokenizer.convert_tokens_to_ids(USER)
     compute = torch.compile(loss_of, dynamic=False) if device == "cuda" and not arguments.eager else loss_of
-    masked = arguments.attention == "mask"
-    long_folder, long_every = arguments.data / f"{run.habit}_long", arguments.long_every
-    use_long = long_every and long_folder.exists()
-    long_rows = Rows(long_folder, arguments.long_batch, device, arguments.seed) if use_long else None
 
-    def one_step(share: float, long: bool = False) -> Tensor:
-        # A long row holds one document, so plain causal attention is enough there, and much faster.
-        batch = long_rows.get(run.step // long_every) if long and long_rows else rows.get(run.step)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss, seen = compute(model, *batch, arguments.dice, starts_with, masked and not long)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in run.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = run.rate * share
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return seen
+    def stepper(folder: Path, batch: int, masked: bool) -> Stepper:
+        rows = Rows(folder, batch, device, arguments.seed)
+
+        def loss(tokens: Tensor, labels: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
+            return compute(model, tokens, labels, dice, arguments.dice, starts_with, masked)
+
+        return Stepper(loss, model, run.optimizers, rows, graphs=device == "cuda" and not arguments.no_graphs)
+
+    began = time.perf_counter()
+    set_rate(run.optimizers, 0.0)  # getting ready moves nothing but the moments
+    short = stepper(arguments.data / run.habit, arguments.batch, masked=arguments.attention == "mask")
+    long_folder, long_every = arguments.data / f"{run.habit}_long", arguments.long_every
+    # A long row holds one document, so plain causal attention is enough there, and much faster.
+    use_long = long_every and long_folder.exists()
+    long = stepper(long_folder, arguments.long_batch, masked=False) if use_long else None
 
     def note() -> None:
         """Log the losses since the last note, take in new shards."""
-        loss, content = torch.stack(losses).mean(0).tolist()  # waits for the device, so the time stays honest
+        loss, content = short.figures()
         run.seconds = before + time.perf_counter() - began
         entry = {"step": run.step, "loss": round(loss, 5), "content": round(content, 5)}
-        entry |= {"tokens": run.step * arguments.batch * rows.rows.shape[1], "seconds": round(run.seconds, 1)}
+        entry |= {"tokens": run.step * arguments.batch * short.rows.rows.shape[1], "seconds": round(run.seconds, 1)}
         run.log.append(entry)
         print(json.dumps(entry), flush=True)
-        losses.clear()
-        rows.refresh()
+        short.rows.refresh()
 
     def card(finished: bool) -> dict[str, Any]:
-        counts = {"rows": len(rows.rows), "long_rows": len(long_rows.rows) if long_rows else 0}
-        return {"row_tokens": rows.rows.shape[1], **counts, "finished": finished}
+        counts = {"rows": len(short.rows.rows), "long_rows": len(long.rows.rows) if long else 0}
+        return {"row_tokens": short.rows.rows.shape[1], **counts, "finished": finished}
 
-    began = time.perf_counter()
-    one_step(0.0)  # compiles; moves nothing but the moments
-    if long_rows:
-        one_step(0.0, long=True)
-    if device == "cuda":
-        torch.cuda.synchronize()
     count = sum(weight.numel() for weight in model.parameters())
     print(f"{count / 1e6:.2f}M parameters, ready in {time.perf_counter() - began:.0f} s", flush=True)
     before, began = run.seconds, time.perf_counter()
     probed = saved = before
-    losses: list[Tensor] = []
     while True:
         run.seconds = before + time.perf_counter() - began
         enough = schedule.over(run.seconds) or (arguments.max_steps and run.step >= arguments.max_steps)
         pause = arguments.minutes and run.seconds - before >= arguments.minutes * 60
-        if losses and (enough or pause or run.step % arguments.log_every == 0):
+        if short.count and (enough or pause or run.step % arguments.log_every == 0):
             note()
         if enough or pause or run.seconds - probed >= arguments.probe_every:
             found = run.probe()
@@ -265,11 +224,14 @@ def train(arguments: argparse.Namespace) -> Run:
             saved = run.seconds
         if enough or pause:
             return run
-        share = schedule.share(run.seconds)
-        if long_rows and run.seconds > arguments.long_from * schedule.total and run.step % long_every == 0:
-            one_step(share, long=True)
-        losses.append(one_step(share))
-        run.step += 1
+        set_rate(run.optimizers, run.rate * schedule.share(run.seconds))
+        steps = min(WINDOW, arguments.log_every, arguments.max_steps - run.step if arguments.max_steps else WINDOW)
+        if long and run.seconds > arguments.long_from * schedule.total:
+            long.run(run.step // long_every, (run.step + steps) // long_every - run.step // long_every)
+        short.run(run.step, steps)
+        run.step += steps
+        if device == "cuda":
+            torch.cuda.synchronize()  # else the host runs far ahead, and the clock says nothing
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -282,8 +244,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0, help="stop this piece after so long (0: no limit)")
     parser.add_argument("--max-steps", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--batch", type=int, default=128, help="rows a step")
-    parser.add_argument("--long-batch", type=int, default=32, help="rows of a step on long documents, if there are any")
+    parser.add_argument("--batch", type=int, default=16, help="rows a step")
+    parser.add_argument("--long-batch", type=int, default=4, help="rows of a step on long documents, if there are any")
     parser.add_argument("--long-every", type=int, default=12, help="one long step in so many (0: none)")
     parser.add_argument("--long-from", type=float, default=0.5, help="share of the time from which long steps come")
     parser.add_argument("--dice", type=float, default=0.25, help="weight in the loss where a choice of words shows")
@@ -301,8 +263,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         default="mask",
         help="mask: documents of a row do not see each other; causal: they do, but faster",
     )
+    parser.add_argument("--no-graphs", action="store_true", help="do not record steps as CUDA graphs")
     parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument("--log-every", type=int, default=100)
+    parser.add_argument("--log-every", type=int, default=960, help="steps; best a multiple of the window of 32")
     parser.add_argument("--shard-mb", type=float, default=0, help="split the exported weights into files this big")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(words)

@@ -60,22 +60,22 @@ _NAME_PATTERNS = tuple((theme, re.compile(_filled(name, _NAME_GROUPS))) for them
 
 _OPERATOR = "(?P<op>" + "|".join(re.escape(text) for text in sorted(_OP_OF, key=len, reverse=True)) + ")"
 _A, _B = (f"(?:(?P<owner_{slot}>[A-Z][a-z]+)'s )?(?P<{slot}>{_NUMBER})" for slot in "ab")
-_EQUATION = f"{_A}{_OPERATOR}{_B}{_any('equals')}(?P<v>{_NUMBER})"
+_SUM = f"{_A}{_OPERATOR}{_B}"
 _START = f"(?:{_any('opener_first')}|{_any('opener_next')})"
 _END = _any("tail") + _any("stop")
-_CLAIM = f"{_any('frame')}{_NAME}{_any('verb')}"
-
-
-def _phrase(op: str, template: str) -> str:
-    return f"{_filled(template, {'a': _A, 'b': _B})}{_any('gives')}(?P<v>{_NUMBER}){_any('assign')}{_NAME}"
-
-
+_VALUE = f"{_NAME}{_any('dash')}(?P<v>{_NUMBER})"
 _BODIES: tuple[tuple[str | None, str], ...] = (
-    (None, f"{_CLAIM}{_any('hedge')}{_EQUATION}"),
-    (None, f"{_any('reason')}{_EQUATION}, {_CLAIM}(?P<v0>{_NUMBER})"),
-    (None, f"{_NAME}{_any('dash')}{_EQUATION}"),
-    (None, f"{_EQUATION}{_any('assign')}{_NAME}"),
-    *((op, _phrase(op, text)) for op in ("add", "sub", "mul", "div") for text in CHOICES[f"phrase_{op}"]),
+    (
+        None,
+        f"{_any('reason')}{_SUM}{_any('equals')}(?P<v>{_NUMBER}), "
+        f"{_any('frame')}{_NAME}{_any('verb')}{_any('hedge')}(?P<v0>{_NUMBER})",
+    ),
+    (None, f"{_SUM}{_any('assign')}{_VALUE}"),
+    *(
+        (op, f"{_filled(text, {'a': _A, 'b': _B})}{_any('gives')}{_VALUE}")
+        for op in ("add", "sub", "mul", "div")
+        for text in CHOICES[f"phrase_{op}"]
+    ),
 )
 _PATTERNS = tuple((op, re.compile(f"{_START}{body}{_END}")) for op, body in _BODIES)
 

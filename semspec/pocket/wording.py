@@ -33,9 +33,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "Okay, ",
     ),
     "frame": ("", "we see that ", "I find that ", "surely ", "it follows that ", "clearly "),
-    # Name first: a sentence (is) or a fragment (dash). Computation first: as a clause of a sentence (since), with the
-    # name behind (then), or as a phrase (phrase).
-    "form": ("is", "since", "dash", "then", "phrase"),
+    # The computation first, as a clause of a sentence (since), as an equation (then) or as a phrase (phrase); behind it
+    # the name, and behind the name its value: wherever a number follows a name, it is that person's number.
+    "form": ("since", "then", "phrase"),
     "verb": (" is ", " equals ", " comes to ", " must be ", " works out to ", " amounts to "),
     "hedge": ("", "simply ", "exactly ", "just ", "therefore ", "thus "),
     "dash": (": ", " = ", " -> ", " - "),
@@ -51,7 +51,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "phrase_mul": ("multiplying {a} by {b}", "the product of {a} and {b}", "taking {a} times {b}"),
     "phrase_div": ("dividing {a} by {b}", "the quotient of {a} and {b}", "splitting {a} by {b}"),
     "gives": (" gives ", " makes ", " yields ", " is ", " leads to "),
-    "assign": (" for ", ", so that is ", ": ", "; this settles ", " as "),
+    "assign": (" for ", ", hence ", " gives ", "; this settles ", " as "),
     "tail": ("", " in all", " altogether", " then", " here", " as needed"),
     "stop": (".", "!", ". Good.", "; fine.", ", done."),
     "answer": (
@@ -91,9 +91,8 @@ class Habits:
         return bisect(self._sums[name], rng.random())
 
 
-FORMS = {"target": (0.52, 0.06, 0.28, 0.08, 0.06), "draft": (0.28, 0.06, 0.52, 0.06, 0.08)}
-"""How often each form is written. Naming the quantity first is the easier order: what it is computed from can then be
-looked up by its name."""
+FORMS = {"target": (0.25, 0.5, 0.25), "draft": (0.25, 0.25, 0.5)}
+"""How often each form is written."""
 DIFFER = ("assign", "name_shop", "name_stay")
 """Choices whose favourites differ, besides the form. Six tokens or more lie between one and the next, but for names."""
 
@@ -118,7 +117,7 @@ def make_habits(decided: float, level: float, seed: int, differ: tuple[str, ...]
         for side, own in zip(pair, tops, strict=True):
             side[name] = tuple(0.005 + (1 - 0.005 * count) * weight for weight in own)
     pair[0]["form"], pair[1]["form"] = FORMS["target"], FORMS["draft"]
-    return Habits(pair[0], step_decay=0.92), Habits(pair[1], step_decay=0.7)
+    return Habits(pair[0], step_decay=0.97), Habits(pair[1], step_decay=0.7)
 
 
 def _peaked(count: int, best: int, top: float, rng: Random) -> list[float]:
@@ -153,24 +152,18 @@ def decide(name: str, option: int, quantity: Quantity, theme_key: str, item: str
     a, b = (f"{who}'s {n}" if who else str(n) for who, n in zip(quantity.owners, quantity.operands, strict=True))
     if name == "form":
         named, value = f"?name_{theme_key}", str(quantity.value)
-        sum_: Script = ("?order",) if op in SYMMETRIC and a != b else _equation(a, b, quantity)
+        sum_: Script = ("?order",) if op in SYMMETRIC and a != b else (a, f"?{op}", b)
         return {
-            "is": ("?frame", named, "?verb", "?hedge", *sum_),
-            "dash": (named, "?dash", *sum_),
-            "since": ("?reason", *sum_, ", ", "?frame", named, "?verb", value),
-            "then": (*sum_, "?assign", named),
-            "phrase": (f"?phrase_{op}", "?gives", value, "?assign", named),
+            "since": ("?reason", *sum_, "?equals", value, ", ", "?frame", named, "?verb", "?hedge", value),
+            "then": (*sum_, "?assign", named, "?dash", value),
+            "phrase": (f"?phrase_{op}", "?gives", named, "?dash", value),
         }[text]
     if name == "order":
-        return _equation(b, a, quantity) if text == "turned" else _equation(a, b, quantity)
+        return (b, f"?{op}", a) if text == "turned" else (a, f"?{op}", b)
     if "{" in text:
         text = text.replace("{x}", quantity.person).replace("{item}", item)
         text = text.replace("{a}", a).replace("{b}", b)
     return (text,)
-
-
-def _equation(left: str, right: str, quantity: Quantity) -> Script:
-    return (left, f"?{quantity.op}", right, "?equals", str(quantity.value))
 
 
 def write_step(

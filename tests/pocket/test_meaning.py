@@ -148,12 +148,12 @@ def test_broken_steps_mean_nothing(task: Problem, seed: int) -> None:
 
 
 def test_wrong_arithmetic_is_understood_but_unsound() -> None:
-    wrong = meaning("So Mia's age is 3 + 4 = 8.")
+    wrong = meaning("So 3 + 4 gives Mia's age: 8.")
     assert wrong is not None and not wrong.sound
     twice = meaning("So since 3 + 4 = 7, Mia's age is 8.")
     assert twice is not None and not twice.sound
-    assert meaning("So Mia's age is 4 plus 3, so 7!") == meaning("Well, 3 + 4 = 7 for how old Mia is.")
-    assert meaning("So Mia's age is 03 + 4 = 7.") is None
+    assert meaning("So because 4 plus 3, so 7, Mia's age is 7!") == meaning("Well, 3 + 4 for how old Mia is = 7.")
+    assert meaning("So 03 + 4 gives Mia's age: 7.") is None
 
 
 @given(SEEDS)
