@@ -25,6 +25,7 @@ from semspec.types import (
     Event,
     FinishReason,
     Judge,
+    Relaxed,
     Request,
     Roll,
     Rolled,
@@ -118,6 +119,9 @@ class Decoder:
         event.drafted, event.accepted = len(draft.tokens), accepted
         for i in range(accepted):
             event.origins[i] = "relaxed" if i in relaxed else "draft"
+        for n, i in enumerate(relaxed):
+            reason = rule.reason(verdict.evidence[n]) if verdict.evidence else rule.reason(())
+            event.relaxed[i] = Relaxed(reason, verdict.instead[n] if verdict.instead else None)
         return event
 
     def write(self, room: int) -> Generator[Request, Any, Event]:

@@ -196,7 +196,7 @@ class Pair:
 
     def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
-        rule = verify.make(options.verifier)
+        rule = verify.make(options.verifier).spelled(self._tokens_of)
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -218,6 +218,13 @@ class Pair:
             logprobs=options.logprobs,
         )
         return job, self._drafter(rule, options.drafter), text
+
+    def spelling(self, token: int) -> str:
+        """A single token as text."""
+        return str(self.tokenizer.decode([token]))
+
+    def _tokens_of(self, text: str) -> list[int]:
+        return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
 
     def _span(self, relax_span: str) -> tuple[int, int] | None:
         if relax_span == "all":

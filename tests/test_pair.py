@@ -214,7 +214,7 @@ class Anything(Exact):
         (PROMPT, {"top_k": -2}, "top_k is -2; give 0 (off) or a positive number"),
         (PROMPT, {"min_p": 1.5}, "min_p is 1.5; give a number from 0 (off) to 1"),
         (PROMPT, {"seed": 2**70}, "give a whole number of at most 64 bits"),
-        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: accept-all, block, exact"),
+        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: accept-all, adaptive, block"),
         (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: none"),
         (
             PROMPT,
@@ -343,6 +343,12 @@ def test_a_loose_rule_reports_what_it_relaxed(pair: semspec.Pair):
         ("random:rate=0", "exact"),
         ("fly:window=0,theta=0", "accept-all"),
         ("random:rate=1", "accept-all"),
+        ("threshold:single=1", "exact"),
+        ("ensemble:weight=1", "exact"),
+        ("cascade-rule:defer=token,alpha=0", "exact"),
+        ("cascade-rule:defer=chow,alpha=1", "accept-all"),
+        ("adaptive:scale=0", "exact"),
+        ("reflective:alpha=0", "exact"),
     ],
 )
 def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, strict: str):
