@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.text import Text
 import semspec
 from semspec.bench import commands as bench_commands
 from semspec.errors import SemspecError
-from semspec.show import coloured
+from semspec.show import coloured, reasons, relaxed_tokens
 
 if TYPE_CHECKING:
     from semspec.options import Options
@@ -64,6 +65,7 @@ def generate(
     context: Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="List every relaxed token with the rule's reason.")] = False,
 ) -> None:
     """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -75,11 +77,13 @@ def generate(
     pair = semspec.load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context)
     asked = [{"role": "user", "content": text}] if chat else text
     if as_json:
-        typer.echo(json.dumps(report(pair.generate(asked, options)), ensure_ascii=False))
+        typer.echo(json.dumps(report(pair.generate(asked, options), pair.spelling), ensure_ascii=False))
     else:
-        result = show(pair, asked, options)
+        result, notes = show(pair, asked, options), Console(stderr=True, highlight=False, soft_wrap=True)
+        if why:
+            notes.print(reasons(relaxed_tokens(result, pair.spelling)))
         if not quiet:
-            Console(stderr=True, highlight=False).print(summary(result), style="dim")
+            notes.print(summary(result), style="dim")
 
 
 @app.command()
@@ -116,12 +120,13 @@ def summary(result: Result) -> str:
     )
 
 
-def report(result: Result) -> dict[str, Any]:
+def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
     """A result as JSON."""
     return {
         "text": result.text,
         "tokens": result.tokens,
         "origins": [origin for event in result.events for origin in event.origins],
+        "relaxed": relaxed_tokens(result, spelling),
         "finish_reason": result.finish_reason,
         "verifier": result.verifier,
         "lossless": result.lossless,
