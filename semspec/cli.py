@@ -13,6 +13,7 @@ from rich.text import Text
 
 import semspec
 from semspec.bench import commands as bench_commands
+from semspec.bench.commands import draft_length
 from semspec.errors import SemspecError
 from semspec.show import coloured, reasons, relaxed_tokens
 
@@ -49,7 +50,9 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a chat message.")] = False,
     verifier: Annotated[str, typer.Option(help="Rule, e.g. exact, sampling, fly:window=4, none.")] = "exact",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 8,
+    num_draft_tokens: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")] = "8",
+    draft_min_p: Annotated[float, typer.Option(help="Stop drafting where the draft's best has less; 0 is off.")] = 0.0,
+    draft_max_entropy: Annotated[float | None, typer.Option(help="Or where its entropy is above this.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k best tokens; 0 is off.")] = 0,
@@ -70,7 +73,8 @@ def generate(
     """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
     text = sys.stdin.read() if prompt == "-" else prompt
     options = semspec.Options(
-        verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
+        verifier=verifier, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens),
+        draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
         relax_span=relax_span, allow_lossy=lossy,
     )  # fmt: skip

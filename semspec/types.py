@@ -100,9 +100,12 @@ class Draft:
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
 
-    def without_last(self) -> Draft:
-        logits = None if self.logits is None else self.logits[:-1]
-        return Draft(self.tokens[:-1], logits, {layer: states[:-1] for layer, states in self.hidden.items()})
+    def first(self, n: int) -> Draft:
+        """The same, but at most n tokens of it."""
+        if n >= len(self.tokens):
+            return self
+        logits = None if self.logits is None else self.logits[:n]
+        return Draft(self.tokens[:n], logits, {layer: states[:n] for layer, states in self.hidden.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: P
     ("arguments", "code", "message"),
     [
         (["--num-draft-tokens", 0], 2, "num_draft_tokens is 0; give 1 or more"),
+        (["-k", "many"], 2, "num_draft_tokens is 'many'; give a whole number, or auto"),
+        (["--draft-min-p", 0.5], 2, "need a draft model"),
         (["--verifier", "magic"], 2, "there is no verifier 'magic'"),
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
         (["--draft", "./nowhere"], 3, "./nowhere is not a folder"),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from semspec import verify
 from semspec.errors import BadRequest
-from semspec.options import Options
+from semspec.options import AUTO, Options
 
 BASELINE, DRAFT = "none", "draft"
 
@@ -20,7 +20,7 @@ class Arm:
     role: Literal["target", "draft", "method"]
     verifier: str
     lossless: bool
-    num_draft_tokens: int = 8
+    num_draft_tokens: int | str = 8
     drafter: str = "auto"
 
     def options(self, **common: Any) -> Options:
@@ -35,16 +35,17 @@ class Arm:
         return asdict(self)
 
 
-def parse_arm(spec: str, num_draft_tokens: int = 8, drafter: str = "auto") -> Arm:
-    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15"."""
+def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto") -> Arm:
+    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto"."""
     name, _, text = spec.partition(":")
     rest = []
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         if key.strip() == "k":
-            if not value.strip().isdigit() or int(value) < 1:
-                raise BadRequest(f"method {spec!r}: k is {value!r}; give a draft length of 1 or more")
-            num_draft_tokens = int(value)
+            length = value.strip()
+            if length != AUTO and (not length.isdigit() or int(length) < 1):
+                raise BadRequest(f"method {spec!r}: k is {value!r}; give a draft length of 1 or more, or auto")
+            num_draft_tokens = AUTO if length == AUTO else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
         else:
@@ -54,7 +55,7 @@ def parse_arm(spec: str, num_draft_tokens: int = 8, drafter: str = "auto") -> Ar
     return Arm(spec, "method", verifier, rule.lossless, num_draft_tokens, drafter)
 
 
-def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int, drafter: str) -> list[Arm]:
+def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int | str, drafter: str) -> list[Arm]:
     """The target alone first, the draft alone if there is one, then the methods, each once."""
     arms = {BASELINE: Arm(BASELINE, "target", "none", lossless=True)}
     if has_draft:

@@ -28,7 +28,9 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
     seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Default draft length.")] = 8,
+    num_draft_tokens: Annotated[
+        str, typer.Option("--num-draft-tokens", "-k", help="Default draft length, or auto.")
+    ] = "8",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
@@ -45,7 +47,7 @@ def bench(
         raise BadRequest("say where to keep the run with --out DIR")
     config = Config(
         task=task, methods=method or ["exact"], n=n, target=target, draft=draft, data=str(data) if data else None,
-        repeats=repeats, seed=seed, batch=batch, num_draft_tokens=num_draft_tokens, drafter=drafter,
+        repeats=repeats, seed=seed, batch=batch, num_draft_tokens=draft_length(num_draft_tokens), drafter=drafter,
         temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
     )  # fmt: skip
     with bar(f"bench {task}") as progress:
@@ -98,6 +100,14 @@ def finish(folders: list[Path], out: Path) -> None:
     Console(stderr=True).print(said, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
     typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def draft_length(text: str) -> int | str:
+    """A number or a word such as auto, from the command line; which words there are is not decided here."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 class bar:

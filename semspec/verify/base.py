@@ -186,6 +186,10 @@ class Rule(ABC):
         """The tokens to score for a draft. It must begin with the draft; what follows is scored and thrown away."""
         return draft
 
+    def shortest(self) -> int:
+        """The shortest draft that it judges as it means to. Nobody who may choose makes a shorter one."""
+        return 1
+
     def spelled(self, tokens: Callable[[str], list[int]]) -> Rule:
         """This rule for a model with these tokens. Rules that put words before the target look theirs up here."""
         return self

@@ -51,6 +51,9 @@ class Fly(Rule):
         if self.top < 1:
             raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
 
+    def shortest(self) -> int:
+        return self.window + 1
+
     def judge(self, drafts: Drafts) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]
         match = (drafts.ids == choice[:, :-1]) & drafts.exists
