@@ -142,7 +142,7 @@ CASES: list[tuple[str, Callable[[Rule, One], list[bool]]]] = [
 def test_a_rule_is_its_formula(spec: str, reference: Callable, kind: str):
     rule = make(spec)
     choose = {"greedy": [Sampling()], "sampled": [WARM], "mixed": MIXED, "looked up": MIXED}[kind]
-    ones = [random_one(seed, seed % 6, choose[seed % len(choose)], certain=kind == "looked up") for seed in range(200)]
+    ones = [random_one(seed, seed % 6, choose[seed % len(choose)], certain=kind == "looked up") for seed in range(90)]
     wanted = [expected(one, reference(rule, one)) for one in ones]
     assert decide(rule, ones) == wanted
     hopeless = kind == "looked up" and spec.startswith("adaptive")  # a lookup is as far away as can be
@@ -158,14 +158,14 @@ def test_a_rule_is_its_formula(spec: str, reference: Callable, kind: str):
     ],
 )
 def test_at_its_limit_a_rule_is_lossless(loose: str, strict: Rule):
-    ones = [random_one(seed, seed % 7, MIXED[seed % 2]) for seed in range(300)]
+    ones = [random_one(seed, seed % 7, MIXED[seed % 2]) for seed in range(120)]
     found, wanted = make(loose).judge(build(*ones)), strict.judge(build(*ones))
     assert torch.equal(found.accepted, wanted.accepted) and torch.equal(found.next, wanted.next)
     assert found.relaxed is not None and not found.relaxed.any()
 
 
 def test_token_deferral_at_its_limits_when_greedy():
-    ones = [random_one(seed, seed % 7, Sampling()) for seed in range(200)]
+    ones = [random_one(seed, seed % 7, Sampling()) for seed in range(90)]
     strict, loose = (make(f"cascade-rule:defer=token,alpha={a}").judge(build(*ones)) for a in (0, 1))
     assert torch.equal(strict.accepted, Exact().judge(build(*ones)).accepted)
     assert torch.equal(loose.accepted, build(*ones).counts)
@@ -175,7 +175,7 @@ def test_token_deferral_at_its_limits_when_greedy():
 @pytest.mark.parametrize("sampling", MIXED, ids=["greedy", "sampled"])
 def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str, sampling: Sampling):
     protected, rule = frozenset({2, 4}), make(spec)
-    ones = [random_one(seed, 6, sampling) for seed in range(200)]
+    ones = [random_one(seed, 6, sampling) for seed in range(90)]
     reference = {"ensemble": ensemble, "cascade-rule": cascade, "adaptive": lambda rule, one: [True] * 6}[rule.name]
     found = decide(rule, ones, protected)
     assert found == [expected(one, reference(rule, one), protected) for one in ones]
