@@ -68,7 +68,7 @@ class Options:
             raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
-        if self.drafter == "ngram" and self.unsure.ever:
+        if self.unsure.ever and self.drafter == "ngram":
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         rule = verify.make(self.verifier)

@@ -14,7 +14,7 @@ BASELINE, DRAFT = "none", "draft"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to answer. A method is asked for as a verifier with its options, and `k` and `drafter` beside them."""
+    """One way to answer. A method is asked for as a verifier with its options, and beside them those of the draft."""
 
     name: str
     role: Literal["target", "draft", "method"]
@@ -22,12 +22,16 @@ class Arm:
     lossless: bool
     num_draft_tokens: int | str = 8
     drafter: str = "auto"
+    draft_min_p: float = 0.0
+    draft_max_entropy: float | None = None
 
     def options(self, **common: Any) -> Options:
         return Options(
             verifier=self.verifier,
             num_draft_tokens=self.num_draft_tokens,
             drafter=self.drafter,
+            draft_min_p=self.draft_min_p,
+            draft_max_entropy=self.draft_max_entropy,
             **common,
         )
 
@@ -36,9 +40,9 @@ class Arm:
 
 
 def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto") -> Arm:
-    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto"."""
+    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4"."""
     name, _, text = spec.partition(":")
-    rest = []
+    rest, bounds = [], {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         if key.strip() == "k":
@@ -48,11 +52,17 @@ def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto")
             num_draft_tokens = AUTO if length == AUTO else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
+        elif key.strip() in ("draft_min_p", "draft_max_entropy"):
+            try:
+                bounds[key.strip()] = float(value)
+            except ValueError:
+                raise BadRequest(f"method {spec!r}: {key.strip()} is {value!r}; give a number") from None
         else:
             rest.append(item)
     verifier = name + (":" + ",".join(rest) if rest else "")
-    rule = verify.make(verifier)  # refuses what does not exist, before anything is loaded
-    return Arm(spec, "method", verifier, rule.lossless, num_draft_tokens, drafter)
+    arm = Arm(spec, "method", verifier, verify.make(verifier).lossless, num_draft_tokens, drafter, **bounds)
+    arm.options()  # refuses what does not exist, before anything is loaded
+    return arm
 
 
 def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int | str, drafter: str) -> list[Arm]:

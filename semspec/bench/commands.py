@@ -41,9 +41,10 @@ def bench(
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
 ) -> None:
     context.obj = partial(
-        measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft, data=str(data) if data else None,
-        repeats=repeats, seed=seed, batch=batch, num_draft_tokens=draft_length(num_draft_tokens), drafter=drafter,
-        temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
+        measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
+        data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
+        num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
+        max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
     )  # fmt: skip
     if not context.invoked_subcommand:
         context.obj()

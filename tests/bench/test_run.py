@@ -169,10 +169,17 @@ def test_recorded_passes_account_for_every_token(finished: Path):
 def test_methods_are_read_with_their_draft_length_and_drafter():
     arm = parse_arm("exact:k=4,drafter=ngram")
     assert (arm.verifier, arm.num_draft_tokens, arm.drafter, arm.lossless) == ("exact", 4, "ngram", True)
-    assert parse_arm("block:k=auto").options().num_draft_tokens == "auto"
+    options = parse_arm("block:k=auto,draft_min_p=0.4").options()
+    assert (options.num_draft_tokens, options.draft_min_p, options.draft_max_entropy) == ("auto", 0.4, None)
     assert [a.name for a in arms_for(["exact", "none", "exact"], True, 8, "auto")] == ["none", "draft", "exact"]
     assert [a.name for a in arms_for(["exact"], False, 8, "auto")] == ["none", "exact"]
-    for spec, message in [("exact:k=0", "give a draft length of 1 or more"), ("magic", "there is no verifier 'magic'")]:
+    for spec, message in [
+        ("exact:k=0", "give a draft length of 1 or more"),
+        ("magic", "there is no verifier 'magic'"),
+        ("exact:draft_min_p=low", "draft_min_p is 'low'; give a number"),
+        ("exact:draft_min_p=2", "draft_min_p is 2.0; give a probability"),
+        ("exact:drafter=magic", "there is no drafter 'magic'"),
+    ]:
         with pytest.raises(BadRequest, match=message):
             parse_arm(spec)
 
