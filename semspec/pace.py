@@ -71,6 +71,8 @@ class Auto:
     def length(self) -> int:
         if self.plan:
             return self.plan.popleft()
+        if not self.draft.lengths:  # sequences that began together may all have been reading their prompts
+            return self._within(FIRST[0])
         trial = self._trial()
         if trial is None:
             return self.best
@@ -141,15 +143,22 @@ class Seconds:
         self.usual: dict[int, float] = {}  # length -> the median of what was seen lately
         self.middle = self.level = self.slope = 0.0  # the line
 
+    @property
+    def lengths(self) -> bool:
+        """Whether a draft of any length has been timed."""
+        return any(n > 0 for n in self.usual)
+
     def add(self, n: int, seconds: float) -> None:
-        if n in self.usual or (n and any(self.usual)):  # one step is not believed to be many times slower than others
-            seconds = min(seconds, BELIEVED * self.of(n))
+        expected = self.of(n) if n in self.usual or (n and self.lengths) else 0.0
+        if expected > 0.0:  # one step is not believed to be many times slower than others
+            seconds = min(seconds, BELIEVED * expected)
         recent = self.seen.setdefault(n, deque(maxlen=RECENT))
         recent.append(seconds)
         self.usual[n] = sorted(recent)[(len(recent) - 1) // 2]
         self._fit([(m, usual, len(self.seen[m])) for m, usual in self.usual.items() if m])
 
     def of(self, n: int) -> float:
+        """What a draft of n tokens is expected to take."""
         if n == 0 and 0 in self.usual:  # another kind of pass, which is not on the line
             return self.usual[0]
         line = max(self.level + self.slope * (n - self.middle), 0.0)
