@@ -101,9 +101,10 @@ class Decoder:
         usual = self.target.length(self.slot) > 0 and not (n and self.unread)
         event = yield from (self.speculate(min(n, room - 1), room) if n else self.write(ALONE, room))
         self.unread = 0 if n else self.unread + len(event.tokens)
-        spent = {what: seconds - before[what] for what, seconds in self.stats.seconds.items()}
-        target = sum(spent.values()) - spent["draft"]
-        self.pace.observe(min(n, room - 1), len(event.tokens), spent["draft"], target, timed=usual)
+        if event.finish_reason is None:  # else the answer's end has cut it short
+            spent = {what: seconds - before[what] for what, seconds in self.stats.seconds.items()}
+            target = sum(spent.values()) - spent["draft"]
+            self.pace.observe(min(n, room - 1), len(event.tokens), spent["draft"], target, timed=usual)
         return event
 
     def speculate(self, n: int, room: int) -> Generator[Request, Any, Event]:

@@ -191,16 +191,20 @@ def test_through_the_loop_it_writes_the_same_text_as_fast_as_it_can_be_written(p
 
 def test_reading_a_prompt_is_not_held_against_anybody():
     seen: list[tuple[int, bool]] = []
+    brought = 0
 
     class Watching(Auto):
         def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+            nonlocal brought
             seen.append((asked, timed))
+            brought += tokens
             super().observe(asked, tokens, draft, target, timed)
 
-    run(Watching(), 0.1, 0.8, n=60)
+    _, stats, _ = run(Watching(), 0.1, 0.8, n=60)
     assert seen[:5] == [(4, False), (4, True), (0, True), (0, True), (seen[4][0], False)], (
         "nor is what the drafter has missed while the target wrote alone"
     )
+    assert brought < stats.tokens == 60, "nor is the last step, which the answer's end may have cut short"
 
 
 def test_several_sequences_can_share_what_is_learnt():
