@@ -120,7 +120,7 @@ class Drafts:
     def draft_beliefs(self) -> Tensor:
         """[D, V] the draft model's degrees of belief: as drawn from when sampling, at temperature 1 where greedy"""
         assert self.draft_logits is not None
-        return self.draft_logits.softmax(-1)
+        return self.draft_logits.float().softmax(-1)
 
     def draft_beliefs_by_token(self) -> Tensor:
         """[B, K, V] the drafter's beliefs at each draft token; a lookup believes in what it found and nothing else"""
