@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +13,9 @@ from rich.text import Text
 
 import semspec
 from semspec.bench import commands as bench_commands
+from semspec.bench.commands import draft_length
 from semspec.errors import SemspecError
-from semspec.show import coloured
+from semspec.show import coloured, reasons, relaxed_tokens
 
 if TYPE_CHECKING:
     from semspec.options import Options
@@ -48,7 +50,9 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a chat message.")] = False,
     verifier: Annotated[str, typer.Option(help="Rule, e.g. exact, sampling, fly:window=4, none.")] = "exact",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 8,
+    num_draft_tokens: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")] = "8",
+    draft_min_p: Annotated[float, typer.Option(help="Stop drafting where the draft's best has less; 0 is off.")] = 0.0,
+    draft_max_entropy: Annotated[float | None, typer.Option(help="Or where its entropy is above this.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k best tokens; 0 is off.")] = 0,
@@ -64,22 +68,26 @@ def generate(
     context: Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="List every relaxed token with the rule's reason.")] = False,
 ) -> None:
     """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
     text = sys.stdin.read() if prompt == "-" else prompt
     options = semspec.Options(
-        verifier=verifier, drafter=drafter, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
+        verifier=verifier, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens),
+        draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
         relax_span=relax_span, allow_lossy=lossy,
     )  # fmt: skip
     pair = semspec.load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context)
     asked = [{"role": "user", "content": text}] if chat else text
     if as_json:
-        typer.echo(json.dumps(report(pair.generate(asked, options)), ensure_ascii=False))
+        typer.echo(json.dumps(report(pair.generate(asked, options), pair.spelling), ensure_ascii=False))
     else:
-        result = show(pair, asked, options)
+        result, notes = show(pair, asked, options), Console(stderr=True, highlight=False, soft_wrap=True)
+        if why:
+            notes.print(reasons(relaxed_tokens(result, pair.spelling)))
         if not quiet:
-            Console(stderr=True, highlight=False).print(summary(result), style="dim")
+            notes.print(summary(result), style="dim")
 
 
 @app.command()
@@ -116,12 +124,13 @@ def summary(result: Result) -> str:
     )
 
 
-def report(result: Result) -> dict[str, Any]:
+def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
     """A result as JSON."""
     return {
         "text": result.text,
         "tokens": result.tokens,
         "origins": [origin for event in result.events for origin in event.origins],
+        "relaxed": relaxed_tokens(result, spelling),
         "finish_reason": result.finish_reason,
         "verifier": result.verifier,
         "lossless": result.lossless,

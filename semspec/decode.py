@@ -16,6 +16,7 @@ from torch import Tensor
 
 from semspec.loops import find_loop
 from semspec.noise import TARGET
+from semspec.pace import ALONE, Fixed, Pace
 from semspec.stats import Stats
 from semspec.types import (
     Acquire,
@@ -25,6 +26,7 @@ from semspec.types import (
     Event,
     FinishReason,
     Judge,
+    Relaxed,
     Request,
     Roll,
     Rolled,
@@ -50,7 +52,7 @@ class Job:
 
     prompt: list[int]
     rule: Rule
-    num_draft_tokens: int
+    num_draft_tokens: int | Pace
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: frozenset[int] = frozenset()
@@ -68,6 +70,8 @@ class Decoder:
         self.context = list(job.prompt)
         self.slot = -1
         self.round = 0
+        self.pace = Fixed(job.num_draft_tokens) if isinstance(job.num_draft_tokens, int) else job.num_draft_tokens
+        self.unread = len(job.prompt)  # tokens that the drafter has not been shown
         self.state: Tensor | None = None  # the rule's memory of this sequence
         self.strict = False  # a loose rule went in circles, so `exact` has taken over
 
@@ -81,7 +85,7 @@ class Decoder:
             finish: FinishReason | None = None
             while finish is None:
                 room = end - len(self.context)
-                event = yield from (self.speculate(room) if self.job.rule.drafts else self.write(room))
+                event = yield from (self.paced(room) if self.job.rule.drafts else self.write(WRITE_AHEAD, room))
                 finish = event.finish_reason
                 yield event
         finally:
@@ -89,10 +93,23 @@ class Decoder:
                 self.target.release(self.slot)
                 self.drafter.close()
 
-    def speculate(self, room: int) -> Generator[Request, Any, Event]:
-        """Propose, score, judge, commit."""
+    def paced(self, room: int) -> Generator[Request, Any, Event]:
+        """A step with a draft as long as seems best, or without; what came of it is told to who chose."""
         # The target always adds a token of its own, so a draft may be at most one shorter than the room left.
-        job, n = self.job, min(self.job.num_draft_tokens, room - 1)
+        n, before = self.pace.length(), dict(self.stats.seconds)
+        # A model that has a longer text to catch up with says nothing about its usual speed.
+        usual = self.target.length(self.slot) > 0 and not (n and self.unread)
+        event = yield from (self.speculate(min(n, room - 1), room) if n else self.write(ALONE, room))
+        self.unread = 0 if n else self.unread + len(event.tokens)
+        if event.finish_reason is None:  # else the answer's end has cut it short
+            spent = {what: seconds - before[what] for what, seconds in self.stats.seconds.items()}
+            target = sum(spent.values()) - spent["draft"]
+            self.pace.observe(min(n, room - 1), len(event.tokens), spent["draft"], target, timed=usual)
+        return event
+
+    def speculate(self, n: int, room: int) -> Generator[Request, Any, Event]:
+        """Propose, score, judge, commit."""
+        job = self.job
         draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
         rule = self.rule_now()
         draft, layout = self.fit(draft, rule)
@@ -118,13 +135,16 @@ class Decoder:
         event.drafted, event.accepted = len(draft.tokens), accepted
         for i in range(accepted):
             event.origins[i] = "relaxed" if i in relaxed else "draft"
+        for n, i in enumerate(relaxed):
+            reason = rule.reason(verdict.evidence[n]) if verdict.evidence else rule.reason(())
+            event.relaxed[i] = Relaxed(reason, verdict.instead[n] if verdict.instead else None)
         return event
 
-    def write(self, room: int) -> Generator[Request, Any, Event]:
+    def write(self, n: int, room: int) -> Generator[Request, Any, Event]:
         """The target alone writes a few tokens."""
         job = self.job
         rolled: Rolled = yield Roll(
-            self.target, self.slot, self.pending(), min(WRITE_AHEAD, room), job.sampling, TARGET, job.stop,
+            self.target, self.slot, self.pending(), min(n, room), job.sampling, TARGET, job.stop,
             logprobs=job.logprobs,
         )  # fmt: skip
         kept, finish = self.cut(rolled.tokens, room)
@@ -149,7 +169,7 @@ class Decoder:
         """The draft with its layout, shortened to what has room in the slot, and to one side of the end of thinking."""
         room, end = self.target.capacity - len(self.context), self.job.thinking[1] if self.job.thinking else None
         while draft.tokens and (len(rule.layout(draft.tokens)) > room or end in draft.tokens[:-1]):
-            draft = draft.without_last()
+            draft = draft.first(len(draft.tokens) - 1)
         return draft, rule.layout(draft.tokens)
 
     def watch(self) -> None:

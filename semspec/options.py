@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from semspec import verify
+from semspec.draft import Unsure
 from semspec.errors import BadRequest
 from semspec.types import Sampling
 from semspec.verify import Rule
 
+AUTO = "auto"
 DRAFTERS = ("auto", "cascade", "model", "ngram")
 
 
@@ -19,7 +21,9 @@ class Options:
 
     verifier: str | Rule = "exact"
     drafter: str = "auto"  # one of DRAFTERS; auto: the draft model if there is one, else ngram
-    num_draft_tokens: int = 8
+    num_draft_tokens: int | str = 8  # or "auto": as many as have been paying off, perhaps none
+    draft_min_p: float = 0.0  # a draft model stops where its best token has less; 0 is off
+    draft_max_entropy: float | None = None  # or where its entropy is above this many nats
     max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
     temperature: float = 0.0
     top_k: int = 0
@@ -37,16 +41,20 @@ class Options:
         """Refuse what cannot work, whatever the model: before anything is loaded."""
         for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            if name == "num_draft_tokens" and isinstance(value, str):
+                if value != AUTO:
+                    raise BadRequest(f"num_draft_tokens is {value!r}; give a whole number, or auto")
+            elif value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise BadRequest(f"{name} is {value!r}; give a whole number")
-        for name in ("temperature", "top_p", "min_p"):
-            if not isinstance(getattr(self, name), int | float):
-                raise BadRequest(f"{name} is {getattr(self, name)!r}; give a number")
+        for name in ("temperature", "top_p", "min_p", "draft_min_p", "draft_max_entropy"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) and not (name == "draft_max_entropy" and value is None):
+                raise BadRequest(f"{name} is {value!r}; give a number")
         if not isinstance(self.stop, str) and not _all_of(self.stop, str):
             raise BadRequest(f"stop is {self.stop!r}; give a text or a list of texts")
         if not _all_of(self.stop_ids, int):
             raise BadRequest(f"stop_ids is {self.stop_ids!r}; give a list of token ids")
-        if self.num_draft_tokens < 1:
+        if isinstance(self.num_draft_tokens, int) and self.num_draft_tokens < 1:
             raise BadRequest(
                 f"num_draft_tokens is {self.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
             )
@@ -60,6 +68,8 @@ class Options:
             raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
+        if self.unsure.ever and self.drafter == "ngram":
+            raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         rule = verify.make(self.verifier)
         if not rule.lossless and not self.allow_lossy:
@@ -71,6 +81,10 @@ class Options:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def unsure(self) -> Unsure:
+        return Unsure(self.draft_min_p, self.draft_max_entropy)
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)

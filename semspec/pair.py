@@ -16,13 +16,14 @@ from transformers import PreTrainedTokenizerBase
 
 from semspec import verify
 from semspec.decode import Decoder, Job
-from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
+from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
 from semspec.errors import BadRequest, BatchFailed, ModelError
 from semspec.execute import Executor, Task
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.weights import locate
 from semspec.options import Options
+from semspec.pace import Auto, Pace
 from semspec.pocket.shipped import SHIPPED
 from semspec.stats import Stats
 from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
@@ -144,6 +145,7 @@ class Pair:
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
         self.executor = Executor()
         self.protected = self._protected()
+        self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
 
     def _protected(self) -> Tensor:
         """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary"""
@@ -196,7 +198,7 @@ class Pair:
 
     def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
-        rule = verify.make(options.verifier)
+        rule = verify.make(options.verifier).spelled(self._tokens_of)
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -208,7 +210,7 @@ class Pair:
         job = Job(
             prompt=tokens,
             rule=rule,
-            num_draft_tokens=options.num_draft_tokens,
+            num_draft_tokens=self._pace(rule, options),
             max_new_tokens=self._room(len(tokens), options.max_new_tokens),
             sampling=options.sampling(seed),
             stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.eos),
@@ -217,7 +219,20 @@ class Pair:
             thinking=self._span(options.relax_span),
             logprobs=options.logprobs,
         )
-        return job, self._drafter(rule, options.drafter), text
+        return job, self._drafter(rule, options.drafter, options.unsure), text
+
+    def _pace(self, rule: Rule, options: Options) -> int | Pace:
+        """A number, or what prompts before this one have taught about drafting for this rule."""
+        if isinstance(options.num_draft_tokens, int):
+            return options.num_draft_tokens
+        return self._paces.setdefault((rule, options.drafter, options.unsure), Auto(shortest=rule.shortest()))
+
+    def spelling(self, token: int) -> str:
+        """A single token as text."""
+        return str(self.tokenizer.decode([token]))
+
+    def _tokens_of(self, text: str) -> list[int]:
+        return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
 
     def _span(self, relax_span: str) -> tuple[int, int] | None:
         if relax_span == "all":
@@ -250,16 +265,20 @@ class Pair:
             )
         return wanted
 
-    def _drafter(self, rule: Rule, kind: str) -> Drafter:
+    def _drafter(self, rule: Rule, kind: str, unsure: Unsure) -> Drafter:
         if not rule.drafts:
             return NoDrafter()
+        if self.draft is None and unsure.ever:
+            raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
         if kind == "ngram" or (kind == "auto" and self.draft is None):
             return NgramDrafter()
         if self.draft is None:
             raise BadRequest(
                 f"drafter {kind!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
-        return CascadeDrafter(self.draft, NgramDrafter()) if kind == "cascade" else ModelDrafter(self.draft)
+        if kind == "cascade":
+            return CascadeDrafter(self.draft, NgramDrafter(), unsure=unsure)
+        return ModelDrafter(self.draft, unsure)
 
 
 def load(

@@ -2,6 +2,7 @@
 
 "Processed" logits have temperature and filters applied; their softmax is the distribution that is drawn from. A
 greedy row is processed to all its mass on the largest logit, so that no rule needs a special case for temperature 0.
+What is kept of a greedy row beside its token are its raw logits: that it was certain is known, what it believed is not.
 """
 
 from __future__ import annotations
@@ -94,23 +95,22 @@ def pick(weights: Tensor, u: Tensor) -> Tensor:
 def draw(
     logits: Tensor, options: Sequence[Sampling], positions: Sequence[int], streams: Sequence[int], keep: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """One token per row: [R, V] -> [R]; beside it processed logits [R, V], where sampling made them or `keep` asks."""
-    if not keep and all(o.greedy for o in options):
-        return logits.argmax(-1), None
+    """One token per row: [R, V] -> [R]; beside it, if `keep` asks, [R, V]: processed, or raw where a row is greedy."""
+    if all(o.greedy for o in options):
+        return logits.argmax(-1), logits.float() if keep else None
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
     processed = process(logits, rows)
-    if rows.all_greedy:
-        return logits.argmax(-1), processed
     key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
     key = key.to(logits.device, non_blocking=True)
-    return pick(processed.softmax(-1), uniform(key[:, 0], key[:, 1], key[:, 2])), processed
+    tokens = pick(processed.softmax(-1), uniform(key[:, 0], key[:, 1], key[:, 2]))
+    return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed) if keep else None
 
 
 def next_tokens(requests: Sequence[Roll], rows: Sequence[Rows]) -> list[Rolled]:
     """The next token of sequences that are writing, each from the one row of its latest pass."""
     if not requests:
         return []
-    tokens, processed = draw(
+    tokens, kept = draw(
         torch.cat([row.logits for row in rows]),
         [r.sampling for r in requests],
         [r.runner.length(r.slot) for r in requests],
@@ -119,7 +119,7 @@ def next_tokens(requests: Sequence[Roll], rows: Sequence[Rows]) -> list[Rolled]:
     )
     written = []
     for i, (token, request, row) in enumerate(zip(tokens.tolist(), requests, rows, strict=True)):
-        logits = processed[i : i + 1] if request.keep_logits and processed is not None else None
+        logits = kept[i : i + 1] if request.keep_logits and kept is not None else None
         logprobs = None if request.logprobs is None else logprobs_of(row.logits, [token], request.logprobs)
         written.append(Rolled([token], logits, row.hidden, logprobs))
     return written

@@ -25,8 +25,11 @@ def make(kind: str, spec: str, registry: Mapping[str, type[T]], **fixed: Any) ->
 
 
 def parse_options(what: str, cls: type, text: str, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """Values for the fields of `cls`, each read as the type of its default. `what` names it in messages."""
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in hidden}
+    """Values for the fields of `cls`, each read as the type of its default. `what` names it in messages.
+
+    A field with the metadata {"option": False} is filled in by the program, and is no option.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in hidden and f.metadata.get("option", True)}
     values: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")

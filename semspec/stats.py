@@ -95,6 +95,7 @@ class Stats:
             "tokens": self.tokens,
             "tau": self.tau,
             "acceptance_rate": self.acceptance_rate,
+            "drafts": {str(n): self.drafts[n] for n in sorted(self.drafts)},
             "histogram": {str(n): self.histogram[n] for n in sorted(self.histogram)},
             "accepted_per_position": self.accepted_per_position,
             "drafted_per_position": self.drafted_per_position,

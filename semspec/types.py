@@ -71,7 +71,7 @@ class Rolled:
     """Tokens written autoregressively; row i of logits and hidden is what token i was drawn from."""
 
     tokens: list[int]
-    logits: Tensor | None = None  # [n, V], processed: temperature and filters applied
+    logits: Tensor | None = None  # [n, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, d]
     logprobs: list[TokenLogprob] | None = None
 
@@ -94,15 +94,18 @@ def _join_hidden(parts: Sequence[Rows | Rolled]) -> dict[int, Tensor]:
 
 @dataclass(slots=True)
 class Draft:
-    """A proposal. `logits` None says the drafter was certain: each token had probability one."""
+    """A proposal. Without `logits` the drafter was certain: each token had probability one."""
 
     tokens: list[int]
-    logits: Tensor | None = None  # [K, V], processed
+    logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
 
-    def without_last(self) -> Draft:
-        logits = None if self.logits is None else self.logits[:-1]
-        return Draft(self.tokens[:-1], logits, {layer: states[:-1] for layer, states in self.hidden.items()})
+    def first(self, n: int) -> Draft:
+        """The same, but at most n tokens of it."""
+        if n >= len(self.tokens):
+            return self
+        logits = None if self.logits is None else self.logits[:n]
+        return Draft(self.tokens[:n], logits, {layer: states[:n] for layer, states in self.hidden.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,18 @@ class Verdict:
     accepted: int
     next: int
     relaxed: tuple[int, ...] = ()  # draft positions that were accepted against the target's own choice
+    instead: tuple[int, ...] = ()  # what the target would have written at each of them
+    evidence: tuple[tuple[float, ...], ...] = ()  # the numbers behind each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
     state: Tensor | None = None  # what the rule wants back with this sequence's next draft
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """Why a token stands that the target would not have written."""
+
+    reason: str  # in the rule's words; may be empty
+    instead: int | None = None  # the token that the target would have written
 
 
 @dataclass(slots=True)
@@ -131,6 +144,7 @@ class Event:
 
     tokens: list[int]
     origins: list[Origin]
+    relaxed: dict[int, Relaxed] = field(default_factory=dict)  # index in `tokens` -> why
     drafted: int = 0
     accepted: int = 0
     logprobs: list[TokenLogprob] | None = None

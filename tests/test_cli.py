@@ -39,6 +39,19 @@ def test_json_is_one_document_on_the_last_line(semspec, target_folder: Path, dra
     assert document["stats"]["tau"] >= 1.0
 
 
+def test_every_relaxed_token_can_be_asked_for_its_reason(semspec, target_folder: Path, draft_folder: Path):
+    command = ["generate", target_folder, "the quick", "--draft", draft_folder, "-n", 40, "--device", "cpu"]
+    loose = semspec(*command, "--verifier", "margin:ratio=0.2", "--json")
+    document = json.loads(loose.stdout.splitlines()[-1])
+    relaxed = document["relaxed"]
+    assert [r["at"] for r in relaxed] == [i for i, o in enumerate(document["origins"]) if o == "relaxed"] != []
+    assert all("at least 0.2 of the best's" in r["why"] and r["instead"] is not None for r in relaxed)
+    listed = semspec(*command, "--verifier", "margin:ratio=0.2", "--why")
+    lines = [line for line in listed.stderr.splitlines() if "of the best's" in line]
+    assert len(lines) == len(relaxed) and lines[0].strip().startswith(f"{relaxed[0]['at']}  {relaxed[0]['text']!r} for")
+    assert "nothing was relaxed" in semspec(*command, "--why", "--quiet").stderr
+
+
 def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: Path):
     plain = semspec("generate", target_folder, "-", "-n", 20, "--device", "cpu", stdin="the quick")
     quoted = semspec(
@@ -54,6 +67,8 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: P
     ("arguments", "code", "message"),
     [
         (["--num-draft-tokens", 0], 2, "num_draft_tokens is 0; give 1 or more"),
+        (["-k", "many"], 2, "num_draft_tokens is 'many'; give a whole number, or auto"),
+        (["--draft-min-p", 0.5], 2, "need a draft model"),
         (["--verifier", "magic"], 2, "there is no verifier 'magic'"),
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
         (["--draft", "./nowhere"], 3, "./nowhere is not a folder"),

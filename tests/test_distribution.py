@@ -6,6 +6,7 @@ that is used twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 
@@ -14,10 +15,11 @@ import torch
 
 from semspec import verify
 from semspec.decode import Decoder, Job
-from semspec.draft import ModelDrafter
+from semspec.draft import ModelDrafter, Unsure
 from semspec.execute import Executor
+from semspec.pace import Pace
 from semspec.stats import Stats
-from semspec.types import Sampling
+from semspec.types import Rolled, Sampling
 from tests.chi import chi_square
 from tests.fakes import FakeRunner, Logits, chain
 
@@ -41,14 +43,33 @@ def likelihood(words: tuple[int, ...]) -> float:
     return p
 
 
-def p_value(kind: type[Decoder], verifier: str) -> float:
+class Restless:
+    """A pace that reacts to every acceptance, and lets the target write alone now and then."""
+
+    def __init__(self) -> None:
+        self.n = 2
+
+    def length(self) -> int:
+        return self.n
+
+    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        self.n = (asked + 2 * tokens) % 4
+
+
+def p_value(
+    kind: type[Decoder],
+    verifier: str,
+    pace: Callable[[], int | Pace] = lambda: 3,
+    min_p: float = 0.0,
+    draws: int = DRAWS,
+) -> float:
     """How well the first tokens of many sequences fit the target's own distribution of them."""
     executor, rule = Executor(), verify.make(verifier)
     target, draft = FakeRunner(TARGET, VOCAB, slots=500), FakeRunner(DRAFT, VOCAB, slots=500)
     tasks = []
-    for seed in range(DRAWS):
-        stats, job = Stats(), Job([1], rule, 3, LENGTH, Sampling(1.0, seed=seed))
-        tasks.append(executor.submit(kind(job, target, ModelDrafter(draft), stats).decode(), stats))
+    for seed in range(draws):
+        stats, job = Stats(), Job([1], rule, pace(), LENGTH, Sampling(1.0, seed=seed))
+        tasks.append(executor.submit(kind(job, target, ModelDrafter(draft, Unsure(min_p)), stats).decode(), stats))
     executor.run()
     counts = torch.zeros(VOCAB**LENGTH)
     for task in tasks:
@@ -73,6 +94,23 @@ class Stuck(Decoder):
 @pytest.mark.parametrize("verifier", ["sampling", "block", "exact"])
 def test_the_loop_writes_what_the_target_would(verifier: str):
     assert p_value(Decoder, verifier) > 1e-4
+
+
+def test_lengths_that_move_and_drafts_that_end_early_change_nothing():
+    assert p_value(Decoder, "block", Restless, min_p=0.5) > 1e-4
+
+
+def test_drafts_that_end_because_of_what_was_drawn_would_be_caught(monkeypatch: pytest.MonkeyPatch):
+    """Why doubt is a matter of distributions: leaving out tokens that were unlikely draws makes them rarer."""
+
+    def unlikely(self: ModelDrafter, rolled: Rolled) -> int:
+        assert rolled.logits is not None
+        probs = rolled.logits.softmax(-1).gather(-1, torch.tensor(rolled.tokens)[:, None])[:, 0]
+        return int((probs > 0.4).long().cumprod(0).sum())
+
+    monkeypatch.setattr(verify.Rule, "shortest", lambda rule: 0)
+    monkeypatch.setattr(ModelDrafter, "_sure", unlikely)
+    assert p_value(Decoder, "sampling", min_p=0.5, draws=4000) < 1e-6
 
 
 def test_noise_that_comes_back_is_caught():

@@ -43,6 +43,25 @@ def test_exact_equals_none_for_a_batch_of_prompts_and_any_draft_length(pair: sem
         assert [r.tokens for r in drafted] == alone
 
 
+@pytest.mark.parametrize("drafter", ["model", "ngram", "cascade"])
+def test_a_draft_length_that_moves_changes_no_text(pair: semspec.Pair, drafter: str):
+    prompts, common = ["the lazy dog", "one two three four one two", "q"], {"max_new_tokens": 80, "ignore_eos": True}
+    for temperature in (0.0, 0.8):
+        given = common | {"temperature": temperature, "seed": 4}
+        alone = [r.tokens for r in pair.generate(prompts, verifier="none", **given)]
+        for _ in range(2):  # the second time with what the first has taught, which depends on the clock
+            moving = pair.generate(prompts, drafter=drafter, num_draft_tokens="auto", **given)
+            assert [r.tokens for r in moving] == alone
+    for verifier in ("sampling", "block"):
+        found = pair.generate(prompts, verifier=verifier, drafter=drafter, num_draft_tokens="auto", **common)
+        assert {0, 4} <= {n for r in found for n in r.stats.drafts}, "what is tried first, at least"
+        assert [r.tokens for r in found] == [r.tokens for r in pair.generate(prompts, verifier="none", **common)]
+    if drafter != "ngram":
+        unsure = pair.generate(prompts, drafter=drafter, num_draft_tokens=12, draft_min_p=0.3, **common)
+        assert [r.tokens for r in unsure] == [r.tokens for r in pair.generate(prompts, verifier="none", **common)]
+        assert len({n for r in unsure for n in r.stats.drafts}) > 2
+
+
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 @pytest.mark.parametrize("verifier", ["none", "exact", "sampling", "block"])
 def test_greedy_text_is_that_of_transformers(pair: semspec.Pair, target_folder: Path, verifier: str, drafter: str):
@@ -205,6 +224,11 @@ class Anything(Exact):
     ("prompt", "options", "message"),
     [
         (PROMPT, {"num_draft_tokens": 0}, "num_draft_tokens is 0; give 1 or more"),
+        (PROMPT, {"num_draft_tokens": "some"}, "num_draft_tokens is 'some'; give a whole number, or auto"),
+        (PROMPT, {"draft_min_p": 1.5}, "draft_min_p is 1.5; give a probability from 0 (off) to 1"),
+        (PROMPT, {"draft_min_p": None}, "draft_min_p is None; give a number"),
+        (PROMPT, {"draft_max_entropy": -1}, "draft_max_entropy is -1; give a number of nats"),
+        (PROMPT, {"draft_max_entropy": 1.0, "drafter": "ngram"}, "a lookup is never unsure"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
         (PROMPT, {"max_new_tokens": 1020}, "more than the context of 1024; ask for at most"),
         ("the " * 2000, {}, "shorten the prompt or load the model with a larger context"),
@@ -214,7 +238,7 @@ class Anything(Exact):
         (PROMPT, {"top_k": -2}, "top_k is -2; give 0 (off) or a positive number"),
         (PROMPT, {"min_p": 1.5}, "min_p is 1.5; give a number from 0 (off) to 1"),
         (PROMPT, {"seed": 2**70}, "give a whole number of at most 64 bits"),
-        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: accept-all, block, exact"),
+        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: accept-all, adaptive, block"),
         (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: none"),
         (
             PROMPT,
@@ -343,6 +367,12 @@ def test_a_loose_rule_reports_what_it_relaxed(pair: semspec.Pair):
         ("random:rate=0", "exact"),
         ("fly:window=0,theta=0", "accept-all"),
         ("random:rate=1", "accept-all"),
+        ("threshold:single=1", "exact"),
+        ("ensemble:weight=1", "exact"),
+        ("cascade-rule:defer=token,alpha=0", "exact"),
+        ("cascade-rule:defer=chow,alpha=1", "accept-all"),
+        ("adaptive:scale=0", "exact"),
+        ("reflective:alpha=0", "exact"),
     ],
 )
 def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, strict: str):

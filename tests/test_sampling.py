@@ -192,13 +192,17 @@ def test_a_draw_depends_on_seed_position_and_stream_and_on_nothing_else() -> Non
         assert not torch.equal(other[0], together)
 
 
-def test_draw_keeps_processed_logits_when_asked_or_when_it_made_them() -> None:
+def test_draw_keeps_processed_logits_when_asked_but_raw_ones_of_greedy_rows() -> None:
     logits = random_logits(2, 5, seed=0)
-    assert draw(logits, [Sampling()] * 2, [0, 0], [0, 0])[1] is None
-    kept = draw(logits, [Sampling()] * 2, [0, 0], [0, 0], keep=True)[1]
-    assert kept is not None and torch.equal(kept, processed(logits, Sampling()))
-    made = draw(logits, [Sampling(0.5)] * 2, [0, 0], [0, 0])[1]
-    assert made is not None and torch.equal(made, processed(logits, Sampling(0.5)))
+    warm = processed(logits, Sampling(0.5, top_k=2))
+    for first, second, wanted in [
+        (Sampling(), Sampling(), logits),
+        (Sampling(0.5, top_k=2), Sampling(0.5, top_k=2), warm),
+        (Sampling(), Sampling(0.5, top_k=2), torch.stack([logits[0], warm[1]])),
+    ]:
+        assert draw(logits, [first, second], [0, 0], [0, 0])[1] is None
+        kept = draw(logits, [first, second], [0, 0], [0, 0], keep=True)[1]
+        assert kept is not None and torch.equal(kept, wanted)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, top_k=3, top_p=0.9, min_p=0.1)])

@@ -7,27 +7,31 @@ from typing import Any, Literal
 
 from semspec import verify
 from semspec.errors import BadRequest
-from semspec.options import Options
+from semspec.options import AUTO, Options
 
 BASELINE, DRAFT = "none", "draft"
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to answer. A method is asked for as a verifier with its options, and `k` and `drafter` beside them."""
+    """One way to answer. A method is asked for as a verifier with its options, and beside them those of the draft."""
 
     name: str
     role: Literal["target", "draft", "method"]
     verifier: str
     lossless: bool
-    num_draft_tokens: int = 8
+    num_draft_tokens: int | str = 8
     drafter: str = "auto"
+    draft_min_p: float = 0.0
+    draft_max_entropy: float | None = None
 
     def options(self, **common: Any) -> Options:
         return Options(
             verifier=self.verifier,
             num_draft_tokens=self.num_draft_tokens,
             drafter=self.drafter,
+            draft_min_p=self.draft_min_p,
+            draft_max_entropy=self.draft_max_entropy,
             **common,
         )
 
@@ -35,26 +39,33 @@ class Arm:
         return asdict(self)
 
 
-def parse_arm(spec: str, num_draft_tokens: int = 8, drafter: str = "auto") -> Arm:
-    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15"."""
+def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto") -> Arm:
+    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4"."""
     name, _, text = spec.partition(":")
-    rest = []
+    rest, bounds = [], {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         if key.strip() == "k":
-            if not value.strip().isdigit() or int(value) < 1:
-                raise BadRequest(f"method {spec!r}: k is {value!r}; give a draft length of 1 or more")
-            num_draft_tokens = int(value)
+            length = value.strip()
+            if length != AUTO and (not length.isdigit() or int(length) < 1):
+                raise BadRequest(f"method {spec!r}: k is {value!r}; give a draft length of 1 or more, or auto")
+            num_draft_tokens = AUTO if length == AUTO else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
+        elif key.strip() in ("draft_min_p", "draft_max_entropy"):
+            try:
+                bounds[key.strip()] = float(value)
+            except ValueError:
+                raise BadRequest(f"method {spec!r}: {key.strip()} is {value!r}; give a number") from None
         else:
             rest.append(item)
     verifier = name + (":" + ",".join(rest) if rest else "")
-    rule = verify.make(verifier)  # refuses what does not exist, before anything is loaded
-    return Arm(spec, "method", verifier, rule.lossless, num_draft_tokens, drafter)
+    arm = Arm(spec, "method", verifier, verify.make(verifier).lossless, num_draft_tokens, drafter, **bounds)
+    arm.options()  # refuses what does not exist, before anything is loaded
+    return arm
 
 
-def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int, drafter: str) -> list[Arm]:
+def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int | str, drafter: str) -> list[Arm]:
     """The target alone first, the draft alone if there is one, then the methods, each once."""
     arms = {BASELINE: Arm(BASELINE, "target", "none", lossless=True)}
     if has_draft:

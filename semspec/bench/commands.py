@@ -1,8 +1,9 @@
-"""`semspec bench`, `semspec bench replay` and `semspec compare`. Nothing heavy is imported before a command runs."""
+"""`semspec bench`, its `ablate` and `replay`, `semspec compare`. Nothing heavy is imported before a command runs."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,9 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
     seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Default draft length.")] = 8,
+    num_draft_tokens: Annotated[
+        str, typer.Option("--num-draft-tokens", "-k", help="Default draft length, or auto.")
+    ] = "8",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
@@ -37,20 +40,38 @@ def bench(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
 ) -> None:
-    if context.invoked_subcommand:
-        return
+    context.obj = partial(
+        measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
+        data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
+        num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
+        max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
+    )  # fmt: skip
+    if not context.invoked_subcommand:
+        context.obj()
+
+
+def measure(out: Path | None, **settings: Any) -> None:
+    """Run, or go on with a run, then show it."""
     from semspec.bench.run import Bench, Config
 
     if out is None:
         raise BadRequest("say where to keep the run with --out DIR")
-    config = Config(
-        task=task, methods=method or ["exact"], n=n, target=target, draft=draft, data=str(data) if data else None,
-        repeats=repeats, seed=seed, batch=batch, num_draft_tokens=num_draft_tokens, drafter=drafter,
-        temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
-    )  # fmt: skip
-    with bar(f"bench {task}") as progress:
+    config = Config(**settings)
+    with bar(f"bench {config.task}") as progress:
         Bench(config).run(out, progress)
     finish([out], out)
+
+
+@app.command()
+def ablate(
+    context: typer.Context,
+    rule: Annotated[str, typer.Argument(help="Rule whose settings are changed one at a time: fly.")],
+    every: Annotated[bool, typer.Option("--every", help="All combinations instead of one change at a time.")] = False,
+) -> None:
+    """A rule's published ablation, with the settings given in front: bench --task pocket --out DIR ablate fly."""
+    from semspec.bench.ablate import ablation
+
+    context.obj(methods=ablation(rule, every))
 
 
 @app.command()
@@ -98,6 +119,14 @@ def finish(folders: list[Path], out: Path) -> None:
     Console(stderr=True).print(said, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
     typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def draft_length(text: str) -> int | str:
+    """A number or a word such as auto, from the command line; which words there are is not decided here."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 class bar:

@@ -4,5 +4,6 @@ from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.draft.nothing import NoDrafter
+from semspec.draft.unsure import Unsure
 
-__all__ = ["CascadeDrafter", "ModelDrafter", "NgramDrafter", "NoDrafter"]
+__all__ = ["CascadeDrafter", "ModelDrafter", "NgramDrafter", "NoDrafter", "Unsure"]

@@ -9,8 +9,9 @@ Source: multi-level acceleration in FLy (arXiv 2511.22972); hierarchical specula
 
 from __future__ import annotations
 
-from semspec.draft.model import GREEDY, ModelDrafter
-from semspec.types import Draft, Drafter, Judge, Proposing, Rows, Runner, Sampling, Score, Verdict
+from semspec.draft.model import GREEDY, NEVER, ModelDrafter
+from semspec.draft.unsure import Unsure
+from semspec.types import Draft, Drafter, Judge, Proposing, Rolled, Rows, Runner, Sampling, Score, Verdict
 from semspec.verify.base import Rule
 from semspec.verify.exact import Exact
 
@@ -18,8 +19,8 @@ EXACT = Exact()
 
 
 class CascadeDrafter(ModelDrafter):
-    def __init__(self, runner: Runner, inner: Drafter, ahead: int = 6) -> None:
-        super().__init__(runner)
+    def __init__(self, runner: Runner, inner: Drafter, ahead: int = 6, unsure: Unsure = NEVER) -> None:
+        super().__init__(runner, unsure)
         self.inner, self.ahead = inner, ahead
         self.runners = [runner, *inner.runners]
 
@@ -32,7 +33,8 @@ class CascadeDrafter(ModelDrafter):
             return (yield from super().propose(context, n, sampling, round, rule))
         assert self.slot is not None
         text, end = list(context), min(len(context) + n, self.runner.capacity + 1)
-        while len(text) < end:
+        sure = len(text)
+        while sure == len(text) < end:
             # The model adds a token of its own to what stands of the guess.
             guess: Draft = yield from self.inner.propose(
                 text, min(self.ahead, end - len(text) - 1), GREEDY, round, EXACT
@@ -41,9 +43,11 @@ class CascadeDrafter(ModelDrafter):
             rows: Rows = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
             verdict: Verdict = yield Judge(EXACT, guess, rows, GREEDY, len(text), round)
             self.inner.accept(len(text) + verdict.accepted)
-            text += [*guess.tokens[: verdict.accepted], verdict.next]
+            new = [*guess.tokens[: verdict.accepted], verdict.next]
+            text += new
             self.runner.truncate(self.slot, len(text) - 1)
-        return Draft(text[len(context) :])
+            sure += self._sure(Rolled(new, rows.logits[: len(new)]))
+        return Draft(text[len(context) :]).first(max(sure - len(context), rule.shortest()))
 
     def accept(self, length: int) -> None:
         super().accept(length)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from semspec.draft.unsure import CHUNK, Unsure
 from semspec.noise import DRAFT, stream
 from semspec.types import Draft, Proposing, Roll, Rolled, Runner, Sampling
 from semspec.verify.base import Rule
 
 GREEDY = Sampling()
+NEVER = Unsure()
 
 
 class ModelDrafter:
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def __init__(self, runner: Runner, unsure: Unsure = NEVER) -> None:
+        self.runner, self.unsure = runner, unsure
         self.runners = [runner]
         self.slot: int | None = None
 
@@ -24,19 +26,34 @@ class ModelDrafter:
         n = min(n, self.runner.capacity - len(context) + 1)
         if n < 1:
             return Draft([])
-        # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
-        rolled: Rolled = yield Roll(
-            self.runner,
-            self.slot,
-            context[self.runner.length(self.slot) :],
-            n,
-            sampling if rule.needs_draft_logits else GREEDY,
-            stream(DRAFT, round),
-            keep_logits=rule.needs_draft_logits,
-            layers=rule.draft_layers,
-            drafting=True,
-        )
-        return Draft(rolled.tokens, rolled.logits, rolled.hidden)
+        feed, parts = context[self.runner.length(self.slot) :], []
+        written = sure = 0
+        while sure == written < n:
+            # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
+            rolled: Rolled = yield Roll(
+                self.runner,
+                self.slot,
+                feed,
+                min(CHUNK, n - written) if self.unsure.ever else n,
+                sampling if rule.needs_draft_logits else GREEDY,
+                stream(DRAFT, round),
+                keep_logits=rule.needs_draft_logits or self.unsure.ever,
+                layers=rule.draft_layers,
+                drafting=True,
+            )
+            parts.append(rolled)
+            written += len(rolled.tokens)
+            sure += self._sure(rolled)
+            feed = rolled.tokens[-1:]
+        whole = Rolled.join(parts)
+        draft = Draft(whole.tokens, whole.logits if rule.needs_draft_logits else None, whole.hidden)
+        return draft.first(max(sure, rule.shortest()))
+
+    def _sure(self, rolled: Rolled) -> int:
+        if not self.unsure.ever:
+            return len(rolled.tokens)
+        assert rolled.logits is not None
+        return self.unsure.sure(rolled.logits)
 
     def accept(self, length: int) -> None:
         # The last draft token was never fed, and the token after the accepted ones is not the draft's.

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from semspec import specs
 from semspec.errors import BadRequest
+from semspec.verify.adaptive import Adaptive
 from semspec.verify.base import Decisions, Drafts, Rule
 from semspec.verify.block import Block
+from semspec.verify.cascade import CascadeRule
 from semspec.verify.controls import AcceptAll, Random
+from semspec.verify.ensemble import Ensemble
 from semspec.verify.exact import Exact
 from semspec.verify.fly import Fly
 from semspec.verify.margin import Margin
 from semspec.verify.none import Alone
+from semspec.verify.reflective import Reflective
 from semspec.verify.sampling import SpeculativeSampling
+from semspec.verify.threshold import Threshold
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
 
@@ -27,7 +32,9 @@ def register(rule: type[Rule]) -> type[Rule]:
     return rule
 
 
-for _rule in (Alone, Exact, SpeculativeSampling, Block, Fly, TopK, Typical, Margin, AcceptAll, Random):
+LOSSLESS = (Alone, Exact, SpeculativeSampling, Block)
+LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, CascadeRule, Adaptive, Reflective)
+for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random):
     register(_rule)
 
 

@@ -12,7 +12,7 @@ the padded view into the ragged one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -33,7 +33,7 @@ class Drafts:
     counts: Tensor  # [B] draft lengths
     target_logits: Tensor  # [R, V] as the model gave them; a sequence's first row predicts its first draft token
     first_row: Tensor  # [B] where in R a sequence begins; its draft of k tokens has at least k + 1 rows
-    draft_logits: Tensor | None  # [D, V] processed, what each draft token was drawn from; None: drafters were certain
+    draft_logits: Tensor | None  # [D, V] what each draft token was drawn from, see types.Draft; None: all were certain
     first_draft: Tensor  # [B] where in D a sequence begins
     target_sampling: SamplingRows  # [R]
     seed: Tensor  # [B]
@@ -106,17 +106,34 @@ class Drafts:
         """[B, K] the target's probability of each draft token"""
         return self.target_probs[self.rows[:, :-1], self.safe_ids]
 
-    def draft_prob_of_draft(self) -> Tensor:
-        """[B, K] the drafter's own probability of each draft token"""
-        if self.draft_logits is None:
-            return torch.ones_like(self.safe_ids, dtype=torch.float32)
-        return self.draft_probs[self.draft_rows, self.safe_ids]
+    @property
+    def all_certain(self) -> bool:
+        """Whether every draft token was its drafter's only choice: looked up, or written greedily"""
+        return self.draft_logits is None or self.target_sampling.all_greedy
 
     @cached_property
-    def draft_probs(self) -> Tensor:
-        """[D, V]"""
+    def greedy(self) -> Tensor:
+        """[B] which sequences are greedy, in a batch where some sample"""
+        return self.target_sampling.temperature[self.first_row] == 0.0
+
+    @cached_property
+    def draft_beliefs(self) -> Tensor:
+        """[D, V] the draft model's degrees of belief: as drawn from when sampling, at temperature 1 where greedy"""
         assert self.draft_logits is not None
-        return self.draft_logits.softmax(-1)
+        return self.draft_logits.float().softmax(-1)
+
+    def draft_beliefs_by_token(self) -> Tensor:
+        """[B, K, V] the drafter's beliefs at each draft token; a lookup believes in what it found and nothing else"""
+        if self.draft_logits is None:
+            return self._only(self.safe_ids)
+        return self.draft_beliefs[self.draft_rows]
+
+    def draft_prob_of_draft(self) -> Tensor:
+        """[B, K] the probability with which the drafter drew each draft token"""
+        ones = torch.ones_like(self.safe_ids, dtype=torch.float32)
+        if self.all_certain:
+            return ones
+        return torch.where(self.greedy[:, None], ones, self.draft_beliefs[self.draft_rows, self.safe_ids])
 
     def draft_distribution(self, k: Tensor) -> Tensor:
         """[B, V] what draft token k[b] was drawn from; all zero behind the draft's end, where nothing was drawn"""
@@ -124,12 +141,15 @@ class Drafts:
         if not self.ids.shape[1]:
             return torch.zeros_like(self.target_probs[self.first_row])
         at = k.clamp_max(self.ids.shape[1] - 1)[:, None]
-        if self.draft_logits is None:
-            chosen = self.safe_ids.gather(1, at)
-            q = torch.zeros_like(self.target_probs[self.first_row]).scatter_(1, chosen, 1.0)
-        else:
-            q = self.draft_probs[self.draft_rows.gather(1, at)[:, 0]]
+        q = self._only(self.safe_ids.gather(1, at)[:, 0])
+        if not self.all_certain:
+            q = torch.where(self.greedy[:, None], q, self.draft_beliefs[self.draft_rows.gather(1, at)[:, 0]])
         return q * inside[:, None]
+
+    def _only(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., V] all the mass on one token"""
+        shape = [*ids.shape, self.target_logits.shape[-1]]
+        return torch.zeros(shape, device=ids.device).scatter_(-1, ids[..., None], 1.0)
 
     def target_distribution(self, k: Tensor) -> Tensor:
         """[B, V] the target's distribution at draft position k[b]"""
@@ -144,6 +164,8 @@ class Decisions:
     next: Tensor  # [B]
     relaxed: Tensor | None = None  # [B, K] accepted against the target's choice
     state: Tensor | None = None  # [B, S]
+    instead: Tensor | None = None  # [B, K] the target's choice
+    evidence: Tensor | None = None  # [B, K, E] float32, the numbers that `Rule.reason` puts into words
 
 
 class Rule(ABC):
@@ -152,7 +174,7 @@ class Rule(ABC):
     name: ClassVar[str]
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
-    needs_draft_logits: ClassVar[bool] = False  # else the draft model writes greedily
+    needs_draft_logits: ClassVar[bool] = False  # the draft's probabilities; else ids, and the draft writes greedily
     layers: ClassVar[tuple[int, ...]] = ()  # whose hidden states it wants from the target
     draft_layers: ClassVar[tuple[int, ...]] = ()  # and from the draft model
     drafts: ClassVar[bool] = True  # False: the target writes alone
@@ -163,6 +185,18 @@ class Rule(ABC):
     def layout(self, draft: list[int]) -> list[int]:
         """The tokens to score for a draft. It must begin with the draft; what follows is scored and thrown away."""
         return draft
+
+    def shortest(self) -> int:
+        """The shortest draft that it judges as it means to. Nobody who may choose makes a shorter one."""
+        return 1
+
+    def spelled(self, tokens: Callable[[str], list[int]]) -> Rule:
+        """This rule for a model with these tokens. Rules that put words before the target look theirs up here."""
+        return self
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        """Why a relaxed token stands, in a few words, from the numbers that `judge` returned for it."""
+        return ""
 
 
 def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
@@ -209,12 +243,31 @@ def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int,
 
 
 def verdicts(decisions: Decisions) -> list[Verdict]:
-    """Bring decisions to the host: the one copy of a step."""
-    columns = [decisions.accepted[:, None], decisions.next[:, None]]
-    if decisions.relaxed is not None:
-        columns.append(decisions.relaxed.long())
-    states = [None] * len(decisions.accepted) if decisions.state is None else list(decisions.state)
-    return [
-        Verdict(row[0], row[1], tuple(i for i, r in enumerate(row[2 : 2 + row[0]]) if r), state=state)
-        for row, state in zip(torch.cat(columns, 1).tolist(), states, strict=True)
+    """Bring decisions to the host: the one copy of a step. Evidence travels as the bits of its numbers."""
+    d = decisions
+    nothing = d.accepted.new_empty(len(d.accepted), 0)
+    parts = [
+        torch.stack([d.accepted, d.next], 1),
+        nothing if d.relaxed is None else d.relaxed.long(),
+        nothing if d.instead is None else d.instead,
+        nothing if d.evidence is None else d.evidence.contiguous().view(torch.int32).long().flatten(1),
     ]
+    table = torch.cat(parts, 1).cpu()
+    heads, marks, instead, bits = table.split([part.shape[1] for part in parts], 1)
+    evidence = None if d.evidence is None else bits.int().view(torch.float32).view(d.evidence.shape).tolist()
+    answers = []
+    for b, ((accepted, follows), row, own) in enumerate(
+        zip(heads.tolist(), marks.tolist(), instead.tolist(), strict=True)
+    ):
+        at = tuple(i for i, mark in enumerate(row[:accepted]) if mark)
+        answers.append(
+            Verdict(
+                accepted,
+                follows,
+                relaxed=at,
+                instead=tuple(own[i] for i in at) if own else (),
+                evidence=tuple(tuple(evidence[b][i]) for i in at) if evidence else (),
+                state=None if d.state is None else d.state[b],
+            )
+        )
+    return answers

@@ -7,6 +7,7 @@ the same rate of relaxed tokens has learnt nothing about meaning.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
@@ -23,6 +24,9 @@ class AcceptAll(Rule):
     def judge(self, drafts: Drafts) -> Decisions:
         return conclude(drafts, drafts.exists)
 
+    def reason(self, evidence: Sequence[float]) -> str:
+        return "every draft token stands"
+
 
 @dataclass(frozen=True)
 class Random(Rule):
@@ -36,4 +40,8 @@ class Random(Rule):
             raise BadRequest(f"random's rate is {self.rate}; give a probability from 0 to 1")
 
     def judge(self, drafts: Drafts) -> Decisions:
-        return conclude(drafts, drafts.uniform(ACCEPT)[:, :-1] < self.rate)
+        coin = drafts.uniform(ACCEPT)[:, :-1]
+        return conclude(drafts, coin < self.rate, evidence=(coin,))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return f"coin {evidence[0]:.2f} < {self.rate:g}"

@@ -15,6 +15,7 @@ Source: Li et al. 2025, arXiv 2511.22972, and its released code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,14 +51,24 @@ class Fly(Rule):
         if self.top < 1:
             raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
 
+    def shortest(self) -> int:
+        return self.window + 1
+
     def judge(self, drafts: Drafts) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]
         match = (drafts.ids == choice[:, :-1]) & drafts.exists
         if not drafts.target_sampling.all_greedy:
             second = pick(drafts.target_probs[drafts.rows.flatten()], drafts.uniform(SECOND).flatten())
             match = match | ((drafts.ids == second.view_as(choice)[:, :-1]) & drafts.exists)
-        allowed = match | ((self._entropy(drafts) >= self.theta) & self._followed(drafts, match))
-        return conclude(drafts, allowed, choice)
+        entropy, needed = self._entropy(drafts), self._needed(drafts)
+        allowed = match | ((entropy >= self.theta) & self._followed(drafts, match, needed))
+        return conclude(drafts, allowed, choice, evidence=(match, entropy, needed.expand_as(match)))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        match, entropy, needed = evidence
+        if match:
+            return "the target's second draw"
+        return f"entropy {entropy:.2f} >= {self.theta:g}, {needed:.0f} matches follow"
 
     def _entropy(self, drafts: Drafts) -> Tensor:
         """[B, K] how undecided the target is at each draft token"""
@@ -65,13 +76,19 @@ class Fly(Rule):
         entropy = partial_entropy(probs, self.top) if self.entropy == "partial" else normalised_entropy(probs)
         return entropy[drafts.rows[:, :-1]]
 
-    def _followed(self, drafts: Drafts, match: Tensor) -> Tensor:
+    def _window(self, drafts: Drafts) -> Tensor:
+        """[B, 1] how far the window reaches"""
+        return torch.minimum(torch.full_like(drafts.counts, self.window), (drafts.counts - 1).clamp_min(0))[:, None]
+
+    def _needed(self, drafts: Drafts) -> Tensor:
+        """[B, 1] how many matches must follow"""
+        return (self._window(drafts) - int(self.reading == "code")).clamp_min(0)
+
+    def _followed(self, drafts: Drafts, match: Tensor, needed: Tensor) -> Tensor:
         """[B, K] whether a whole window of matches follows within the draft"""
-        window = torch.minimum(torch.full_like(drafts.counts, self.window), (drafts.counts - 1).clamp_min(0))[:, None]
-        needed = (window - int(self.reading == "code")).clamp_min(0)  # [B, 1]
         at = drafts.steps[:-1]  # [K]
         # Matches among the tokens j+1 .. j+needed, from running sums: before[i] counts the matches in front of i.
         before = torch.cat([torch.zeros_like(drafts.counts)[:, None], match.long().cumsum(-1)], 1)  # [B, K + 1]
         end = (at + 1 + needed).clamp_max(match.shape[1])
         following = before.gather(1, end) - before[:, 1:]
-        return (following == needed) & (at + window < drafts.counts[:, None])
+        return (following == needed) & (at + self._window(drafts) < drafts.counts[:, None])

@@ -13,14 +13,29 @@ from torch import Tensor
 from semspec.verify.base import Decisions, Drafts, accepted_prefix
 
 
-def conclude(drafts: Drafts, allowed: Tensor, choice: Tensor | None = None) -> Decisions:
-    """Decisions of a rule that allows these draft tokens [B, K] beside the target's own choice [B, K + 1]."""
+def conclude(
+    drafts: Drafts,
+    allowed: Tensor,
+    choice: Tensor | None = None,
+    agrees: Tensor | None = None,
+    evidence: tuple[Tensor, ...] = (),
+) -> Decisions:
+    """Decisions of a rule that allows these draft tokens [B, K] beside the target's own choice [B, K + 1].
+
+    Where the target agrees [B, K] is by default where it chose the draft's token; a rule that compares distributions
+    says instead what speculative sampling lets stand, and its choice is what that would put in a token's place.
+    """
     choice = drafts.target_choice() if choice is None else choice
-    agrees = drafts.ids == choice[:, :-1]
-    stands = agrees | (allowed & relaxable(drafts, choice))
-    accepted = accepted_prefix(stands, drafts.exists)
+    agrees = drafts.ids == choice[:, :-1] if agrees is None else agrees
+    accepted = accepted_prefix(agrees | (allowed & relaxable(drafts, choice)), drafts.exists)
     inside = drafts.steps[:-1] < accepted[:, None]
-    return Decisions(accepted, choice.gather(1, accepted[:, None])[:, 0], relaxed=inside & ~agrees)
+    return Decisions(
+        accepted,
+        choice.gather(1, accepted[:, None])[:, 0],
+        relaxed=inside & ~agrees,
+        instead=choice[:, :-1],
+        evidence=torch.stack([e.float() for e in evidence], -1) if evidence else None,
+    )
 
 
 def relaxable(drafts: Drafts, choice: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ best is at least twice as likely: ratio 0.5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
@@ -27,4 +28,9 @@ class Margin(Rule):
 
     def judge(self, drafts: Drafts) -> Decisions:
         best = drafts.beliefs.amax(-1)[drafts.rows[:, :-1]]  # [B, K]
-        return conclude(drafts, drafts.belief_in_draft() >= self.ratio * best)
+        p = drafts.belief_in_draft()
+        return conclude(drafts, p >= self.ratio * best, evidence=(p, best))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        p, best = evidence
+        return f"p {p:.2f}, at least {self.ratio:g} of the best's {best:.2f}"

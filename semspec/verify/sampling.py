@@ -30,6 +30,21 @@ class SpeculativeSampling(Rule):
         return Decisions(accepted, after_rejection(drafts, accepted, torch.ones_like(accepted, dtype=p.dtype)))
 
 
+def trial(drafts: Drafts) -> tuple[Tensor, Tensor]:
+    """What the rule would do at each draft token if it came to it, for rules that loosen it.
+
+    [B, K] whether the token would stand, [B, K + 1] what would be written in its place, or behind the draft.
+    """
+    if drafts.target_sampling.all_greedy:
+        choice = drafts.target_choice()
+        return drafts.ids == choice[:, :-1], choice
+    p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()
+    plain = torch.ones_like(drafts.counts, dtype=p.dtype)
+    places = [torch.full_like(drafts.counts, k).minimum(drafts.counts) for k in range(p.shape[1] + 1)]
+    instead = [after_rejection(drafts, place, plain) for place in places]
+    return drafts.uniform(ACCEPT)[:, :-1] * q < p, torch.stack(instead, 1)
+
+
 def after_rejection(drafts: Drafts, accepted: Tensor, scale: Tensor) -> Tensor:
     """[B] draw from norm(max(scale * p - q, 0)) behind the accepted tokens; behind the whole draft, from p itself."""
     p, q = drafts.target_distribution(accepted), drafts.draft_distribution(accepted)  # [B, V]

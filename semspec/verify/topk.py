@@ -7,6 +7,7 @@ others ship 10 and 0.6).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
@@ -31,4 +32,9 @@ class TopK(Rule):
     def judge(self, drafts: Drafts) -> Decisions:
         best = drafts.beliefs.topk(min(self.top, drafts.beliefs.shape[-1]), dim=-1).values[drafts.rows[:, :-1]]
         p = drafts.belief_in_draft()  # [B, K]
-        return conclude(drafts, (p >= best[..., -1]) & (p >= best[..., 0] - self.delta))
+        allowed = (p >= best[..., -1]) & (p >= best[..., 0] - self.delta)
+        return conclude(drafts, allowed, evidence=(p, best[..., 0]))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        p, best = evidence
+        return f"among the {self.top} best, p {p:.2f} within {self.delta:g} of {best:.2f}"

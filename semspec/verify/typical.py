@@ -6,6 +6,7 @@ Source: typical acceptance, Medusa (Cai et al. 2024, arXiv 2401.10774); constant
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,4 +33,9 @@ class Typical(Rule):
         probs = drafts.beliefs
         entropy = -torch.special.xlogy(probs, probs).sum(-1)  # [R]
         floor = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)[drafts.rows[:, :-1]]  # [B, K]
-        return conclude(drafts, drafts.belief_in_draft() > floor)
+        p = drafts.belief_in_draft()
+        return conclude(drafts, p > floor, evidence=(p, floor))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        p, floor = evidence
+        return f"p {p:.3f} > {floor:.3f}"

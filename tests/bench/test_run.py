@@ -12,15 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 import semspec
 from semspec.bench import commands
 from semspec.bench import replay as replaying
+from semspec.bench.ablate import ablation
 from semspec.bench.arms import arms_for, parse_arm
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import load_run
 from semspec.errors import BadRequest
 from semspec.model.config import Shape
+from semspec.verify import make
 
 CONFIG = Config(
     task="pocket:steps=3",
@@ -166,9 +169,17 @@ def test_recorded_passes_account_for_every_token(finished: Path):
 def test_methods_are_read_with_their_draft_length_and_drafter():
     arm = parse_arm("exact:k=4,drafter=ngram")
     assert (arm.verifier, arm.num_draft_tokens, arm.drafter, arm.lossless) == ("exact", 4, "ngram", True)
+    options = parse_arm("block:k=auto,draft_min_p=0.4").options()
+    assert (options.num_draft_tokens, options.draft_min_p, options.draft_max_entropy) == ("auto", 0.4, None)
     assert [a.name for a in arms_for(["exact", "none", "exact"], True, 8, "auto")] == ["none", "draft", "exact"]
     assert [a.name for a in arms_for(["exact"], False, 8, "auto")] == ["none", "exact"]
-    for spec, message in [("exact:k=0", "give a draft length of 1 or more"), ("magic", "there is no verifier 'magic'")]:
+    for spec, message in [
+        ("exact:k=0", "give a draft length of 1 or more"),
+        ("magic", "there is no verifier 'magic'"),
+        ("exact:draft_min_p=low", "draft_min_p is 'low'; give a number"),
+        ("exact:draft_min_p=2", "draft_min_p is 2.0; give a probability"),
+        ("exact:drafter=magic", "there is no drafter 'magic'"),
+    ]:
         with pytest.raises(BadRequest, match=message):
             parse_arm(spec)
 
@@ -202,6 +213,35 @@ def test_figures_are_printed_where_no_plots_can_be_drawn(
     assert "no report: install matplotlib" in err and "exact:k=3" in err
     document = json.loads(out.splitlines()[-1])
     assert document["report"] is None and document["runs"][0]["arms"]["exact:k=3"]["speedup"]
+
+
+def test_an_ablation_changes_one_setting_at_a_time():
+    methods = ablation("fly")
+    assert len(methods) == 1 + 1 + 4 + 4 + 1 and methods[0] == "exact:k=15,drafter=model"
+    base, *changed = (parse_arm(method) for method in methods[1:])
+    assert (base.verifier, base.num_draft_tokens, base.drafter) == ("fly:window=6,theta=0.3", 15, "model")
+    for arm in changed:
+        differs = [arm.drafter != base.drafter]
+        differs += [
+            getattr(make(arm.verifier), name) != getattr(make(base.verifier), name) for name in ("window", "theta")
+        ]
+        assert sum(differs) == 1
+    assert len(ablation("fly", every=True)) == 1 + 5 * 5 * 2
+    with pytest.raises(BadRequest, match="there is no ablation of 'exact'; there are some of: fly"):
+        ablation("exact")
+
+
+def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(Bench, "__init__", lambda self, config: asked.append(config))
+    monkeypatch.setattr(Bench, "run", lambda self, out, progress: asked.append(out))
+    monkeypatch.setattr(commands, "finish", lambda folders, out: None)
+    command = typer.main.get_command(commands.app)
+    command(["--task", "pocket:steps=3", "--n", "5", "--out", str(tmp_path), "ablate", "fly"], standalone_mode=False)
+    config, out = asked
+    assert config == Config(task="pocket:steps=3", methods=ablation("fly"), n=5) and out == tmp_path
+    with pytest.raises(BadRequest, match="say where to keep the run with --out"):
+        command(["ablate", "fly"], standalone_mode=False)
 
 
 def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):

@@ -27,7 +27,7 @@ class One:
 
     target: list[list[float]]  # logits, one row more than there are draft tokens
     ids: list[int]
-    draft: list[list[float]] | None = None  # processed logits, a row for each draft token; None: a certain drafter
+    draft: list[list[float]] | None = None  # logits as of types.Draft, a row for each token; None: a certain drafter
     sampling: Sampling = GREEDY
     position: int = 0
     round: int = 0
@@ -70,8 +70,10 @@ def random_one(seed: int, k: int, sampling: Sampling, vocab: int = 6, certain: b
     """A draft of k tokens drawn from random logits, with random target rows for it."""
     random = torch.Generator().manual_seed(seed)
     target = torch.randn(k + 1, vocab, generator=random)
-    own = process(torch.randn(k, vocab, generator=random), SamplingRows.of([sampling], [k], CPU))
+    raw = torch.randn(k, vocab, generator=random)
+    own = process(raw, SamplingRows.of([sampling], [k], CPU))
     ids = pick(own.softmax(-1), torch.rand(k, generator=random)).tolist()
+    own = raw if sampling.greedy else own
     draft = None if certain else own.tolist()
     return One(target.tolist(), ids, draft, replace(sampling, seed=seed), position=seed % 50, round=seed % 7)
 

@@ -33,12 +33,16 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
     def one(k: int) -> Judge:
         logits = torch.zeros(k, 50) if rule.needs_draft_logits else None
         protected = torch.zeros(50, dtype=torch.bool)
-        return Judge(rule, Draft([1] * k, logits), Rows(torch.zeros(k + 1, 50)), sampling, 5, 0, protected=protected)
+        rows = Rows(torch.zeros(1 + len(rule.layout([1] * k)), 50))
+        return Judge(rule, Draft([1] * k, logits), rows, sampling, 5, 0, protected=protected)
 
     drafts = collate([one(3), one(1), one(2)])
     drafts.protected = torch.zeros(50, dtype=torch.bool)
     with (mode := FakeTensorMode()):
-        return rule.judge(without_values(drafts, mode))
+        decisions = rule.judge(without_values(drafts, mode))
+        if decisions.state is not None:  # a rule with a memory, in its second step
+            decisions = rule.judge(without_values(dataclasses.replace(drafts, state=torch.zeros(3, 4)), mode))
+        return decisions
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,8 @@ def test_every_registered_rule_declares_itself() -> None:
 
 
 def test_only_rules_that_compare_distributions_ask_for_draft_logits() -> None:
-    assert {name for name in ("none", "exact", "sampling", "block") if make(name).needs_draft_logits} == {
-        "sampling",
-        "block",
-    }
+    asking = {name for name, rule in REGISTRY.items() if rule.needs_draft_logits}
+    assert asking == {"sampling", "block", "ensemble", "cascade-rule", "adaptive"}
 
 
 def test_only_none_does_without_drafts() -> None:

@@ -1,0 +1,41 @@
+"""Ablations: a rule with one of its settings changed at a time, as methods for a bench.
+
+Every method is written out in full, so that the point which all series share is run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from semspec.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class Ablation:
+    base: Mapping[str, Any]  # the settings that a series does not change
+    series: Mapping[str, Sequence[Any]]  # setting -> the values it takes
+
+
+ABLATIONS = {
+    # Those of the paper (arXiv 2511.22972): window, entropy gate, drafting on several levels; drafts of 15 tokens.
+    "fly": Ablation(
+        base={"window": 6, "theta": 0.3, "k": 15, "drafter": "model"},
+        series={"window": (0, 2, 4, 6, 8), "theta": (0, 0.1, 0.3, 0.6, 1), "drafter": ("model", "cascade")},
+    ),
+}
+
+
+def ablation(rule: str, every: bool = False) -> list[str]:
+    """The methods of a rule's ablation, `exact` first; with `every`, all combinations of the series' values."""
+    if rule not in ABLATIONS:
+        raise BadRequest(f"there is no ablation of {rule!r}; there are some of: {', '.join(ABLATIONS)}")
+    base, series = ABLATIONS[rule].base, ABLATIONS[rule].series
+    if every:
+        points = [dict(zip(series, values, strict=True)) for values in product(*series.values())]
+    else:
+        points = [{}, *({name: value} for name, values in series.items() for value in values)]
+    methods = [f"{rule}:" + ",".join(f"{k}={v}" for k, v in {**base, **point}.items()) for point in points]
+    return [f"exact:k={base['k']},drafter={base['drafter']}", *dict.fromkeys(methods)]

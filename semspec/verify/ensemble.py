@@ -1,0 +1,55 @@
+"""`ensemble`: the draft is judged by a mixture of both models instead of by the target alone. Lossy.
+
+    v = weight * p + (1 - weight) * q
+When sampling, draft token x, drawn from q, stands with probability v(x) / q(x) = 1 - weight + weight * p(x) / q(x); the
+residual of v over q is that of p over q, so a rejected token is replaced as in `sampling`. When greedy, it stands if
+it is the best token of v. With weight 1 the rule is `sampling`, and when greedy `exact`.
+Source: transformers' assistant_ensemble_weight. There a greedy mismatch is replaced by the best token of v; here by
+the target's own, so that the mixture can let draft tokens in but never writes a third word.
+May break: where the draft is sure and wrong, 1 - weight of its mistakes pass, whatever the target knows.
+Needs the draft's probabilities. A looked-up draft counts as certain, so little of the target's doubt is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from semspec.errors import BadRequest
+from semspec.noise import ACCEPT
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+from semspec.verify.sampling import trial
+
+
+@dataclass(frozen=True)
+class Ensemble(Rule):
+    name = "ensemble"
+    lossless = False
+    needs_draft_logits = True
+
+    weight: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight <= 1:
+            raise BadRequest(f"ensemble's weight is {self.weight}; give the target's share, above 0 and at most 1")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        stands, choice = trial(drafts)
+        own, others = drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token()  # [B, K, V]
+        mixed = self.weight * own + (1 - self.weight) * others
+        allowed = drafts.ids == mixed.argmax(-1)
+        if not drafts.target_sampling.all_greedy:
+            p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()
+            passed = drafts.uniform(ACCEPT)[:, :-1] * q < self.weight * p + (1 - self.weight) * q
+            allowed = torch.where(drafts.greedy[:, None], allowed, passed)
+        at = drafts.safe_ids[..., None]
+        return conclude(
+            drafts, allowed, choice, stands, evidence=(own.gather(-1, at)[..., 0], others.gather(-1, at)[..., 0])
+        )
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        p, q = evidence
+        return f"p {p:.2f} and the draft's {q:.2f} make {self.weight * p + (1 - self.weight) * q:.2f}"

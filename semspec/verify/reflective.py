@@ -1,0 +1,61 @@
+"""`reflective`: the draft is read a second time, behind a short remark, and both readings are weighed together. Lossy.
+
+One target pass goes over [draft, prompt, the same draft again]. The second copy gives, for the same tokens, logits of a
+target that has seen where the draft leads. With z the first reading's logits and z' the second's,
+    fused = (1 - alpha) * z + alpha * z'
+and a draft token stands if it is what the target writes from the fused logits, with the same noise if it samples. With
+alpha 0 the rule is `exact`. A rejected token is replaced by the first reading's choice, the target's own (the paper
+writes from the fused logits throughout).
+Source: Reflective Verification, Wang et al. 2025 (arXiv 2505.18629). Its prompt has not been seen; ours is an option.
+May break: a text that stands written is likely to be written again, so a large alpha talks the target into anything.
+Needs the target's rows and draft ids only, but 2 K + the prompt's length of them in every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from semspec.errors import BadRequest
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+
+PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
+
+
+@dataclass(frozen=True)
+class Reflective(Rule):
+    name = "reflective"
+    lossless = False
+
+    alpha: float = 0.3
+    prompt: str = PROMPT
+    tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the prompt in the target's tokens
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise BadRequest(f"reflective's alpha is {self.alpha}; give the second reading's weight, 0 to 1")
+
+    def spelled(self, tokens: Callable[[str], list[int]]) -> Rule:
+        return replace(self, tokens=tuple(tokens(self.prompt)))
+
+    def layout(self, draft: list[int]) -> list[int]:
+        return [*draft, *self.tokens, *draft] if draft else []
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        fused = self._fused(drafts)
+        allowed = drafts.ids == fused.target_choice()[:, :-1]
+        return conclude(drafts, allowed, evidence=(drafts.belief_in_draft(), fused.belief_in_draft()))
+
+    def _fused(self, drafts: Drafts) -> Drafts:
+        """The same drafts under the fused logits."""
+        first, rows = drafts.target_logits.float(), drafts.rows
+        # [B, K + 1] the rows of the second copy. A draft of no tokens has none, and nothing to be judged by them.
+        second = (rows + drafts.counts[:, None] + len(self.tokens)).clamp_max(len(first) - 1)
+        fused = (1 - self.alpha) * first[rows] + self.alpha * first[second]
+        # Behind a shorter draft's end, `rows` names its bonus row again, and writes the same there again.
+        return replace(drafts, target_logits=first.index_put((rows,), fused))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        p, again = evidence
+        return f"p {p:.2f}, read again {again:.2f}"

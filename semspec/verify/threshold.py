@@ -1,0 +1,48 @@
+"""`threshold`: a draft token stands if the target gives it enough probability, or by a coin in its favour. Lossy.
+
+    p(y_j) >= single,   or   u <= p(y_j) / acc   for a coin u
+Source: SGLang's speculative_accept_threshold_single and _acc, which start at 1 and 1, where nothing is relaxed. There
+p accumulates over a tree's siblings; a draft here is a chain, so each token has its own. The coin is the target's own
+draw and, if that is another token, a second toss, so that together they let y_j stand with probability p / acc, and a
+rejected token is replaced by what the target drew: p without y_j. When greedy, only `single` counts, and p is the
+target's belief at temperature 1 (SGLang's greedy path has no thresholds at all).
+May break: a low `single` lets in any word the target finds thinkable, however sure it is of another.
+Needs the target's rows and draft ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from semspec.errors import BadRequest
+from semspec.noise import ACCEPT
+from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.loose import conclude
+
+
+@dataclass(frozen=True)
+class Threshold(Rule):
+    name = "threshold"
+    lossless = False
+
+    single: float = 0.3
+    acc: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("single", self.single), ("acc", self.acc)):
+            if not 0 < value <= 1:
+                raise BadRequest(f"threshold's {name} is {value}; give a probability above 0, or 1 for lossless")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        p, belief = drafts.target_prob_of_draft(), drafts.belief_in_draft()  # [B, K]
+        # Given that the target drew another token, a toss that brings the chance of y_j from p up to p / acc.
+        toss = ((p / self.acc).clamp_max(1.0) - p) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
+        tossed = drafts.uniform(ACCEPT)[:, :-1] < toss
+        return conclude(drafts, (belief >= self.single) | tossed, evidence=(belief,))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        p = evidence[0]
+        return f"p {p:.2f} >= {self.single:g}" if p >= self.single else f"coin at p {p:.2f} / {self.acc:g}"
