@@ -23,7 +23,7 @@ from semspec.noise import DRAFT, TARGET
 from semspec.pair import Pair
 from semspec.probe.data import MODELS, Folder, Prefix, Sample, Trace
 from semspec.probe.features import POOLINGS, pool, resolve_layers
-from semspec.probe.fingerprint import fingerprint
+from semspec.probe.identity import fingerprint
 from semspec.probe.traces import cut, read_traces, write_traces
 from semspec.stats import Stats
 from semspec.steps import MAX_STEP_TOKENS, Step, StepEnd, Steps
@@ -163,6 +163,8 @@ class Sampler:
 
 def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda done, total: None) -> Folder:
     """Traces, prefixes, samples; what the folder already has is not made again."""
+    if not config.by and not Path(config.traces).is_file():
+        raise BadRequest(f"traces is {config.traces!r}; give target, draft, both, or a .jsonl file of answers")
     steps = Steps.of(pair.tokenizer, pair.eos, config.max_step_tokens)
     sampler = Sampler(pair, config, steps)
     folder = Folder(out)
@@ -189,7 +191,10 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
 def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> list[Trace]:
     traces = folder.read_traces()
     if not config.by:
-        return traces or read_traces(Path(config.traces), pair.tokenizer)
+        if not traces:
+            traces = read_traces(Path(config.traces), pair.tokenizer)
+            folder.write_traces(traces)
+        return traces
     task = tasks.make(config.task, Path(config.data) if config.data else None)
     jobs = list(enumerate(task.problems(config.n, config.seed)))
     while len(traces) < len(jobs):

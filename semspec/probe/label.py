@@ -16,8 +16,8 @@ from semspec.errors import BadRequest
 from semspec.probe.cluster import Clusterer
 from semspec.probe.data import MODELS, Folder, Label, Sample
 
-Truth = Callable[[Sample], bool]
-"""Whether a sampled step is right, where a task can tell."""
+Truth = Callable[[Sample], bool | None]
+"""Whether a sampled step is right; None: nobody knows."""
 
 
 def label(

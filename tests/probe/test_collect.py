@@ -162,6 +162,12 @@ def test_bad_options_are_refused(bad: dict[str, int]) -> None:
         Config(**bad)  # type: ignore[arg-type]
 
 
+def test_traces_by_nobody_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="target, draft, both"):
+        collect(replace(CONFIG, traces="tagret"), tmp_path / "out", fake_pair())
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_context_without_room_for_a_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="larger context"):
         collect(given(tmp_path), tmp_path / "out", fake_pair(capacity=13))
