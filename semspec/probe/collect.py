@@ -106,9 +106,7 @@ class Sampler:
                     logprob, states = yield from self.look(prefix, tokens, slots)
                     text = self.tokenizer.decode(tokens, skip_special_tokens=True)
                     assert isinstance(text, str)
-                    sample = Sample(
-                        prefix.id, prefix.problem, prefix.step, prefix.history, model, i, tokens, text, end, logprob
-                    )
+                    sample = Sample(prefix.id, prefix.problem, prefix.step, model, i, tokens, text, end, logprob)
                     out.append((sample, states))
         finally:
             for model, slot in slots.items():
@@ -170,7 +168,8 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     folder = Folder(out)
     models = {m: fingerprint(runner) for m, runner in sampler.runners.items()}
     layers = {m: list(sampler.layers[m]) for m in MODELS}
-    folder.open({"config": _plain(config), "models": models, "layers": layers})
+    depth = {m: runner.depth for m, runner in sampler.runners.items()}
+    folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers})
     traces = _traces(config, pair, folder, progress)
     longest = min(runner.capacity for runner in sampler.runners.values()) - config.max_step_tokens
     if longest < 2:
@@ -179,6 +178,7 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
             "context, or give a smaller max_step_tokens"
         )
     prefixes = list(enumerate(cut(traces, steps, pair.tokenizer, config.per_problem, config.seed, longest)))
+    folder.write_histories(prefix for _, prefix in prefixes)
     log.info("%d prefixes from %d traces", len(prefixes), len(traces))
     for shard, begin in enumerate(range(0, len(prefixes), config.shard)):
         progress(begin, len(prefixes))

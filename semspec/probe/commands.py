@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,12 +138,14 @@ def train(
     leave_one_out: LeaveOut = False,
     pooling: Pooling = "mean",
     calibration: Calibration = "isotonic",
+    layers: Annotated[str, typer.Option(help="Of the target's collected layers, those to use; all by default.")] = "",
+    draft_layers: Annotated[str, typer.Option(help="Of the draft's collected layers, those to use.")] = "",
     epochs: Epochs = 100,
     train_seed: TrainSeed = 42,
     device: Device = "auto",
 ) -> None:
     """Train, calibrate and measure both probes on a labelled collection."""
-    _train(folder, device, labels, leave_one_out, pooling, calibration, epochs, train_seed)
+    _train(folder, device, labels, leave_one_out, pooling, calibration, epochs, train_seed, layers, draft_layers)
 
 
 def read_layers(text: str) -> tuple[int, ...]:
@@ -209,8 +212,9 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
 
 
 def _train(
-    out: Path, device: str, labels: str, leave_one_out: bool, pooling: str, calibration: str, epochs: int, seed: int
-) -> None:
+    out: Path, device: str, labels: str, leave_one_out: bool, pooling: str, calibration: str, epochs: int, seed: int,
+    layers: str = "", draft_layers: str = "",
+) -> None:  # fmt: skip
     """Both probes, their plots, and one JSON document as the last line."""
     from semspec.model.runner import choose_device
     from semspec.probe.data import MODELS, Folder
@@ -222,7 +226,9 @@ def _train(
         labels=labels, leave_one_out=leave_one_out, pooling=pooling, calibration=calibration, epochs=epochs, seed=seed
     )
     document: dict[str, Any] = {}
+    chosen = dict(zip(MODELS, (layers, draft_layers), strict=True))
     for model in MODELS:
+        training = replace(training, layers=read_layers(chosen[model]) if chosen[model] else ())
         with bar(f"train {model}") as progress:
             fitted = run(Folder(out), model, training, choose_device(device), progress)
         fitted.probe.save(out / model)

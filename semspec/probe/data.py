@@ -2,6 +2,7 @@
 
 run.json       what was asked for, and the fingerprints of both models
 traces.jsonl   whole answers, from which prefixes are cut
+prefixes.jsonl the text in front of every prefix's end, by its id
 samples/       shards: NNNNN.jsonl has a line for each sampled step, NNNNN.safetensors the pooled states of the same
                rows, "MODEL.LAYER.POOLING" [rows, d]: how each model sees every step, whoever wrote it
 labels/        NNNNN.jsonl for the shard of that number: its rows with their clusters and counts
@@ -51,7 +52,6 @@ class Sample:
     prefix: str
     problem: str
     step: int
-    history: str
     model: str  # who wrote it
     number: int
     tokens: list[int]
@@ -109,6 +109,13 @@ class Folder:
 
     def write_traces(self, traces: Iterable[Trace]) -> None:
         write_lines(self.path / "traces.jsonl", (asdict(trace) for trace in traces))
+
+    def read_histories(self) -> dict[str, str]:
+        """Prefix -> the answer so far, as text."""
+        return {row["id"]: row["history"] for row in read_lines(self.path / "prefixes.jsonl")}
+
+    def write_histories(self, prefixes: Iterable[Prefix]) -> None:
+        write_lines(self.path / "prefixes.jsonl", ({"id": p.id, "history": p.history} for p in prefixes))
 
     # -- samples
 

@@ -15,7 +15,7 @@ from semspec.errors import BadRequest
 from semspec.probe import metrics
 from semspec.probe.calibrate import KINDS, Calibrator
 from semspec.probe.data import Folder
-from semspec.probe.features import Features
+from semspec.probe.features import Features, resolve_layers
 from semspec.probe.head import Head, Probe
 from semspec.probe.rows import PARTS, Rows, load_rows, split
 
@@ -27,7 +27,7 @@ class Training:
     labels: str = "cross"  # own, cross or combined, see rows.load_rows; a draft's probe has own where this is cross
     leave_one_out: bool = False
     pooling: str = "mean"
-    layers: tuple[int, ...] | None = None  # None: all that were collected
+    layers: tuple[int, ...] = ()  # of those that were collected; none named: all
     widths: tuple[int, ...] | None = None  # None: the paper's
     dropout: float = 0.3
     rate: float = 1e-3
@@ -64,7 +64,7 @@ def fit(
 ) -> Fit:
     """The probe of the target or the draft."""
     run, about = folder.run, folder.labelled
-    layers = tuple(run["layers"][model]) if training.layers is None else training.layers
+    layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model])
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
     rows = load_rows(folder, model, layers, training.pooling, kind, training.leave_one_out)
     parts = split(rows, training.seed)

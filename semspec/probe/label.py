@@ -8,16 +8,17 @@ the draft's steps, so that is what it should be trained on, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from semspec.errors import BadRequest
 from semspec.probe.cluster import Clusterer
 from semspec.probe.data import MODELS, Folder, Label, Sample
 
-Truth = Callable[[Sample], bool | None]
-"""Whether a sampled step is right; None: nobody knows."""
+Truth = Callable[[Sample, str], bool | None]
+"""Whether a sampled step is right after the answer so far; None: nobody knows."""
 
 
 def label(
@@ -32,14 +33,20 @@ def label(
     if not shards:
         raise BadRequest(f"{folder.path} holds no samples to label; run `semspec probe collect` first")
     folder.open_labels(about)
+    histories = folder.read_histories() if truth else {}
     for i, shard in enumerate(shards):
         progress(i, len(shards))
         if not folder.has_labels(shard):
-            folder.write_labels(shard, label_samples(folder.read_samples(shard), clusterer, truth))
+            folder.write_labels(shard, label_samples(folder.read_samples(shard), clusterer, truth, histories))
     progress(len(shards), len(shards))
 
 
-def label_samples(samples: list[Sample], clusterer: Clusterer, truth: Truth | None = None) -> list[Label]:
+def label_samples(
+    samples: list[Sample],
+    clusterer: Clusterer,
+    truth: Truth | None = None,
+    histories: Mapping[str, str] = MappingProxyType({}),
+) -> list[Label]:
     """A label for each sample; the samples of a prefix lie together."""
     labels = []
     for _, group in groupby(samples, key=lambda s: s.prefix):
@@ -51,7 +58,7 @@ def label_samples(samples: list[Sample], clusterer: Clusterer, truth: Truth | No
             Label(
                 s.prefix, s.model, s.number, c,
                 counts={m: found[m, c] for m in MODELS}, samples={m: of_model[m] for m in MODELS},
-                valid=None if truth is None else truth(s),
+                valid=None if truth is None else truth(s, histories[s.prefix]),
             )
             for s, c in zip(rows, clusters, strict=True)
         ]  # fmt: skip

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from semspec import pocket
 from semspec.probe.data import Sample
+from semspec.probe.label import Truth
 from semspec.tasks import Problem, Task
 from semspec.tasks.pocket import Pocket
 
@@ -16,8 +17,8 @@ def parser(task: Task) -> Callable[[str], Hashable | None] | None:
     return pocket.meaning if isinstance(task, Pocket) else None
 
 
-def truth(task: Task) -> Callable[[Sample], bool | None] | None:
-    """A task's own judgement of a step after its history, if it has one; None about problems that are not its own."""
+def truth(task: Task) -> Truth | None:
+    """A task's own judgement of steps, if it has one; None about problems that are not its own."""
     if not isinstance(task, Pocket):
         return None
 
@@ -26,8 +27,8 @@ def truth(task: Task) -> Callable[[Sample], bool | None] | None:
         own = problem.rpartition("/")[0] == f"{task.name}/{task.split}"
         return task.story(Problem(problem, "")) if own else None
 
-    def judge(sample: Sample) -> bool | None:
+    def judge(sample: Sample, history: str) -> bool | None:
         known = story(sample.problem)
-        return None if known is None else pocket.valid(sample.text.strip(), known, pocket.steps_of(sample.history))
+        return None if known is None else pocket.valid(sample.text.strip(), known, pocket.steps_of(history))
 
     return judge

@@ -58,7 +58,8 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
     assert code == 0, err
     document = json.loads(out.splitlines()[-1])
     one, other = tmp_path / "all", tmp_path / "stages"
-    for stage in (["collect", "pocket", "--out", other, *what], ["label", other], ["train", other, *how]):
+    train = ["train", other, *how, "--layers", "4,last", "--draft-layers", "last"]
+    for stage in (["collect", "pocket", "--out", other, *what], ["label", other], train):
         code, out, err = command(monkeypatch, capsys, "probe", *stage)
         assert code == 0, err
     assert json.loads(out.splitlines()[-1]) == json.loads(json.dumps(document).replace(str(one), str(other)))
@@ -73,6 +74,8 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
         said = [p(states, torch.tensor([0, 3]), torch.tensor([3, 2])) for p in (probe, again)]
         assert torch.equal(*said) and ((said[0] >= 0) & (said[0] <= 1)).all()
         assert document[model]["metrics"]["test"]["n"] > 0
+    code, _, err = command(monkeypatch, capsys, "probe", "train", other, *how, "--layers", 4)
+    assert code == 0 and Probe.load(other / "target", fingerprint(pair.target)).layers == (4,)
     with pytest.raises(semspec.ModelError, match="belongs to model"):
         Probe.load(one / "target", fingerprint(pair.draft))
 
@@ -127,14 +130,15 @@ def test_pocket_knows_what_steps_mean_and_whether_they_are_right() -> None:
     judge, read = truth(task), parser(task)
     assert judge is not None and read is not None
 
-    def sample(place: int, history: list[str], of: str = problem.id) -> Sample:
-        text = "<think>\n" + "".join(f"{s}\n\n" for s in history)
-        return Sample("0/1", of, 1, text, "draft", 0, [], steps[place] + "\n\n", "blank line", {})
+    def right(place: int, before: int, of: str = problem.id) -> bool | None:
+        assert judge is not None
+        history = "<think>\n" + "".join(f"{s}\n\n" for s in steps[:before])
+        return judge(Sample("0/1", of, 1, "draft", 0, [], steps[place] + "\n\n", "blank line", {}), history)
 
     assert read(steps[0]) == pocket.meaning(steps[0]) is not None
-    assert judge(sample(1, steps[:1])) is True
-    assert judge(sample(0, steps[:1])) is False  # said already
-    assert judge(sample(1, steps[:1], of="solutions/0")) is None  # some other problem
+    assert right(1, before=1) is True
+    assert right(0, before=1) is False  # said already
+    assert right(1, before=1, of="solutions/0") is None  # some other problem
     other = tasks.make("gsm8k")
     assert truth(other) is None and parser(other) is None
 

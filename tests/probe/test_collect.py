@@ -70,7 +70,7 @@ def test_samples_are_whole_steps_and_do_not_depend_on_their_neighbours() -> None
 def test_samples_follow_the_models_own_distributions() -> None:
     config = replace(CONFIG, samples=600, temperature=0.6, top_p=0.95)
     (number, prefix) = prefixes(1)[0]
-    samples, _ = Sampler(fake_pair(), config, steps()).run([(number, prefix)])
+    samples, _ = Sampler(fake_pair(), config, steps(limit=1)).run([(number, prefix)])  # first tokens are enough
     rows = SamplingRows.of([Sampling(0.6, top_p=0.95)], [1], torch.device("cpu"))
     for model, logits in LANGUAGES.items():
         first = [s.tokens[0] for s in samples if s.model == model]

@@ -22,7 +22,7 @@ def known(folder: Path, problems: int = 30, per_problem: int = 3, seed: int = 0)
     """A collection whose shares follow from its states: the first feature is the logit of the target's share."""
     generator = torch.Generator().manual_seed(seed)
     made = Folder(folder)
-    made.open({"config": {}, "models": {"target": "model-t", "draft": "model-d"}, "layers": {"target": [2, 5], "draft": [3]}})  # noqa: E501  # fmt: skip
+    made.open({"config": {}, "models": {"target": "model-t", "draft": "model-d"}, "depth": {"target": 5, "draft": 3}, "layers": {"target": [2, 5], "draft": [3]}})  # noqa: E501  # fmt: skip
     samples, labels, states = [], [], []
     for p in range(problems):
         for s in range(per_problem):
@@ -30,7 +30,7 @@ def known(folder: Path, problems: int = 30, per_problem: int = 3, seed: int = 0)
                 for i in range(N):
                     own = model == "target"
                     count = int(torch.randint(int(own), N + 1, (), generator=generator))
-                    samples.append(Sample(f"{p}/{s}", f"p{p}", s, "", model, i, [1] * (i + 1), "x", "blank line", {"target": -1.0, "draft": -2.0}))  # noqa: E501  # fmt: skip
+                    samples.append(Sample(f"{p}/{s}", f"p{p}", s, model, i, [1] * (i + 1), "x", "blank line", {"target": -1.0, "draft": -2.0}))  # noqa: E501  # fmt: skip
                     counts = {"target": count, "draft": N - count + int(not own and count == N)}
                     labels.append(Label(f"{p}/{s}", model, i, 0, counts, {"target": N, "draft": N}, count > 4))
                     noise = torch.randn(3, generator=generator)

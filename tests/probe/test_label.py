@@ -17,7 +17,7 @@ def samples(prefix: str = "0/1") -> list[Sample]:
     """Five of the target, three of the draft; what they mean is their first letter."""
     texts = {"target": ["a1", "a2", "b1", "a3", "c"], "draft": ["a4", "d", "b2"]}
     return [
-        Sample(prefix, "p", 1, "", model, i, [i], text, "blank line", {})
+        Sample(prefix, "p", 1, model, i, [i], text, "blank line", {})
         for model, written in texts.items()
         for i, text in enumerate(written)
     ]
@@ -42,7 +42,7 @@ def test_leaving_out_makes_the_share_unbiased() -> None:
     probs, total, n = torch.tensor([0.7, 0.2, 0.1]), 0.0, 0
     for _ in range(300):
         drawn = torch.multinomial(probs, 4, replacement=True).tolist()
-        rows = [Sample("0/1", "p", 1, "", "target", i, [], str(d), "blank line", {}) for i, d in enumerate(drawn)]
+        rows = [Sample("0/1", "p", 1, "target", i, [], str(d), "blank line", {}) for i, d in enumerate(drawn)]
         for one in label_samples(rows, CLUSTERER):
             total, n = total + share(one, "target", leave_one_out=True), n + 1
     assert total / n == pytest.approx((probs**2).sum().item(), abs=0.04)
@@ -57,9 +57,12 @@ def test_a_single_sample_says_nothing_about_itself() -> None:
 
 
 def test_prefixes_do_not_mix_and_truth_is_asked() -> None:
-    labels = label_samples(samples("0/1") + samples("0/2"), CLUSTERER, truth=lambda s: s.text == "a4")
+    labels = label_samples(
+        samples("0/1") + samples("0/2"), CLUSTERER, lambda s, h: s.text == h, {"0/1": "a4", "0/2": "d"}
+    )
     assert [label.counts for label in labels[:8]] == [label.counts for label in labels[8:]]
     assert [label.valid for label in labels[:8]] == [False] * 5 + [True, False, False]
+    assert [label.valid for label in labels[8:]] == [False] * 6 + [True, False]
 
 
 def test_labels_are_made_once_and_again_when_made_otherwise(tmp_path: Path) -> None:
