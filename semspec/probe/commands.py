@@ -1,4 +1,4 @@
-"""`semspec probe fit` and its stages `collect`, `label`, `train`. Nothing heavy is imported before a command runs."""
+"""`semspec probe fit`, its stages, and `measure`. Nothing heavy is imported before a command runs."""
 
 from __future__ import annotations
 
@@ -146,6 +146,26 @@ def train(
 ) -> None:
     """Train, calibrate and measure both probes on a labelled collection."""
     _train(folder, device, labels, leave_one_out, pooling, calibration, epochs, train_seed, layers, draft_layers)
+
+
+@app.command()
+def measure(
+    probes: Annotated[Path, typer.Argument(help="Folder in which probes were fitted.")],
+    folder: Annotated[Path, typer.Argument(help="Labelled collection of other problems, made with another --seed.")],
+    labels: Labels = "cross",
+    leave_one_out: LeaveOut = False,
+) -> None:
+    """Measure finished probes on another collection, with intervals."""
+    from semspec.probe.data import MODELS, Folder
+    from semspec.probe.evaluate import evaluate
+    from semspec.probe.head import Probe
+
+    collection, document = Folder(folder), {}
+    for model in MODELS:
+        probe = Probe.load(probes / model, collection.run["models"][model])
+        kind = "own" if labels == "cross" and model == "draft" else labels
+        document[model] = evaluate(probe, collection, model, kind, leave_one_out)
+    typer.echo(json.dumps(document, ensure_ascii=False))
 
 
 def read_layers(text: str) -> tuple[int, ...]:

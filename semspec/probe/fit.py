@@ -81,6 +81,7 @@ def fit(
         "training": own | {"labels": kind, "epochs": epochs},
         "rows": {name: len(part) for name, part in parts.items()},
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
+        "seen": sorted({*parts["train"].problems, *parts["validation"].problems}),
     }
     probe.metrics = measure(test, said, raw) | {"baselines": baselines(parts["train"], test)}
     return Fit(probe, raw, said, test.labels)
