@@ -15,6 +15,7 @@ import semspec
 from semspec.bench import commands as bench_commands
 from semspec.bench.commands import draft_length
 from semspec.errors import SemspecError
+from semspec.probe import commands as probe_commands
 from semspec.show import coloured, reasons, relaxed_tokens
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
+app.add_typer(probe_commands.app, name="probe")
 
 
 @app.callback(invoke_without_command=True)

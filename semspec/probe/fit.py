@@ -1,0 +1,156 @@
+"""Train one model's probe on a labelled collection, calibrate it, and measure it on problems it has never seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from semspec.errors import BadRequest
+from semspec.probe import metrics
+from semspec.probe.calibrate import KINDS, Calibrator
+from semspec.probe.data import Folder
+from semspec.probe.features import Features, resolve_layers
+from semspec.probe.head import Head, Probe
+from semspec.probe.rows import PARTS, Rows, load_rows, split
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train. The defaults are the released recipe's, but for the split, the labels and the calibration."""
+
+    labels: str = "cross"  # own, cross or combined, see rows.load_rows; a draft's probe has own where this is cross
+    leave_one_out: bool = False
+    pooling: str = "mean"
+    layers: tuple[int, ...] = ()  # of those that were collected; none named: all
+    widths: tuple[int, ...] | None = None  # None: the paper's
+    dropout: float = 0.3
+    rate: float = 1e-3
+    batch: int = 128
+    epochs: int = 100
+    patience: int = 15
+    calibration: str = "isotonic"
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}; give 1 or more")
+        if self.calibration not in KINDS:
+            raise BadRequest(f"there is no calibration {self.calibration!r}; give one of: {', '.join(KINDS)}")
+
+
+@dataclass
+class Fit:
+    """A probe, and its predictions for the test problems."""
+
+    probe: Probe
+    raw: Tensor  # [N] before calibration
+    said: Tensor  # [N]
+    labels: Tensor  # [N]
+
+
+def fit(
+    folder: Folder,
+    model: str,
+    training: Training,
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Fit:
+    """The probe of the target or the draft."""
+    run, about = folder.run, folder.labelled
+    layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model])
+    kind = "own" if training.labels == "cross" and model == "draft" else training.labels
+    rows = load_rows(folder, model, layers, training.pooling, kind, training.leave_one_out)
+    parts = split(rows, training.seed)
+    head, epochs = train(parts["train"], parts["validation"], training, device, progress)
+    logits = {name: predict(head, parts[name].features) for name in PARTS}
+    calibrator = Calibrator.fit(training.calibration, logits["validation"], parts["validation"].labels)
+    test = parts["test"]
+    raw, said = logits["test"].sigmoid(), calibrator(logits["test"])
+    probe = Probe(head.cpu(), Features(layers, training.pooling), run["models"][model], calibrator)
+    own = {key: value for key, value in asdict(training).items() if key not in probe.card}
+    probe.data = {
+        "collection": run["config"],
+        "labelling": about,
+        "training": own | {"labels": kind, "epochs": epochs},
+        "rows": {name: len(part) for name, part in parts.items()},
+        "problems": {name: len(set(part.problems)) for name, part in parts.items()},
+        "seen": sorted({*parts["train"].problems, *parts["validation"].problems}),
+    }
+    probe.metrics = measure(test, said, raw) | {"baselines": baselines(parts["train"], test)}
+    return Fit(probe, raw, said, test.labels)
+
+
+def train(
+    rows: Rows,
+    validation: Rows,
+    training: Training,
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Head, int]:
+    """The head with the least squared error on the validation rows, and the epoch it is from."""
+    x, y = rows.features.to(device), rows.labels.to(device)
+    seen, known = validation.features.to(device), validation.labels.to(device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(training.seed)
+        head = Head(x.shape[1], training.widths, training.dropout).to(device)
+        head.standardise(x)
+        optimiser = torch.optim.Adam(head.parameters(), lr=training.rate)
+        best, best_epoch, weights = float("inf"), 0, copy.deepcopy(head.state_dict())
+        for epoch in range(training.epochs):
+            progress(epoch, training.epochs)
+            head.train()
+            for some in torch.randperm(len(x), device=device).split(training.batch):
+                optimiser.zero_grad()
+                mse_loss(head(x[some]).sigmoid(), y[some]).backward()
+                optimiser.step()
+            head.eval()
+            with torch.no_grad():
+                loss = float(mse_loss(head(seen).sigmoid(), known))
+            if loss < best:
+                best, best_epoch, weights = loss, epoch + 1, copy.deepcopy(head.state_dict())
+            elif epoch + 1 - best_epoch >= training.patience:
+                break
+    if not best_epoch:
+        raise BadRequest("training gave no finite error; are the collected states finite, or is the rate too high?")
+    head.load_state_dict(weights)
+    progress(training.epochs, training.epochs)
+    return head.eval(), best_epoch
+
+
+@torch.no_grad()
+def predict(head: Head, features: Tensor) -> Tensor:
+    """Logits [N], on the host."""
+    device = head.shift.device
+    return torch.cat([head(some.to(device)).cpu() for some in features.split(4096)])
+
+
+def measure(test: Rows, said: Tensor, raw: Tensor) -> dict[str, Any]:
+    """All figures on the test rows; where both models' steps are among them, also for each kind alone."""
+
+    def figures(predicted: Tensor, mask: Tensor) -> dict[str, Any]:
+        part = test.where(mask)
+        return metrics.summary(predicted[mask], part.labels, part.prefixes, part.valid)
+
+    every = torch.ones(len(test), dtype=torch.bool)
+    found = {"test": figures(said, every), "test_uncalibrated": figures(raw, every)}
+    if test.cross.any() and not test.cross.all():
+        found |= {"test_own_steps": figures(said, ~test.cross), "test_other_steps": figures(said, test.cross)}
+    return found
+
+
+def baselines(train: Rows, test: Rows) -> dict[str, Any]:
+    """What cheaper predictors reach: least squares on the mean log-probability, and on length and step number."""
+    found = {}
+    for name, of in (("logprob", lambda r: r.logprob[:, None]), ("length_and_step", lambda r: r.surface)):
+        columns = [torch.cat([of(r), torch.ones(len(r), 1)], dim=1).double() for r in (train, test)]
+        weights = torch.linalg.lstsq(columns[0], train.labels.double()[:, None], driver="gelsd").solution
+        said = (columns[1] @ weights)[:, 0].clamp(0, 1).float()
+        found[name] = metrics.summary(said, test.labels, test.prefixes, test.valid)
+    return found

@@ -1,0 +1,140 @@
+"""The probe: pooled states -> MLP -> calibrator -> a probability; on disk as safetensors and a card.
+
+The paper's network has three hidden layers with ReLU, dropout 0.3 behind the first two, and a sigmoid. Features are
+standardised first (numbers learnt with the weights), since layers of one model differ in scale by orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from semspec.errors import ModelError
+from semspec.probe.calibrate import Calibrator
+from semspec.probe.features import Features
+
+FORMAT = 1
+WEIGHTS, CARD = "probe.safetensors", "card.json"
+
+
+def paper_widths(inputs: int) -> tuple[int, ...]:
+    """The hidden layers of the released probes: for a target of width 5120, and for a draft of width 1536."""
+    return (2048, 512, 256) if inputs >= 4096 else (1024, 512, 256)
+
+
+class Head(nn.Module):
+    """[B, features] -> logits [B]"""
+
+    def __init__(self, inputs: int, widths: tuple[int, ...] | None = None, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.inputs, self.dropout = inputs, dropout
+        self.widths = paper_widths(inputs) if widths is None else tuple(widths)
+        self.shift: Tensor
+        self.scale: Tensor
+        self.register_buffer("shift", torch.zeros(inputs))
+        self.register_buffer("scale", torch.ones(inputs))
+        layers: list[nn.Module] = []
+        for i, (size, width) in enumerate(zip((inputs, *self.widths), self.widths, strict=False)):
+            layers += [nn.Linear(size, width), nn.ReLU()]
+            if i < 2:
+                layers.append(nn.Dropout(dropout))
+        self.layers = nn.Sequential(*layers, nn.Linear((inputs, *self.widths)[-1], 1))
+
+    def standardise(self, features: Tensor) -> None:
+        """Take mean and spread from these features [N, inputs]."""
+        self.shift = features.mean(0)
+        self.scale = features.std(0, correction=0).clamp_min(1e-6)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.layers((features - self.shift) / self.scale)[:, 0]
+
+
+@dataclass(eq=False)
+class Probe:
+    """Says how probable it is that its model, given the same context, writes a step of this meaning."""
+
+    head: Head
+    features: Features
+    model: str  # fingerprint of the one model whose states it can read
+    calibrator: Calibrator = field(default_factory=Calibrator)
+    data: dict[str, Any] = field(default_factory=dict)  # what it was trained on
+    metrics: dict[str, Any] = field(default_factory=dict)  # how well it does on problems that it was not trained on
+
+    def __post_init__(self) -> None:
+        self.head.eval().requires_grad_(False)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers whose states it wants."""
+        return self.features.layers
+
+    @torch.no_grad()
+    def __call__(self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor) -> Tensor:
+        """layer -> [R, d], [B], [B] -> [B] in [0, 1]; no host synchronisation. See `features` for which rows."""
+        return self.calibrator(self.head(self.features(states, first_row, counts)))
+
+    def to(self, device: torch.device | str) -> Probe:
+        self.head.to(device)
+        self.calibrator.to(device)
+        return self
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "layers": list(self.layers),
+            "pooling": self.features.pooling,
+            "inputs": self.head.inputs,
+            "widths": list(self.head.widths),
+            "dropout": self.head.dropout,
+            "calibration": {"kind": self.calibrator.kind, "knots": self.calibrator.knots},
+            "data": self.data,
+            "metrics": self.metrics,
+        }
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"head.{k}": v.contiguous() for k, v in self.head.state_dict().items()}
+        tensors |= {f"calibrator.{k}": v.contiguous() for k, v in self.calibrator.state_dict().items()}
+        save_file(tensors, folder / WEIGHTS)
+        (folder / CARD).write_text(json.dumps(self.card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(folder: str | Path, model: str, device: torch.device | str = "cpu") -> Probe:
+        """A probe for the model of this fingerprint (`fingerprint(runner)`); one of another model is refused."""
+        folder = Path(folder)
+        try:
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            tensors = load_file(folder / WEIGHTS)
+        except FileNotFoundError as error:
+            raise ModelError(f"{folder} holds no probe: {error}; make one with `semspec probe fit`") from error
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ModelError(f"the probe in {folder} is damaged: {error}; make it again") from error
+        if not isinstance(card, dict) or card.get("format") != FORMAT:
+            raise ModelError(f"the probe in {folder} is not of format {FORMAT}; make it again with this version")
+        if card["model"] != model:
+            raise ModelError(
+                f"the probe in {folder} belongs to model {card['model']}, but this is {model}; "
+                "a probe reads only the states it was trained on: fit one for this model"
+            )
+        head = Head(card["inputs"], tuple(card["widths"]), card["dropout"])
+        calibrator = Calibrator(**card["calibration"])
+        try:
+            head.load_state_dict(_part(tensors, "head."))
+            calibrator.load_state_dict(_part(tensors, "calibrator."))
+        except RuntimeError as error:
+            raise ModelError(f"the weights and the card in {folder} do not fit each other: {error}") from error
+        features = Features(tuple(card["layers"]), card["pooling"])
+        return Probe(head, features, card["model"], calibrator, card["data"], card["metrics"]).to(device)
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

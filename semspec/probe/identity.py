@@ -1,0 +1,42 @@
+"""Which model is this? A name made of a checkpoint's shape and some of its weights, the same in every dtype."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semspec.errors import ModelError
+from semspec.types import Runner
+
+SAMPLE = 4096  # weights of a tensor that count
+
+
+def fingerprint(runner: Runner) -> str:
+    """Reads a few thousand weights; a runner that is no native one may bring a `fingerprint` of its own."""
+    inner: Any = runner
+    while hasattr(inner, "inner"):  # a wrapper, such as one that records passes
+        inner = inner.inner
+    if isinstance(getattr(inner, "fingerprint", None), str):
+        return str(inner.fingerprint)
+    if not hasattr(inner, "transformer"):
+        raise ModelError(f"{type(inner).__name__} has no weights to tell its model by; give it a `fingerprint`")
+    model = inner.transformer
+    shape = model.shape
+    digest = hashlib.sha256()
+    sizes = (shape.vocab, shape.width, shape.depth, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn)
+    digest.update(repr((shape.model_type, sizes)).encode())
+    layers = [model.layers[i] for i in sorted({0, shape.depth // 2, shape.depth - 1})]
+    projections = [tensor for layer in layers for tensor in (layer.qkv.weight, layer.out.weight)]
+    for tensor in [model.embedding, model.norm, *projections]:
+        digest.update(_some(tensor))
+    return f"{shape.model_type}-{shape.depth}x{shape.width}-{digest.hexdigest()[:16]}"
+
+
+def _some(tensor: Tensor) -> bytes:
+    """Evenly spaced weights, rounded so that a checkpoint widened or narrowed on loading reads the same."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
+    return some.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
