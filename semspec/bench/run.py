@@ -84,7 +84,7 @@ class Bench:
         self.passes: list[Pass] = []
         recorded = Recorder(self.pair.target, "target", self.passes)
         draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)
-        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos)
+        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder)
         self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
@@ -192,4 +192,5 @@ class Bench:
             seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
             max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, room)),
             stop=self.task.stop,
+            referee=self.task.referee(problem),
         )
