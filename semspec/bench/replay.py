@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
 
 
 class RandomWeights:
-    """Stands in for a checkpoint (weights.Checkpoint) whose tensors are noise."""
+    """Stands in for a checkpoint whose tensors are noise."""
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if len(shape) == 1:
@@ -94,8 +94,7 @@ class RandomWeights:
 def random_runner(
     config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> ModelRunner:
-    weights: Any = RandomWeights()
-    return ModelRunner(Transformer(Shape.of(config), weights, device, dtype), slots, capacity)
+    return ModelRunner(Transformer(Shape.of(config), RandomWeights(), device, dtype), slots, capacity)
 
 
 class Replay:

@@ -11,8 +11,9 @@ from semspec.errors import BadRequest
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.roll import roll_by_score
-from semspec.model.transformer import Span, Transformer
-from semspec.model.weights import Checkpoint, locate
+from semspec.model.sight import Span
+from semspec.model.transformer import Transformer
+from semspec.model.weights import locate, open_checkpoint
 from semspec.types import Roll, Rolled, Rows, Score
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,7 +41,7 @@ class ModelRunner:
         shape = Shape.read(folder)
         place = choose_device(device)
         kind = choose_dtype(dtype, shape, place)
-        with Checkpoint(folder) as checkpoint:
+        with open_checkpoint(folder) as checkpoint:
             transformer = Transformer(shape, checkpoint, place, kind)
         return ModelRunner(transformer, slots, choose_context(context, shape))
 
