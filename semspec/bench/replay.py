@@ -21,8 +21,8 @@ from semspec.bench.folder import RunFolder
 from semspec.bench.summary import load_run, summarise
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
+from semspec.model.choose import choose_device
 from semspec.model.config import Shape
-from semspec.model.runner import choose_device
 from semspec.model.transformer import Transformer
 from semspec.types import Roll, Sampling, Score
 

@@ -59,6 +59,7 @@ FAMILIES: dict[str, Family] = {
 }
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 ROPE_SCALINGS = ("linear", "llama3", "longrope", "yarn")
+UNSAID_CONTEXT = 2048  # for models whose config names no longest sequence
 DEEPEST = 10_000  # layers; more is a mistake in the config, not a model
 
 
@@ -204,9 +205,10 @@ def read_config(path: Path) -> PreTrainedConfig:
 def context_of(config: PreTrainedConfig) -> int:
     """The longest sequence. Models with longrope have other frequencies beyond the length they were first made for,
     for all tokens at once; what a cache holds would be void, so that length is the end."""
+    longest = getattr(config, "max_position_embeddings", None) or UNSAID_CONTEXT
     rope = getattr(config, "rope_parameters", None) or {}
     first = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
-    return min(config.max_position_embeddings, first or config.max_position_embeddings)
+    return min(longest, first or longest)
 
 
 def stop_of(config: PreTrainedConfig) -> frozenset[int]:

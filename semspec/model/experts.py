@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semspec.model.int8 import Int8Linear
+
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -27,8 +29,8 @@ class Linear:
 
 @dataclass(slots=True)
 class FeedForward:
-    gate_up: Linear  # gate and up projections in one product
-    down: Linear
+    gate_up: Linear | Int8Linear  # gate and up projections in one product
+    down: Linear | Int8Linear
     activate: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from semspec.model.cache import Cache
 from semspec.model.config import Shape, Sight
 from semspec.model.experts import ACTIVATE, Experts, FeedForward, Linear
+from semspec.model.int8 import Int8Linear
 from semspec.model.sight import Rotations, Span, View
 
 
@@ -30,10 +31,10 @@ class Tensors(Protocol):
 class Layer:
     sight: Sight
     attention_norm: Tensor  # [width]
-    qkv: Linear  # queries, keys and values in one product
+    qkv: Linear | Int8Linear  # queries, keys and values in one product
     query_norm: Tensor | None  # [head_dim]
     key_norm: Tensor | None
-    out: Linear
+    out: Linear | Int8Linear
     attention_out_norm: Tensor | None  # [width]
     ffn_norm: Tensor  # [width]
     ffn: FeedForward | Experts
@@ -41,19 +42,26 @@ class Layer:
 
 
 class Transformer:
-    def __init__(self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype, int8: bool = False
+    ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
+        # Rounding to whole numbers makes much of the last bit of a float, and that of attention depends on how many
+        # tokens a pass has. So that int8 writes the same with and without drafts, it attends in double precision.
+        self.attention_dtype = torch.float64 if int8 else dtype
         family = shape.family
+
+        product: type[Linear | Int8Linear] = Int8Linear if int8 else Linear
 
         def read(name: str, *size: int) -> Tensor:
             return checkpoint.read(name, size, device, dtype)
 
-        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear:
+        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear | Int8Linear:
             """Several projections of the same input, packed into one."""
             pairs = list(zip(names, sizes, strict=True))
             weight = torch.cat([read(f"{n}.weight", size, width) for n, size in pairs])
             bias = torch.cat([read(f"{n}.bias", size) for n, size in pairs]) if biased else None
-            return Linear(weight, bias)
+            return product(weight, bias)
 
         def norm(name: str, size: int = shape.width) -> Tensor:
             return read(f"{name}.weight", size) + family.norm_offset
@@ -74,8 +82,8 @@ class Transformer:
             for e in range(mixture.experts):
                 gate, up, down = (f"{at}.{name.format(e=e)}" for name in family.expert)
                 experts.append(feed_forward([gate, up], down, mixture.ffn))
-            router = linear([f"{at}.{family.router}"], [mixture.experts], shape.width, False)
-            return Experts(router, experts, mixture.chosen, mixture.renormalise)
+            router = read(f"{at}.{family.router}.weight", mixture.experts, shape.width)
+            return Experts(Linear(router), experts, mixture.chosen, mixture.renormalise)
 
         def layer(i: int) -> Layer:
             at = f"model.layers.{i}"
@@ -99,7 +107,7 @@ class Transformer:
         self._embedding_scale = scale if family.scaled_embedding else None
         self.layers = [layer(i) for i in range(shape.depth)]
         self.norm = norm("model.norm")
-        self.head = Linear(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
+        self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
         self._rotations = {sight.rotary: Rotations(sight.rotary, device, dtype) for sight in set(shape.sights)}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
@@ -156,8 +164,8 @@ class Transformer:
             keys[:, span.start : end] = k[rows].transpose(0, 1)
             values[:, span.start : end] = v[rows].transpose(0, 1)
             seen = (keys[:, begin:end], values[:, begin:end])
-            outs.append(_attention(q[rows].transpose(0, 1), *seen, mask, s.attention_scale))
-        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1)
+            outs.append(_attention(q[rows].transpose(0, 1).to(keys.dtype), *seen, mask, s.attention_scale))
+        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)
 
 
 def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
