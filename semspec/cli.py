@@ -13,6 +13,7 @@ from rich.text import Text
 import semspec
 from semspec.bench import commands as bench_commands
 from semspec.errors import SemspecError
+from semspec.info import info
 from semspec.show import coloured
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
+app.command()(info)
 
 
 @app.callback(invoke_without_command=True)
