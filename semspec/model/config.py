@@ -150,8 +150,7 @@ class Shape:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
             if getattr(config, cap, None):
                 raise NotNative(f"{name}: {cap} is {getattr(config, cap)}, which is not supported")
-        if not 0 < config.num_hidden_layers <= DEEPEST:
-            raise ModelError(f"{name}: a model cannot have {config.num_hidden_layers} layers; its config is damaged")
+        _check(config, name)
         attention_bias = bool(getattr(config, "attention_bias", False))
         return Shape(
             model_type=config.model_type,
@@ -221,6 +220,20 @@ def dtype_of(config: PreTrainedConfig) -> torch.dtype:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype.removeprefix("torch."))
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _check(config: PreTrainedConfig, name: str) -> None:
+    """Refuse sizes that no model has, before anything is made of them."""
+    depth, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
+    if not 0 < depth <= DEEPEST:
+        raise ModelError(f"{name}: a model cannot have {depth} layers; its config is damaged")
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ModelError(f"{name}: {heads} query heads cannot share {kv_heads} key heads; its config is damaged")
+    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, _head_dim(config), context_of(config))
+    if min(sizes) < 1 or _head_dim(config) % 2:
+        raise ModelError(
+            f"{name}: vocabulary, width, ffn, head and context of {sizes} cannot be; its config is damaged"
+        )
 
 
 def _refuse(name: str, field: str, value: Any, known: tuple[str, ...]) -> None:
