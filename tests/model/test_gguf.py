@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import tracemalloc
@@ -329,3 +330,16 @@ def test_smollm2_is_what_transformers_makes_of_the_same_file() -> None:
     answer = model.generate(torch.tensor([tokens]), max_new_tokens=24, do_sample=False)[0, len(tokens) :].tolist()
     result = semspec.load(path, device="cpu", slots=1, context=256).generate(chat, verifier="none", max_new_tokens=24)
     assert result.tokens == answer[: len(result.tokens)] and "Paris" in result.text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_to_people_only(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, shown in ((io.StringIO(), False), (Terminal(), True)):
+        monkeypatch.setattr("sys.stderr", stream)
+        ModelRunner.load(small, device="cpu", slots=1, context=16)
+        assert (f"reading {small.name}" in stream.getvalue()) == shown
