@@ -19,9 +19,8 @@ from semspec.decode import Decoder, Job, Referee
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
 from semspec.errors import BadRequest, BatchFailed, ModelError
 from semspec.execute import Executor, Task
-from semspec.model import ModelRunner
-from semspec.model.config import Shape
-from semspec.model.weights import locate
+from semspec.model import ModelRunner, Source
+from semspec.model.plan import Plan, check, describe
 from semspec.options import Options
 from semspec.pace import Auto, Pace
 from semspec.pocket.shipped import PROBES, SHIPPED
@@ -334,38 +333,51 @@ def load(
     dtype: str = "auto",
     slots: int = 8,
     context: int | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Pair:
-    """Load a target and, if given, its draft model: folders or hub ids, or "pocket" for the pair in the package.
+    """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
+    package. `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
 
-    `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
+    `report` is told in one line, before anything is loaded, what memory will be taken.
     """
     if slots < 1:
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
     if target == "pocket" and draft is None:
         draft = "pocket-draft"
-    folder = locate(SHIPPED.get(str(target), target))
-    shape, tokenizer = Shape.read(folder), load_tokenizer(folder)
-    eos = shape.stop | _end_of_text(folder, tokenizer)
+    source = Source.find(SHIPPED.get(str(target), target))
+    tokenizer = load_tokenizer(source.path)
+    eos = source.stop | _end_of_text(source.path, tokenizer)
+    plans = [source.plan(device, dtype, slots, context)]
     if draft is None:
-        return Pair(ModelRunner.load(folder, device, dtype, slots, context), tokenizer, eos=eos)
-    draft_folder = locate(SHIPPED.get(str(draft), draft))
-    draft_shape = Shape.read(draft_folder)
-    common = common_vocabulary(tokenizer, load_tokenizer(draft_folder), shape.vocab, draft_shape.vocab)
-    runner = ModelRunner.load(folder, device, dtype, slots, context)
-    place = device if draft_device is None else draft_device
-    if draft_folder == folder and place == device:
-        partner = ModelRunner(runner.transformer, slots, runner.capacity)  # the same weights serve both
+        _announce(plans, report)
+        return Pair(source.load(device, dtype, slots, context), tokenizer, eos=eos)
+    partner = Source.find(SHIPPED.get(str(draft), draft))
+    common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
+    place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
+    twins = partner.path == source.path and place == device  # the same weights serve both
+    plan = partner.plan(place, dtype, slots, room)
+    _announce([*plans, replace(plan, weights=0) if twins else plan], report)
+    runner = source.load(device, dtype, slots, context)
+    if twins and isinstance(runner, ModelRunner):
+        drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
     else:
-        partner = ModelRunner.load(draft_folder, place, dtype, slots, min(runner.capacity, draft_shape.context))
-    runner.vocab = partner.vocab = common
+        drafter = partner.load(place, dtype, slots, room)
+    runner.vocab = drafter.vocab = common
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
-    return Pair(runner, tokenizer, partner, eos, probe_folder=shipped)
+    return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped)
 
 
-def _end_of_text(folder: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _announce(plans: list[Plan], report: Callable[[str], None] | None) -> None:
+    """Say what memory will be taken, and refuse what cannot be had."""
+    if report is not None:
+        report(describe(plans))
+    check(plans)
+
+
+def _end_of_text(path: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """End-of-text tokens that the tokenizer and the generation settings name beside the model's own config."""
     ids = [tokenizer.eos_token_id]
-    settings = folder / "generation_config.json"
+    settings = path / "generation_config.json"
     if settings.is_file():
         try:
             named = json.loads(settings.read_text()).get("eos_token_id")
