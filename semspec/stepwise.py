@@ -50,8 +50,10 @@ class StepDecoder(Decoder):
         self.alone = self.step_rule.hand_over or step.end is None
         self.drafting = False
         self.drafter.accept(len(self.context))
+        whole = self.whole(draft)
         event = yield from self.target_writes(room)
-        self.refuse(event, draft, "handed over")
+        if draft.tokens:
+            self.note(event, "handed over", *whole)
         return event
 
     def propose(self, room: int) -> Generator[Request, Any, tuple[Draft, Step]]:
@@ -74,25 +76,24 @@ class StepDecoder(Decoder):
 
     def try_step(self, draft: Draft, room: int) -> Generator[Request, Any, Event]:
         rule, job = self.step_rule, self.job
+        whole, begun = self.whole(draft)
         if rule.refereed:
             assert job.referee is not None
-            before = self.context[len(job.prompt) : self.begun]
-            rule = rule if job.referee(before, self.context[self.begun :] + draft.tokens) else REFUSE
+            rule = rule if job.referee(self.context[len(job.prompt) :][:begun], whole) else REFUSE
         event = yield from self.check(draft, rule, room)
-        if event.accepted:
-            self.stats.fates["accepted"] += 1
-            event.fate = "accepted"
-        else:
-            self.refuse(event, draft, "refused")
-            self.drafting = False
+        self.note(event, "accepted" if event.accepted else "refused", whole, begun)
+        self.drafting = bool(event.accepted)
         self.follow(event.tokens)
         return event
 
-    def refuse(self, event: Event, draft: Draft, fate: str) -> None:
-        """Keep in mind what the draft had to say and nobody took."""
-        if draft.tokens:
-            self.stats.fates[fate] += 1
-            event.fate, event.refused = fate, draft.tokens
+    def whole(self, draft: Draft) -> tuple[list[int], int]:
+        """The step as the draft would have it, with the words it began with, and how many new tokens lie before it."""
+        return self.context[self.begun :] + draft.tokens, self.begun - len(self.job.prompt)
+
+    def note(self, event: Event, fate: str, step: list[int], begun: int) -> None:
+        """What the draft had to say is kept, whatever became of it."""
+        self.stats.fates[fate] += 1
+        event.fate, event.step, event.begun = fate, step, begun
 
     def target_writes(self, room: int) -> Generator[Request, Any, Event]:
         """The target goes on with its step."""

@@ -148,7 +148,8 @@ class Event:
     drafted: int = 0
     accepted: int = 0
     fate: str | None = None  # of a draft that was a whole step of reasoning: accepted, refused, handed over
-    refused: list[int] = field(default_factory=list)  # such a step that did not stand
+    step: list[int] = field(default_factory=list)  # such a step, whole, whatever became of it
+    begun: int = 0  # new tokens in front of it
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin

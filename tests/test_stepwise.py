@@ -131,11 +131,12 @@ def test_the_loop_does_what_the_paper_tells(seed: int, lead: int, hand_over: boo
     fates = Counter(event.fate for event in events if event.fate)
     assert fates == Counter({k: v for k, v in stats.fates.items() if k != "target"})
     for event in events:
-        assert (event.fate in ("refused", "handed over")) == bool(event.refused)
+        assert (event.fate is not None) == bool(event.step)
         if event.fate == "accepted":
             assert event.accepted == event.drafted and sum(event.tokens[: event.accepted]) % 2 == 0
+            assert text(events)[event.begun :][: len(event.step)] == event.step
         if event.fate == "refused":
-            assert event.accepted == 0 and sum(event.refused) % 2 == 1
+            assert event.accepted == 0 and sum(event.step[-event.drafted :]) % 2 == 1
 
 
 def test_every_branch_is_met() -> None:

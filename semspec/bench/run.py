@@ -156,11 +156,25 @@ class Bench:
                     "prompt_tokens": sum(r.prompt_tokens for r in turns),
                     "verifier": arm.verifier,
                     "lossless": arm.lossless,
+                    "judged": self._judged(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
                 }
             )
         return samples
+
+    def _judged(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
+        """Whole steps that a draft wrote: what became of each, and whether it was valid, if the task can tell."""
+        referee, found = self.task.referee(problem), []
+        spell = self.pair.tokenizer.decode
+        for result in turns:
+            for event in result.events:
+                if event.fate is not None:
+                    text, before = str(spell(event.step)), str(spell(result.tokens[: event.begun]))
+                    found.append(
+                        {"fate": event.fate, "valid": referee(before, text) if referee else None, "text": text}
+                    )
+        return found
 
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:
         """Answer a group as one batch, turn by turn where problems have several; one list of results a problem."""
