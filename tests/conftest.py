@@ -6,8 +6,12 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on a CPU then; it looks when it is first imported
+
+import pytest
 from hypothesis import settings
 from transformers.utils import logging
 

@@ -1,0 +1,189 @@
+"""Attention of a few new tokens of each sequence over its slot of the cache, in Triton.
+
+A draft that is checked, or a model that writes, has 1 to 64 queries over a cache of any length: all the time goes into
+reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
+holds the queries of all heads that share that key head in one tile, and a second kernel joins the splits. Lengths are
+read on the device: one captured launch serves a cache as it grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the work is cut. The figures behind `Tiles.of` are in docs/lab-notes.md; bench/gpu.py --tune finds them."""
+
+    rows: int  # queries x heads of one key head, in one program
+    keys: int  # at a time
+    splits: int  # of the cache; a power of two
+    warps: int
+    stages: int
+
+    @staticmethod
+    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, processors: int) -> Tiles:
+        # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
+        rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
+        across = triton.cdiv(queries * group, rows) * kv_heads * batch
+        wanted = max(1, (2 if rows <= 32 else 1) * processors // across)  # small tiles: two programs a processor
+        splits = min(1 << (wanted.bit_length() - 1), 64)
+        wide = head_dim * itemsize  # bytes of one key
+        keys = 64 if wide < 512 or rows < 128 and itemsize < 4 else 32
+        return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=3 if wide <= 256 else 2)
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int | None = None,
+    ancestors: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """[B, Q, heads, d] -> the same.
+
+    q of B sequences, padded to Q; keys and values [slots, kv heads, capacity, d] hold the new tokens already. Sequence
+    b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Rows behind are zero. Query i sees
+    what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
+    `ancestors` [B, Q, Q] is given, those marked in its row.
+    """
+    batch, queries, heads, size = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    assert q.is_contiguous() and keys.stride() == values.stride() and keys.stride(3) == 1
+    if tiles is None:
+        tiles = Tiles.of(queries, group, kv_heads, batch, size, q.element_size(), processors(q.device))
+    out = torch.empty_like(q)
+    blocks = triton.cdiv(queries * group, tiles.rows)
+    parts, sums = out, out  # not used by a single split
+    if tiles.splits > 1:
+        parts = q.new_empty((batch, heads, queries, tiles.splits, size), dtype=torch.float32)
+        sums = q.new_empty((batch, heads, queries, tiles.splits), dtype=torch.float32)
+    shape: dict[str, Any] = {
+        "GROUP": group, "D": size, "BLOCK_D": max(16, triton.next_power_of_2(size)), "SPLITS": tiles.splits,
+    }  # fmt: skip
+    mask = counts if ancestors is None else ancestors
+    _attend[(tiles.splits * blocks, kv_heads, batch)](
+        q, keys, values, slots, starts, counts, mask, out, parts, sums,
+        queries, keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E,
+        WINDOW=window or 0, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    if tiles.splits > 1:
+        _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4)
+    return out
+
+
+_processors: dict[torch.device, int] = {}
+
+
+def processors(device: torch.device) -> int:
+    """How many multiprocessors there are to keep busy."""
+    if device not in _processors:
+        cuda = device.type == "cuda"
+        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 16
+    return _processors[device]
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _attend(
+    q, keys, values, slots, starts, counts, ancestors, out, parts, sums,
+    queries, slot_stride, head_stride, place_stride, scale,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
+    kv, b = tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1) * GROUP
+    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile's rows: all heads of query 0, all of query 1, ...
+    query, head = row // GROUP, kv * GROUP + row % GROUP
+    d = tl.arange(0, BLOCK_D)
+    inside = query < count
+    place = (b * queries + query) * heads + head  # row of q and out
+    loaded = inside[:, None] & (d < D)[None, :]
+    tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
+
+    first = 0  # what any of these queries sees: places from here to the end
+    if WINDOW > 0:
+        first = tl.maximum(start - WINDOW + 1, 0)
+    end = start + count
+    each = tl.cdiv(tl.cdiv(end - first, BLOCK_N), SPLITS) * BLOCK_N
+    begin = first + split * each
+    stop = tl.minimum(begin + each, end)
+    stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)  # a tile without a query reads nothing
+
+    base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    own = start + query
+    for at in range(begin, stop, BLOCK_N):
+        n = at + tl.arange(0, BLOCK_N)
+        there = n < stop
+        where = base + n.to(tl.int64) * place_stride
+        k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
+        score = tl.dot(tile, k, input_precision="ieee") * scale
+        if MASKED:
+            new = n - start
+            mark = ancestors + (b * queries + query[:, None]) * queries + new[None, :]
+            known = (new >= 0)[None, :] & there[None, :] & inside[:, None]
+            seen = (new < 0)[None, :] | (tl.load(mark, mask=known, other=0) != 0)
+        else:
+            seen = n[None, :] <= own[:, None]
+        if WINDOW > 0:
+            seen = seen & (n[None, :] > own[:, None] - WINDOW)
+        score = tl.where(seen & there[None, :], score, float("-inf"))
+        better = tl.maximum(best, tl.max(score, 1))
+        level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
+        weight = tl.exp2(score - level[:, None])
+        decay = tl.exp2(best - level)
+        total = total * decay + tl.sum(weight, 1)
+        v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+        sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
+        best = better
+
+    total = tl.where(inside, total, 0.0)
+    whole = tl.where(total > 0.0, total, 1.0)
+    answer = tl.where(inside[:, None], sum / whole[:, None], 0.0)
+    exists = query < queries
+    if SPLITS == 1:
+        tl.store(out + place[:, None] * D + d[None, :], answer, mask=exists[:, None] & (d < D)[None, :])
+    else:
+        part = ((b * heads + head) * queries + query) * SPLITS + split
+        some = exists & (total > 0.0)
+        tl.store(parts + part[:, None].to(tl.int64) * D + d[None, :], answer, mask=some[:, None] & (d < D)[None, :])
+        tl.store(sums + part, tl.where(some, best + tl.log2(whole), float("-inf")), mask=exists)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _join(
+    parts, sums, out, queries, heads,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Weigh the splits of one query and head by their shares of the softmax."""
+    query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = (b * heads + head) * queries + query
+    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    level = tl.load(sums + row * SPLITS + split)
+    used = level > float("-inf")
+    best = tl.max(level, 0)
+    weight = tl.where(used, tl.exp2(level - tl.where(best > float("-inf"), best, 0.0)), 0.0)
+    total = tl.sum(weight, 0)
+    at = parts + (row * SPLITS + split).to(tl.int64)[:, None] * D + d[None, :]
+    part = tl.load(at, mask=used[:, None] & (d < D)[None, :], other=0.0)
+    answer = tl.sum(part * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + ((b * queries + query) * heads + head) * D + d, answer, mask=d < D)

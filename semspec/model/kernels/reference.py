@@ -1,0 +1,95 @@
+"""The kernels said again in plain PyTorch: what they are tested against, and what stands in for them without a GPU.
+
+Signatures are those of `attention.attend` and of the functions in `small`. Arithmetic is in the type given, so that
+float64 inputs make a reference.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int | None = None,
+    ancestors: Tensor | None = None,
+) -> Tensor:
+    batch, queries, heads, _ = q.shape
+    group = heads // keys.shape[1]
+    out = torch.zeros_like(q)
+    for b, (slot, start, count) in enumerate(zip(slots.tolist(), starts.tolist(), counts.tolist(), strict=True)):
+        if not count:
+            continue
+        end = start + count
+        k = keys[slot, :, :end].repeat_interleave(group, 0)  # [heads, end, d]
+        v = values[slot, :, :end].repeat_interleave(group, 0)
+        place = torch.arange(end, device=q.device)
+        own = place[start:, None]
+        seen = place <= own  # [count, end]
+        if ancestors is not None:
+            seen = torch.cat([seen[:, :start], ancestors[b, :count, :count].bool()], 1)
+        if window is not None:
+            seen = seen & (place > own - window)
+        scores = torch.einsum("qhd,hnd->hqn", q[b, :count], k) * scale
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[b, :count] = torch.einsum("hqn,hnd->qhd", weights, v)
+    return out
+
+
+def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
+    if added is not None:
+        x.add_(added if inner is None else _norm(added, inner, eps))
+    return _norm(x, weight, eps)
+
+
+def turn_and_keep(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    turns: tuple[Tensor, Tensor] | None,
+    heads: int,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    batch, queries, _, size = qkv.shape
+    kv_heads = keys.shape[1]
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
+    if norms is not None:
+        q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
+    place = starts[:, None] + torch.arange(queries, device=qkv.device)  # [B, Q]
+    inside = torch.arange(queries, device=qkv.device) < counts[:, None]
+    if turns is not None:
+        at = torch.where(inside, place, 0)
+        cos, sin = (table[at][:, :, None].to(qkv.dtype) for table in turns)  # [B, Q, 1, half]
+        q, k = _turn(q, cos, sin), _turn(k, cos, sin)
+    for b, slot in enumerate(slots.tolist()):
+        at, rows = place[b, inside[b]], inside[b]
+        keys[slot, :, at] = k[b, rows].transpose(0, 1).to(keys.dtype)
+        values[slot, :, at] = v[b, rows].transpose(0, 1).to(values.dtype)
+    return q.contiguous()
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    one, two, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], dim=-1)

@@ -1,0 +1,147 @@
+"""The small things between matrix products, each in one launch: norms, rotation with the cache write, activation."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
+    """x += added, in place, and what the next layer reads: x over its root mean square, times weight. [N, width]
+
+    With `inner`, what is added is normed and weighed by it first.
+    """
+    size = x.shape[-1]
+    normed = torch.empty_like(x)
+    block = triton.next_power_of_2(size)
+    _add_norm[(x.shape[0],)](
+        x, x if added is None else added, weight, weight if inner is None else inner, normed, eps,
+        SIZE=size, BLOCK=block, ADDED=added is not None, INNER=inner is not None,
+        num_warps=min(max(block // 512, 1), 16),
+    )  # fmt: skip
+    return normed
+
+
+def turn_and_keep(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    turns: tuple[Tensor, Tensor] | None,
+    heads: int,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Queries [B, Q, heads, d], turned; keys, turned, and values go to their places in the cache.
+
+    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts and counts are as in `attend`; turns
+    are cosines and sines [capacity, half of the turned dimensions], float32; norms weigh the heads of queries and keys,
+    which then are normed before they are turned.
+    """
+    batch, queries, all_heads, size = qkv.shape
+    kv_heads = keys.shape[1]
+    out = qkv.new_empty((batch, queries, heads, size))
+    cos, sin = (starts, starts) if turns is None else turns
+    query_norm, key_norm = (starts, starts) if norms is None else norms
+    half = 0 if turns is None else cos.shape[1]
+    rest = size - 2 * half
+    _turn_and_keep[(batch * queries, all_heads)](
+        qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
+        queries, keys.stride(0), keys.stride(1), keys.stride(2),
+        HEADS=heads, KV_HEADS=kv_heads, D=size, HALF=half, REST=rest,
+        BLOCK_HALF=triton.next_power_of_2(max(half, 1)), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
+        NORMED=norms is not None, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """[N, 2 ffn] -> [N, ffn]: the activation of the first half, times the second."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, size))
+    block = 1024
+    _gated[(rows, triton.cdiv(size, block))](
+        gate_up, out, size, BLOCK=block, SILU=activation == "silu", num_warps=4
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add_norm(
+    x, added, weight, inner, normed, eps,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, BLOCK)
+    inside = i < SIZE
+    at = tl.program_id(0).to(tl.int64) * SIZE + i
+    value = tl.load(x + at, mask=inside, other=0.0)
+    if ADDED:
+        more = tl.load(added + at, mask=inside, other=0.0)
+        if INNER:
+            wide = more.to(tl.float32)
+            wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+            more = (wide * tl.load(inner + i, mask=inside, other=0.0).to(tl.float32)).to(more.dtype)
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)  # rounded: the stream is kept like that
+        tl.store(x + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    tl.store(normed + at, wide * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32), mask=inside)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _turn_and_keep(
+    qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
+    queries, slot_stride, head_stride, place_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """One head of one token. It is held as two halves that turn into each other, and a rest that does not turn."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    b, query = row // queries, row % queries
+    inside = query < tl.load(counts + b)
+    place = tl.load(starts + b) + query
+    i, j = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_REST)
+    turning, resting = (i < HALF) & inside, (j < REST) & inside
+    source = qkv + (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head) * D
+    one = tl.load(source + i, mask=turning, other=0.0).to(tl.float32)
+    two = tl.load(source + HALF + i, mask=turning, other=0.0).to(tl.float32)
+    rest = tl.load(source + 2 * HALF + j, mask=resting, other=0.0).to(tl.float32)
+    if head < HEADS + KV_HEADS:
+        if NORMED:
+            size = tl.rsqrt((tl.sum(one * one, 0) + tl.sum(two * two, 0) + tl.sum(rest * rest, 0)) / D + eps)
+            norm = query_norm if head < HEADS else key_norm
+            one = one * size * tl.load(norm + i, mask=turning, other=0.0).to(tl.float32)
+            two = two * size * tl.load(norm + HALF + i, mask=turning, other=0.0).to(tl.float32)
+            rest = rest * size * tl.load(norm + 2 * HALF + j, mask=resting, other=0.0).to(tl.float32)
+        if HALF > 0:
+            c = tl.load(cos + place * HALF + i, mask=turning, other=0.0)
+            s = tl.load(sin + place * HALF + i, mask=turning, other=0.0)
+            before = one
+            one = one * c - two * s
+            two = two * c + before * s
+    if head < HEADS:
+        target = out + (row.to(tl.int64) * HEADS + head) * D
+    else:
+        kv = (head - HEADS) % KV_HEADS
+        cache = keys if head < HEADS + KV_HEADS else values
+        target = cache + tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride + place * place_stride
+    tl.store(target + i, one, mask=turning)
+    tl.store(target + HALF + i, two, mask=turning)
+    tl.store(target + 2 * HALF + j, rest, mask=resting)
+
+
+@triton.jit
+def _gated(gate_up, out, size, BLOCK: tl.constexpr, SILU: tl.constexpr):
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    gate = tl.load(gate_up + row * 2 * size + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * size + size + i, mask=inside, other=0.0).to(tl.float32)
+    if SILU:
+        active = gate * tl.sigmoid(gate)
+    else:  # gelu by tanh, in which 1 + tanh(z) is 2 sigmoid(2 z)
+        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    tl.store(out + row * size + i, active.to(gate_up.dtype.element_ty).to(tl.float32) * up, mask=inside)

@@ -1,0 +1,152 @@
+"""The Triton kernels against their references in float64, over random shapes; without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+from semspec.model.kernels import attention, reference, small  # noqa: E402
+from tests.interpreter import allow_new_numpy  # noqa: E402
+
+allow_new_numpy()
+
+TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+types = st.sampled_from(sorted(TYPES, key=str))
+# The interpreter multiplies matrices of bfloat16 as if their bits were whole numbers; on a GPU all types are tested.
+multiplied = types if DEVICE.type == "cuda" else st.sampled_from([torch.float16, torch.float32])
+few = settings(max_examples=12, phases=[Phase.generate])  # interpreted kernels are slow, and shrinking runs hundreds
+
+
+def random(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(size: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(size, generator=generator).to(DEVICE, dtype)
+
+
+def close(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    assert ours.dtype == dtype and not ours.isnan().any()
+    size = exact.norm().clamp_min(1e-6)
+    assert (ours.double() - exact).norm() / size < TYPES[dtype]
+
+
+def whole(tensors: list[int]) -> Tensor:
+    return torch.tensor(tensors, device=DEVICE)
+
+
+@st.composite
+def passes(draw: st.DrawFn, longest: int = 70) -> dict[str, object]:
+    """Sequences in slots of a cache, each with some new tokens at its end; some have none."""
+    batch, queries = draw(st.integers(1, 3)), draw(st.integers(1, 12))
+    counts = draw(st.lists(st.integers(0, queries), min_size=batch, max_size=batch))
+    starts = draw(st.lists(st.integers(0, longest), min_size=batch, max_size=batch))
+    slots = draw(st.permutations(range(4)))[:batch]
+    kv_heads, group = draw(st.sampled_from([(1, 1), (2, 2), (2, 5), (1, 7)]))
+    return {
+        "queries": queries, "kv_heads": kv_heads, "heads": kv_heads * group, "size": draw(st.sampled_from([8, 16, 24])),
+        "counts": counts, "starts": starts, "slots": slots, "capacity": longest + queries, "seed": draw(st.integers(0, 99)),
+    }  # fmt: skip
+
+
+@given(
+    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.booleans(), st.sampled_from([1, 2, 8]),
+    st.sampled_from([16, 32]), st.sampled_from([16, 32]),
+)  # fmt: skip
+@few
+def test_attention(
+    case: dict, dtype: torch.dtype, window: int | None, tree: bool, splits: int, rows: int, keys: int
+) -> None:
+    generator, batch, queries = random(case["seed"]), len(case["slots"]), case["queries"]
+    q = noise((batch, queries, case["heads"], case["size"]), generator, dtype)
+    cache = [noise((4, case["kv_heads"], case["capacity"], case["size"]), generator, dtype) for _ in range(2)]
+    places = [whole(case[name]) for name in ("slots", "starts", "counts")]
+    ancestors = None
+    if tree:  # any set of the tokens before, and each token itself, as a window may leave nothing else
+        ancestors = torch.rand(batch, queries, queries, generator=generator).round().tril().to(DEVICE, torch.int8)
+        ancestors |= torch.eye(queries, dtype=torch.int8, device=DEVICE)
+    tiles = attention.Tiles(rows, keys, splits, warps=4, stages=2)
+    ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles)
+    exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, ancestors)
+    close(ours, exact, dtype)
+    for b, count in enumerate(case["counts"]):
+        assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
+
+
+def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
+    q, keys, values = (noise(size, random(1), torch.float32) for size in [(1, 2, 4, 16), *[(2, 2, 90, 16)] * 2])
+    places = [whole([1]), whole([50]), whole([2])]
+    before = attention.attend(q, keys, values, *places, 0.3)
+    for cache in (keys, values):
+        cache[0] = float("nan")
+        cache[1, :, 52:] = float("nan")
+    assert torch.equal(attention.attend(q, keys, values, *places, 0.3), before)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([64, 128, 256]))
+def test_tiles_fill_a_gpu_and_fit_into_it(queries: int, group: int, kv_heads: int, batch: int, size: int) -> None:
+    tiles = attention.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, processors=132)
+    programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
+    assert tiles.splits == 64 or programs > 132 // 2
+    assert tiles.splits == 1 or programs <= 2 * 132
+    shared = tiles.rows * size * 2 + tiles.stages * 2 * tiles.keys * size * 2
+    assert shared < 227 * 1024
+
+
+@given(
+    st.integers(1, 4), st.sampled_from([8, 24, 64, 100]), types, st.booleans(), st.booleans(), st.integers(0, 99)
+)  # fmt: skip
+@few
+def test_residual_and_norm(rows: int, size: int, dtype: torch.dtype, adds: bool, inner: bool, seed: int) -> None:
+    generator = random(seed)
+    x, added = noise((rows, size), generator, dtype), noise((rows, size), generator, dtype)
+    weight, other = noise((size,), generator, dtype), noise((size,), generator, dtype)
+    exact_x = x.double()
+    options = (other,) if inner else ()
+    exact = reference.add_norm(
+        exact_x, added.double() if adds else None, weight.double(), 1e-5, *(o.double() for o in options)
+    )
+    ours = small.add_norm(x, added if adds else None, weight, 1e-5, *options)
+    close(ours, exact, dtype)
+    close(x, exact_x, dtype)
+
+
+@given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
+@few
+def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, turned: float, normed: bool) -> None:
+    generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
+    qkv = noise((batch, case["queries"], case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
+    cache = [noise((4, case["kv_heads"], case["capacity"], size), generator, dtype) for _ in range(2)]
+    places = [whole(case[name]) for name in ("slots", "starts", "counts")]
+    half = int(size * turned) // 2
+    angles = torch.rand(case["capacity"], half, generator=generator).to(DEVICE) * 6
+    turns = (angles.cos(), angles.sin()) if half else None
+    norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
+    exact_cache = [c.double() for c in cache]
+    exact = reference.turn_and_keep(
+        qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
+        tuple(n.double() for n in norms) if norms else None, 1e-5,
+    )  # fmt: skip
+    untouched = [c.clone() for c in cache]
+    ours = small.turn_and_keep(qkv, *cache, *places, turns, case["heads"], norms, 1e-5)
+    for b, count in enumerate(case["counts"]):
+        close(ours[b, :count], exact[b, :count], dtype)
+    for mine, theirs, before in zip(cache, exact_cache, untouched, strict=True):
+        close(mine, theirs, dtype)
+        written = torch.zeros_like(mine, dtype=torch.bool)
+        for slot, start, count in zip(case["slots"], case["starts"], case["counts"], strict=True):
+            written[slot, :, start : start + count] = True
+        assert torch.equal(mine[~written], before[~written]), "a pass wrote beside its places"
+
+
+@given(st.integers(1, 3), st.sampled_from([1, 40, 1100]), types, st.sampled_from(["silu", "gelu_pytorch_tanh"]))
+@few
+def test_gated_activation(rows: int, size: int, dtype: torch.dtype, activation: str) -> None:
+    gate_up = 3 * noise((rows, 2 * size), random(size), dtype)
+    close(small.gated(gate_up, activation), reference.gated(gate_up.double(), activation), dtype)
