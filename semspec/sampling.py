@@ -96,13 +96,22 @@ def draw(
     logits: Tensor, options: Sequence[Sampling], positions: Sequence[int], streams: Sequence[int], keep: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """One token per row: [R, V] -> [R]; beside it, if `keep` asks, [R, V]: processed, or raw where a row is greedy."""
-    if all(o.greedy for o in options):
-        return logits.argmax(-1), logits.float() if keep else None
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
-    processed = process(logits, rows)
+    if rows.all_greedy:
+        return draw_rows(logits, rows, None, keep)
     key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
     key = key.to(logits.device, non_blocking=True)
-    tokens = pick(processed.softmax(-1), uniform(key[:, 0], key[:, 1], key[:, 2]))
+    return draw_rows(logits, rows, (key[:, 0], key[:, 1], key[:, 2]), keep)
+
+
+def draw_rows(
+    logits: Tensor, rows: SamplingRows, key: tuple[Tensor, Tensor, Tensor] | None, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same with options and (seed, position, stream) on the device; nothing in it waits for the host."""
+    if rows.all_greedy or key is None:
+        return logits.argmax(-1), logits.float() if keep else None
+    processed = process(logits, rows)
+    tokens = pick(processed.softmax(-1), uniform(*key))
     return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed) if keep else None
 
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter with the numpy we have: Triton 3.6 makes numbers of one-element arrays in a way numpy 2.4 refuses."""
+"""Triton's interpreter with the numpy we have: Triton 3.6 makes numbers of arrays in a way that numpy 2.4 refuses."""
 
 from __future__ import annotations
 

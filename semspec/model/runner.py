@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from semspec.model.cache import Cache
 from semspec.model.choose import choose_context, choose_device, choose_dtype
 from semspec.model.config import Shape
+from semspec.model.fast import LONGEST, Fast
+from semspec.model.fast_roll import Rolls
 from semspec.model.roll import roll_by_score
 from semspec.model.sight import Span
 from semspec.model.transformer import Transformer
@@ -26,6 +29,11 @@ class ModelRunner:
         self.vocab = self.shape.vocab  # cut to what both models of a pair share, see pair.py
         self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
+        self.use(Fast.of(transformer, self.cache))
+
+    def use(self, fast: Fast | None) -> None:
+        """How to go about short passes; without, every operation is launched by itself."""
+        self.fast, self.rolls = fast, Rolls(fast) if fast else None
 
     @staticmethod
     def load(
@@ -67,6 +75,19 @@ class ModelRunner:
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[Rows]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
+        if self.fast is None:
+            return self._score(requests, starts)
+        # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.
+        results: dict[int, Rows] = {}
+        for short in (True, False):
+            which = [i for i, r in enumerate(requests) if (len(r.tokens) <= LONGEST) == short]
+            if which:
+                part, at = [requests[i] for i in which], [starts[i] for i in which]
+                rows = self.fast.score(part, at, self.vocab) if short else self._score(part, at)
+                results |= dict(zip(which, rows, strict=True))
+        return [results[i] for i in range(len(requests))]
+
+    def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[Rows]:
         spans: list[Span] = []
         wanted: list[int] = []
         row = 0
@@ -87,4 +108,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
-        return roll_by_score(self, requests)
+        if self.rolls is None or any(r.logprobs is not None for r in requests):
+            return roll_by_score(self, requests)
+        fed = []
+        for r in requests:
+            if len(r.tokens) > LONGEST:
+                self.score([Score(self, r.slot, r.tokens[:-1], 0)])
+                r = replace(r, tokens=r.tokens[-1:])
+            fed.append(r)
+        return self.rolls.roll(fed, self.vocab)

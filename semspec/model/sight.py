@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from semspec.model.config import Rotary, Sight
 
@@ -49,8 +50,10 @@ class Rotations:
 class View:
     """One pass's positions and masks for each kind of layer; what no layer asks for is not made."""
 
-    def __init__(self, spans: list[Span], device: torch.device, rotations: dict[Rotary | None, Rotations]) -> None:
-        self.spans, self._device = spans, device
+    def __init__(
+        self, spans: list[Span], device: torch.device, rotations: dict[Rotary | None, Rotations], flash: bool = False
+    ) -> None:
+        self.spans, self._device, self._flash = spans, device, flash
         self._turns = {rotary: table.at(spans) for rotary, table in rotations.items()}
         self._seen: dict[int | None, list[tuple[int, Tensor | None]]] = {}
 
@@ -77,6 +80,8 @@ class View:
         begin = 0 if window is None else max(0, span.start - window + 1)
         if span.count == 1:
             return begin, None
+        if self._flash and window is None:
+            return begin, causal_lower_right(span.count, span.start + span.count)  # flash attention needs no mask
         positions = torch.arange(begin, span.start + span.count, device=self._device)
         own = positions[span.start - begin :, None]
         mask = positions <= own

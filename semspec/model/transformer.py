@@ -104,7 +104,7 @@ class Transformer:
 
         self.embedding = read("model.embed_tokens.weight", shape.vocab, shape.width)
         scale = torch.tensor(shape.width**0.5, dtype=dtype, device=device)
-        self._embedding_scale = scale if family.scaled_embedding else None
+        self.embedding_scale = scale if family.scaled_embedding else None
         self.layers = [layer(i) for i in range(shape.depth)]
         self.norm = norm("model.norm")
         self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
@@ -121,10 +121,10 @@ class Transformer:
         """
         kept: dict[int, Tensor] = {}
         want = set(layers)
-        view = View(spans, self.device, self._rotations)
+        view = View(spans, self.device, self._rotations, flash=self.device.type == "cuda" and self.dtype.itemsize == 2)
         x = F.embedding(tokens, self.embedding)  # [N, width]
-        if self._embedding_scale is not None:
-            x = x * self._embedding_scale
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
         for i, layer in enumerate(self.layers):
             if i in want:
                 kept[i] = x[wanted]

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-from semspec.model.kernels import attention, reference, small  # noqa: E402
+from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, reference, small  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -51,7 +51,8 @@ def passes(draw: st.DrawFn, longest: int = 70) -> dict[str, object]:
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 2), (2, 5), (1, 7)]))
     return {
         "queries": queries, "kv_heads": kv_heads, "heads": kv_heads * group, "size": draw(st.sampled_from([8, 16, 24])),
-        "counts": counts, "starts": starts, "slots": slots, "capacity": longest + queries, "seed": draw(st.integers(0, 99)),
+        "counts": counts, "starts": starts, "slots": slots, "capacity": longest + queries,
+        "seed": draw(st.integers(0, 99)),
     }  # fmt: skip
 
 
@@ -150,3 +151,20 @@ def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, turned: float,
 def test_gated_activation(rows: int, size: int, dtype: torch.dtype, activation: str) -> None:
     gate_up = 3 * noise((rows, 2 * size), random(size), dtype)
     close(small.gated(gate_up, activation), reference.gated(gate_up.double(), activation), dtype)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 7)), min_size=1, max_size=5))
+@few
+def test_what_is_written_is_noted(lanes: list[tuple[int, int, int]]) -> None:
+    stops = torch.zeros(2, 8, dtype=torch.bool, device=DEVICE)
+    stops[1, ::2] = True
+    ours = torch.zeros(FIELDS, len(lanes), dtype=torch.long, device=DEVICE)
+    ours[COUNT], ours[LEFT] = (whole(column) for column in list(zip(*lanes, strict=True))[:2])
+    ours[STOPS], ours[START], ours[STEP] = torch.arange(len(lanes), device=DEVICE) % 2, 10, 1
+    theirs = ours.clone()
+    tokens, out = whole([token for _, _, token in lanes]), torch.full((3, len(lanes)), -7, device=DEVICE)
+    expected = out.clone()
+    for _ in range(2):  # the second step starts from what the first noted
+        small.note(ours, tokens, stops, out)
+        reference.note(theirs, tokens, stops, expected)
+    assert torch.equal(ours, theirs) and torch.equal(out, expected)

@@ -1,19 +1,37 @@
-"""What a pass on a GPU is made of besides matrix products. `Kernels` is Triton's, `References` the same in PyTorch.
+"""What a pass on a GPU is made of besides matrix products: Triton kernels, and the same in PyTorch (`reference`).
 
-Triton is imported only when its kernels are asked for: there is none on machines without a GPU.
+A set of kernels is a `Kernels`. Triton is imported only when its own are asked for: without a GPU there may be none.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `note` keeps
+FIELDS = 9
 
 
-def triton_kernels() -> Any:
-    """A namespace of attend, add_norm, turn_and_keep and gated, on a GPU."""
-    from types import SimpleNamespace
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What each does is said where it is written: attention.py, small.py."""
 
+    attend: Callable[..., Tensor]
+    add_norm: Callable[..., Tensor]
+    turn_and_keep: Callable[..., Tensor]
+    gated: Callable[..., Tensor]
+    note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+def triton_kernels() -> Kernels:
     from semspec.model.kernels import attention, small
 
-    return SimpleNamespace(
-        attend=attention.attend, add_norm=small.add_norm, turn_and_keep=small.turn_and_keep, gated=small.gated
-    )
+    return Kernels(attention.attend, small.add_norm, small.turn_and_keep, small.gated, small.note)
+
+
+def reference_kernels() -> Kernels:
+    from semspec.model.kernels import reference as r
+
+    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.gated, r.note)

@@ -37,7 +37,7 @@ class Tiles:
         wanted = max(1, (2 if rows <= 32 else 1) * processors // across)  # small tiles: two programs a processor
         splits = min(1 << (wanted.bit_length() - 1), 64)
         wide = head_dim * itemsize  # bytes of one key
-        keys = 64 if wide < 512 or rows < 128 and itemsize < 4 else 32
+        keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
         return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=3 if wide <= 256 else 2)
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
+
 
 def attend(
     q: Tensor,
@@ -22,8 +24,7 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
 ) -> Tensor:
-    batch, queries, heads, _ = q.shape
-    group = heads // keys.shape[1]
+    group = q.shape[2] // keys.shape[1]
     out = torch.zeros_like(q)
     for b, (slot, start, count) in enumerate(zip(slots.tolist(), starts.tolist(), counts.tolist(), strict=True)):
         if not count:
@@ -62,8 +63,7 @@ def turn_and_keep(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    batch, queries, _, size = qkv.shape
-    kv_heads = keys.shape[1]
+    queries, kv_heads = qkv.shape[1], keys.shape[1]
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
     if norms is not None:
         q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
@@ -83,6 +83,17 @@ def turn_and_keep(
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def note(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:
+    live = state[COUNT] > 0
+    out.index_copy_(0, state[STEP, :1], torch.where(live, tokens, -1)[None])
+    state[LEFT] -= live.long()
+    goes_on = live & ~stops[state[STOPS], tokens] & (state[LEFT] > 0)
+    state[TOKEN] = tokens
+    state[START] += state[COUNT]
+    state[COUNT] = goes_on.long()
+    state[STEP] += 1
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,6 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
+
+AT_TOKEN, AT_START, AT_COUNT = tl.constexpr(TOKEN), tl.constexpr(START), tl.constexpr(COUNT)
+AT_LEFT, AT_STOPS, AT_STEP = tl.constexpr(LEFT), tl.constexpr(STOPS), tl.constexpr(STEP)
+
 
 def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
     """x += added, in place, and what the next layer reads: x over its root mean square, times weight. [N, width]
@@ -68,6 +73,38 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         gate_up, out, size, BLOCK=block, SILU=activation == "silu", num_warps=4
     )  # fmt: skip
     return out
+
+
+def note(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:
+    """Every sequence that is writing has drawn a token: note it, and where to go on, or that it has ended.
+
+    state [FIELDS, B], tokens [B], stops [sets, V] bool, out [steps, B]: row state[STEP] gets the tokens, -1 where a
+    sequence had ended before. A sequence ends with a token of its set state[STOPS], or when nothing is LEFT to write.
+    """
+    batch = tokens.shape[0]
+    _note[(1,)](state, tokens, stops, out, batch, stops.stride(0), BLOCK=triton.next_power_of_2(batch), num_warps=1)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _note(state, tokens, stops, out, batch, stride, BLOCK: tl.constexpr):
+    b = tl.arange(0, BLOCK)
+    inside = b < batch
+    token = tl.load(tokens + b, mask=inside, other=0)
+    count = tl.load(state + AT_COUNT * batch + b, mask=inside, other=0)
+    start = tl.load(state + AT_START * batch + b, mask=inside, other=0)
+    left = tl.load(state + AT_LEFT * batch + b, mask=inside, other=0)
+    step = tl.load(state + AT_STEP * batch + b, mask=inside, other=0)
+    stop_set = tl.load(state + AT_STOPS * batch + b, mask=inside, other=0)
+    stopped = tl.load(stops + stop_set * stride + token, mask=inside, other=0)
+    live = count > 0
+    left = left - live.to(tl.int64)
+    goes_on = live & (stopped == 0) & (left > 0)
+    tl.store(out + step * batch + b, tl.where(live, token, -1), mask=inside)
+    tl.store(state + AT_TOKEN * batch + b, token, mask=inside)
+    tl.store(state + AT_START * batch + b, start + count, mask=inside)
+    tl.store(state + AT_COUNT * batch + b, goes_on.to(tl.int64), mask=inside)
+    tl.store(state + AT_LEFT * batch + b, left, mask=inside)
+    tl.store(state + AT_STEP * batch + b, step + 1, mask=inside)
 
 
 @triton.jit
