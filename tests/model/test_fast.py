@@ -21,6 +21,7 @@ from semspec.model import ModelRunner
 from semspec.model.fast import BATCHES, LONGEST, MOST_ROWS, QUERIES, Fast, bucket
 from semspec.model.fast_roll import CHUNK, Stops
 from semspec.model.fused import covers
+from semspec.model.graphs import Plain
 from semspec.model.kernels import reference_kernels
 from semspec.noise import DRAFT, stream
 from semspec.types import Roll, Sampling, Score
@@ -256,23 +257,23 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
             assert set(stops.table[row].nonzero()[:, 0].tolist()) == {t for t in tokens if t < 8}
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3", "phi4-mini"])  # biases; norms of heads, windows; partial turns
-def test_tritons_kernels_give_the_same(family: str, tmp_path: Path) -> None:
+def test_tritons_kernels_give_the_same(tmp_path: Path) -> None:
+    """With the family that has most of what can be had: windows, norms of heads and of what is added, two rotations."""
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import triton_kernels
     from tests.interpreter import allow_new_numpy
 
     allow_new_numpy()
-    plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=2, context=48)
+    plain = ModelRunner.load(save(make_model("gemma3"), tmp_path), device="cpu", slots=2, context=48)
     twin = ModelRunner(plain.transformer, 2, 48)
-    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(), Rehearsed()))
+    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(), Plain()))
     results = []
     for runner in (plain, twin):
         slots = [runner.acquire(), runner.acquire()]
-        runner.score([Score(runner, slots[0], text(1, 30), 0)])
+        runner._score([Score(runner, slots[0], text(1, 30), 0)], runner.cache.extend([(slots[0], 30)]))
         rows = runner.score([Score(runner, slots[0], [4, 5, 6], 3, (1,)), Score(runner, slots[1], [7], 1, (1,))])
         warm = Sampling(1.0, seed=2)
-        results.append((rows, runner.roll([Roll(runner, s, [8, 9], 3, warm, 0, frozenset([11])) for s in slots])))
+        results.append((rows, runner.roll([Roll(runner, s, [8], 2, warm, 0, frozenset([11])) for s in slots])))
     (theirs, written), (ours, own) = results
     for mine, other in zip(ours, theirs, strict=True):
         close(mine.logits, other.logits)

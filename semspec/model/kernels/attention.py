@@ -94,7 +94,7 @@ def processors(device: torch.device) -> int:
     """How many multiprocessors there are to keep busy."""
     if device not in _processors:
         cuda = device.type == "cuda"
-        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 16
+        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 4
     return _processors[device]
 
 
