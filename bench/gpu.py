@@ -1,0 +1,368 @@
+"""What passes cost on this GPU, against what its memory allows. Weights are noise; only shapes matter for time.
+
+    python bench/gpu.py --check                      # is everything right? PASS or FAIL for each item
+    python bench/gpu.py --only pass,roll,step        # a part of the table
+    python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
+    python bench/gpu.py --only tune                  # which tiles the attention kernel should have
+
+Prints one table, and as its last line JSON, which also goes to the file named by --out. The limit is the bytes that a
+pass must read (weights, keys and values) over the bandwidth of a large copy, measured here. docs/gpu.md says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from semspec.bench.replay import SHAPES, RandomWeights
+from semspec.decode import Decoder, Job
+from semspec.draft.model import ModelDrafter
+from semspec.execute import Executor
+from semspec.model import ModelRunner
+from semspec.model.config import Shape
+from semspec.model.graphs import Graphs
+from semspec.model.transformer import Transformer
+from semspec.stats import Stats
+from semspec.types import Roll, Sampling, Score
+from semspec.verify.exact import Exact
+
+SECTIONS = ("pass", "roll", "step", "batch", "long", "llama", "start")
+BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
+    "target pass, 1 token": 18.3, "target pass, 9 tokens": 18.3, "target pass, 17 tokens": 18.3,
+    "draft token inside a roll": 1.60, "one K=8 step": 32.0, "batch 8, one K=8 step": 40.0,
+    "target pass, 16 tokens, long context": 24.0, "8B pass, 16 tokens, longest context": 10.0,
+    "host time of a step": 1.0, "start to first token": 30000.0,
+}  # fmt: skip
+
+
+class Bench:
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.device = asked, torch.device(asked.device)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.rows: list[dict[str, Any]] = []
+        self.bandwidth = self.measure_bandwidth()
+        self.models: dict[str, Transformer] = {}
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def ms(self, work: Callable[[], Any], repeats: int | None = None, warm: int = 3) -> float:
+        """Median milliseconds from asking to having, host included."""
+        for _ in range(warm):
+            work()
+        times = []
+        for _ in range(repeats or self.asked.repeats):
+            self.wait()
+            began = time.perf_counter()
+            work()
+            self.wait()
+            times.append((time.perf_counter() - began) * 1000)
+        return statistics.median(times)
+
+    def measure_bandwidth(self) -> float:
+        """Bytes a second of a large copy, read and written."""
+        size = 2**32 if self.device.type == "cuda" else 2**26
+        source = torch.empty(size, dtype=torch.uint8, device=self.device).random_()
+        target = torch.empty_like(source)
+        return 2 * size / self.ms(lambda: target.copy_(source), repeats=10) * 1000
+
+    def add(self, what: str, ms: float, read: float = 0.0, **more: Any) -> None:
+        limit = read / self.bandwidth * 1000
+        bar = BARS.get(what) if (self.asked.shape, self.device.type) == ("32B/1.5B", "cuda") else None
+        self.rows.append({"what": what, "ms": ms, "limit_ms": limit, "bar_ms": bar, **more})
+        self.show(self.rows[-1])
+
+    @staticmethod
+    def show(row: dict[str, Any]) -> None:
+        limit, bar = row["limit_ms"], row["bar_ms"]
+        ratio = f"{row['ms'] / limit:7.2f}x" if limit else " " * 8
+        told = f"{bar:9.2f} {'reached' if row['ms'] <= bar else 'MISSED'}" if bar else ""
+        print(f"{row['what']:40} {row['ms']:9.3f} {limit:9.3f} {ratio} {told}", flush=True)
+
+    # -- models
+
+    def config(self, which: str) -> PreTrainedConfig:
+        return SHAPES[self.asked.shape][which == "draft"] if which != "8B" else SHAPES[self.asked.long_shape][0]
+
+    def runner(self, which: str, slots: int, capacity: int) -> ModelRunner:
+        """A model with slots that are full of noise; every slot is taken."""
+        if which not in self.models:
+            self.models[which] = Transformer(Shape.of(self.config(which)), RandomWeights(), self.device, self.dtype)
+        made = ModelRunner(self.models[which], slots, capacity)
+        if self.asked.plain:
+            made.use(None)
+        for layer in range(made.depth):
+            made.cache.keys[layer].normal_()
+            made.cache.values[layer].normal_()
+        for _ in range(slots):
+            made.acquire()
+        return made
+
+    def drop(self, *which: str) -> None:
+        for name in which:
+            self.models.pop(name, None)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def weights(self, which: str) -> float:
+        """Bytes of weights that a pass reads; of an embedding that is not the head it reads a few rows."""
+        shape = Shape.of(self.config(which))
+        return (shape.parameters - (0 if shape.tied else shape.vocab * shape.width)) * self.dtype.itemsize
+
+    def kv(self, which: str, tokens: int) -> float:
+        shape = Shape.of(self.config(which))
+        return 2 * shape.depth * shape.kv_heads * shape.head_dim * tokens * self.dtype.itemsize
+
+    # -- sections
+
+    def score_at(self, runner: ModelRunner, context: int, tokens: int, slots: int = 1) -> float:
+        def work() -> None:
+            for slot in range(slots):
+                runner.cache.lengths[slot] = context - tokens
+            runner.score([Score(runner, slot, [1 + i for i in range(tokens)], tokens) for slot in range(slots)])
+
+        return self.ms(work)
+
+    def roll_at(self, runner: ModelRunner, context: int, n: int, slots: int = 1) -> float:
+        def work() -> None:
+            for slot in range(slots):
+                runner.cache.lengths[slot] = context
+            runner.roll([Roll(runner, slot, [3, 4], n, Sampling(), 0) for slot in range(slots)])
+
+        return self.ms(work)
+
+    def section_pass(self) -> None:
+        context = self.asked.context
+        runner = self.runner("target", 1, context + 32)
+        for tokens in (1, 2, 5, 9, 17, 33):
+            read = self.weights("target") + self.kv("target", context)
+            plural = "s" if tokens > 1 else ""
+            self.add(f"target pass, {tokens} token{plural}", self.score_at(runner, context, tokens), read)
+
+    def section_roll(self) -> None:
+        context = self.asked.context
+        runner = self.runner("draft", 1, context + 128)
+        short, long = (self.roll_at(runner, context, n) for n in (8, 72))
+        read = self.weights("draft") + self.kv("draft", context)
+        self.add("draft token inside a roll", (long - short) / 64, read)
+        self.add("draft roll of 8", short, 8 * read)
+
+    def section_step(self, batch: int = 1) -> None:
+        """Whole steps as the Executor makes them: roll, score, judge, commit."""
+        context, k, steps = self.asked.context, 8, self.asked.steps
+        capacity = context + max((k + 2) * (steps + 4), 128)
+        target, draft = (self.runner(which, batch, capacity) for which in ("target", "draft"))
+        draft.vocab = target.vocab = min(draft.vocab, target.vocab)
+        for runner in (target, draft):
+            for slot in range(batch):
+                runner.release(slot)
+        executor, tasks, stats = Executor(budget=8192), [], [Stats() for _ in range(batch)]
+        for i in range(batch):
+            prompt = torch.randint(1000 % target.vocab, [context], generator=torch.Generator().manual_seed(i)).tolist()
+            job = Job(prompt, Exact(), k, max_new_tokens=capacity - context - k)
+            tasks.append(executor.submit(Decoder(job, target, ModelDrafter(draft), stats[i]).decode(), stats[i]))
+
+        def step() -> None:
+            """Until every sequence has made one more step."""
+            for task in tasks:
+                task.events.clear()
+            while not all(task.events for task in tasks):
+                executor.tick()
+
+        for _ in range(4):  # prompts, and graphs
+            step()
+        before = [dict(s.seconds) for s in stats]
+        self.wait()
+        ms = self.ms(step, repeats=steps, warm=0)
+        spent = {
+            part: sum(s.seconds[part] - b[part] for s, b in zip(stats, before, strict=True)) / steps * 1000
+            for part in before[0]
+        }
+        for task in tasks:
+            executor.cancel(task)
+        read = self.weights("target") + self.kv("target", context) * batch
+        read += k * (self.weights("draft") + self.kv("draft", context) * batch)
+        self.add("one K=8 step" if batch == 1 else f"batch {batch}, one K=8 step", ms, read, parts_ms=spent)
+        # Passes are only launched; whoever next asks for a number waits for them.
+        print("    by the host's clock: " + ", ".join(f"{part} {value:.2f}" for part, value in spent.items() if value))
+        if batch == 1:
+            # The device's part: scores one after the other without waiting, and tokens inside a long roll.
+            for runner in (target, draft):
+                runner.acquire()
+            several = 10
+
+            def scores() -> None:
+                for _ in range(several):
+                    target.cache.lengths[0] = context
+                    target.score([Score(target, 0, list(range(1, k + 2)), k + 1)])
+
+            short, long = (self.roll_at(draft, context, n) for n in (8, 72))
+            busy = self.ms(scores) / several + k * (long - short) / 64
+            self.add("host time of a step", ms - busy, device_ms=busy)
+
+    def section_batch(self) -> None:
+        self.section_step(batch=8)
+
+    def section_long(self) -> None:
+        context = self.asked.long
+        runner = self.runner("target", 1, context + 32)
+        for tokens in (1, 16):
+            read = self.weights("target") + self.kv("target", context)
+            name = f"target pass, {tokens} token{'s' if tokens > 1 else ''}, long context"
+            self.add(name, self.score_at(runner, context, tokens), read, context=context)
+
+    def section_llama(self) -> None:
+        self.drop("target", "draft")
+        context = self.asked.longest
+        runner = self.runner("8B", 1, context + 32)
+        for tokens in (1, 16):
+            read = self.weights("8B") + self.kv("8B", context)
+            name = f"8B pass, {tokens} token{'s' if tokens > 1 else ''}, longest context"
+            self.add(name, self.score_at(runner, context, tokens), read, context=context)
+        self.drop("8B")
+
+    def section_start(self) -> None:
+        """From weights on the card to a first token, with every graph that a K=8 step needs."""
+        target, draft = (self.runner(which, 1, self.asked.context) for which in ("target", "draft"))
+        self.wait()
+        began = time.perf_counter()
+        for runner in (target, draft):
+            for n in (1, 9) if runner is target else (1,):
+                runner.score([Score(runner, 0, [1] * n, n)])
+        draft.roll([Roll(draft, 0, [3, 4], 8, Sampling(), 0)])
+        self.wait()
+        captured = sum(r.fast.runs.seconds for r in (target, draft) if r.fast and isinstance(r.fast.runs, Graphs))
+        self.add("start to first token", (time.perf_counter() - began) * 1000, capture_ms=captured * 1000)
+
+    def section_tune(self) -> None:
+        from bench.gpu_tune import tune
+
+        tune(self)
+
+    def section_transformers(self) -> None:
+        """Plain and assisted generation, in milliseconds a token and a verification step."""
+        self.drop(*list(self.models))
+        models = []
+        for which in ("target", "draft"):
+            with torch.device(self.device):
+                model = AutoModelForCausalLM.from_config(self.config(which), dtype=self.dtype).eval()
+            model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+            models.append(model)
+        target, draft = models
+        vocab = min(m.config.vocab_size for m in models)
+        prompt = torch.randint(vocab, [1, self.asked.context], device=self.device)
+        options: dict[str, Any] = {"do_sample": False, "attention_mask": torch.ones_like(prompt)}
+        for which, model in (("target", target), ("draft", draft)):
+            made = {
+                n: self.ms(lambda n=n, model=model: model.generate(prompt, max_new_tokens=n, **options), 3, 1)
+                for n in (4, 20)
+            }
+            read = self.weights(which) + self.kv(which, self.asked.context)
+            self.add(f"transformers, {which} token", (made[20] - made[4]) / 16, read)
+        if target.config.vocab_size != vocab:  # assisted generation wants both alike; the rows cut are padding
+            target.resize_token_embeddings(vocab)
+        draft.generation_config.num_assistant_tokens = 8
+        draft.generation_config.num_assistant_tokens_schedule = "constant"
+        draft.generation_config.assistant_confidence_threshold = 0.0
+        passes = [0]
+        target.register_forward_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+
+        def assisted(n: int) -> tuple[float, int]:
+            passes[0] = 0
+            ms = self.ms(lambda: target.generate(prompt, max_new_tokens=n, assistant_model=draft, **options), 1, 0)
+            return ms, passes[0]
+
+        assisted(2)
+        (short, few), (long, many) = assisted(3), assisted(11)
+        read = self.weights("target") + 8 * self.weights("draft")
+        self.add("transformers, one K=8 step", (long - short) / max(many - few, 1), read)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="verify kernels and the runner, and time nothing")
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), help="sections: " + ", ".join((*SECTIONS, "tune", "transformers"))
+    )
+    parser.add_argument("--shape", default="32B/1.5B", choices=SHAPES)
+    parser.add_argument("--long-shape", default="8B/1B", choices=SHAPES)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--long", type=int, default=65536)
+    parser.add_argument("--longest", type=int, default=131072)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=170.0, help="begin no section after so much time")
+    parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, help="file for the JSON")
+    asked = parser.parse_args()
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU here; --device cpu runs the script on a CPU, where its figures mean nothing")
+    report: dict[str, Any] = {
+        "date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if asked.device == "cuda" else "CPU", "shape": asked.shape,
+        "context": asked.context, "plain": asked.plain,
+    }  # fmt: skip
+    began = time.perf_counter()
+    failed = False
+    if asked.check:
+        report["checks"] = run_checks(torch.device(asked.device))
+        failed = any(result != "PASS" for result in report["checks"].values())
+    else:
+        with torch.inference_mode():
+            bench = Bench(asked)
+            report["bandwidth_GBps"] = bench.bandwidth / 1e9
+            print(f"{report['device']}, copies at {bench.bandwidth / 1e12:.2f} TB/s, {asked.shape} at {asked.context}")
+            print(f"{'what':40} {'ms':>9} {'limit':>9} {'ratio':>8} {'must':>9}")
+            for section in asked.only.split(","):
+                if time.perf_counter() - began > asked.seconds:
+                    print(f"{section} left out: {asked.seconds:.0f} s are over")
+                    continue
+                started = time.perf_counter()
+                getattr(bench, f"section_{section}")()
+                print(f"    ({section} took {time.perf_counter() - started:.0f} s)", flush=True)
+            report["rows"] = bench.rows
+    report["seconds"] = time.perf_counter() - began
+    if asked.device == "cuda":
+        report["peak_GB"] = torch.cuda.max_memory_allocated() / 1e9
+    line = json.dumps(report)
+    if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(line + "\n")
+    print(line)
+    sys.exit(failed)
+
+
+def run_checks(device: torch.device) -> dict[str, str]:
+    from bench.gpu_checks import CHECKS
+
+    results = {}
+    for name, function in CHECKS.items():
+        began = time.perf_counter()
+        try:
+            function(device)
+            results[name] = "PASS"
+        except Exception as failure:  # whatever it is, the other checks are worth knowing
+            results[name] = f"FAIL: {type(failure).__name__}: {str(failure)[:300]}"
+        print(f"{results[name][:4]} {name} ({time.perf_counter() - began:.1f} s){results[name][4:]}", flush=True)
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Which tiles the attention kernel should have for the shapes that matter: `bench/gpu.py --only tune`.
+
+From the tiles that `Tiles.of` chooses, one number is changed at a time, and the best of all so far is changed next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from semspec.model.kernels.attention import Tiles, attend, processors
+
+if TYPE_CHECKING:
+    from bench.gpu import Bench
+
+HEAD = 128
+CASES = {  # name: batch, queries, kv heads, heads of each, context
+    "32B, 1 query": (1, 1, 8, 5, 2048),
+    "32B, 9 queries": (1, 9, 8, 5, 2048),
+    "32B, 17 queries": (1, 17, 8, 5, 2048),
+    "32B, 9 queries, batch 8": (8, 9, 8, 5, 2048),
+    "1.5B, 1 query": (1, 1, 2, 6, 2048),
+    "32B, 16 queries, 65536": (1, 16, 8, 5, 65536),
+    "8B, 16 queries, 131072": (1, 16, 8, 4, 131072),
+}
+
+
+class Case:
+    """Launches over the caches of several layers in one graph, so that none is found in the L2 cache."""
+
+    def __init__(self, bench: Bench, batch: int, queries: int, kv_heads: int, group: int, context: int) -> None:
+        self.bench, device, dtype = bench, bench.device, bench.dtype
+        self.read = 2 * batch * kv_heads * context * HEAD * 2
+        self.layers = max(2, min(32, int(2e9 // self.read)))
+        self.q = torch.randn(batch, queries, kv_heads * group, HEAD, device=device, dtype=dtype)
+        size = (self.layers, batch, kv_heads, context, HEAD)
+        self.keys, self.values = (torch.empty(size, device=device, dtype=dtype).normal_() for _ in range(2))
+        slots = torch.arange(batch, device=device)
+        self.places = (slots, torch.full_like(slots, context - queries), torch.full_like(slots, queries))
+        self.chosen = Tiles.of(queries, group, kv_heads, batch, HEAD, dtype.itemsize, processors(device))
+
+    def ms(self, tiles: Tiles) -> float:
+        def launch() -> None:
+            for i in range(self.layers):
+                attend(self.q, self.keys[i], self.values[i], *self.places, HEAD**-0.5, tiles=tiles)
+
+        try:
+            launch()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launch()
+        except Exception as failure:  # too much shared memory, mostly
+            print(f"    {tiles}: {type(failure).__name__}")
+            return float("inf")
+        return self.bench.ms(graph.replay, repeats=7, warm=2) / self.layers
+
+
+def neighbours(t: Tiles) -> Iterator[Tiles]:
+    yield from (replace(t, splits=n) for n in (t.splits // 2, t.splits * 2) if 1 <= n <= 128)
+    yield from (replace(t, keys=n) for n in (t.keys // 2, t.keys * 2) if 16 <= n <= 128)
+    yield from (replace(t, stages=n) for n in (t.stages - 1, t.stages + 1) if n >= 2)
+    yield replace(t, warps=12 - t.warps)  # 4 or 8
+    if t.rows > 16:
+        yield replace(t, rows=t.rows // 2)
+
+
+def tune(bench: Bench) -> None:
+    for name, shape in CASES.items():
+        case = Case(bench, *shape)
+        tried = {case.chosen: case.ms(case.chosen)}
+        best = case.chosen
+        for _ in range(2):
+            for tiles in neighbours(best):
+                if tiles not in tried:
+                    tried[tiles] = case.ms(tiles)
+            best = min(tried, key=lambda tiles: tried[tiles])
+        bench.add(f"attention, {name}", tried[case.chosen], case.read, tiles=str(case.chosen))
+        bench.add(f"best of {len(tried)} tiles", tried[best], case.read, tiles=str(best))
+        print(f"    {case.chosen}\n    {best}", flush=True)
+        del case
