@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +16,13 @@ from torch import Tensor
 from semspec.model.cache import Cache
 from semspec.model.config import Rotary, Shape
 from semspec.model.experts import FeedForward, Linear
+from semspec.model.int8 import Int8Linear
+from semspec.model.kernels import Kernels
 from semspec.model.transformer import Transformer
 
 LARGEST_HEAD = 256
+FEW_ROWS = 16
+SKINNY_BYTES = 0  # weights up to this size are multiplied by kernels/products.py; none until a GPU has shown it faster
 
 
 @dataclass(slots=True)
@@ -37,7 +40,8 @@ def covers(shape: Shape) -> bool:
 
 
 class Fused:
-    def __init__(self, transformer: Transformer, cache: Cache, kernels: Any) -> None:
+    def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels) -> None:
+        self.skinny_bytes = SKINNY_BYTES
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
         device = transformer.device
         self.turns = {s.rotary: _turns(s.rotary, cache.capacity, device) for s in set(self.shape.sights)}
@@ -61,26 +65,34 @@ class Fused:
             if i in want:
                 kept[i] = x.clone()
             keys, values = self.cache.keys[i], self.cache.values[i]
-            qkv = layer.qkv(normed).view(batch, queries, -1, s.head_dim)
+            qkv = self._product(layer.qkv, normed).view(batch, queries, -1, s.head_dim)
             norms = None
             if layer.query_norm is not None and layer.key_norm is not None:
                 norms = (layer.query_norm, layer.key_norm)
             turns = self.turns[layer.sight.rotary]
             q = k.turn_and_keep(qkv, keys, values, *where, turns, s.heads, norms, s.norm_eps)
             seen = k.attend(q, keys, values, *where, s.attention_scale, layer.sight.window)
-            added = layer.out(seen.view(batch * queries, -1))
+            added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
             normed = k.add_norm(x, added, layer.ffn_norm, s.norm_eps, layer.attention_out_norm)
             assert isinstance(layer.ffn, FeedForward)
-            added = layer.ffn.down(k.gated(layer.ffn.gate_up(normed), s.activation))
+            active = k.gated(self._product(layer.ffn.gate_up, normed), s.activation)
+            added = self._product(layer.ffn.down, active, parts=True)
             inner = layer.ffn_out_norm
         if last and queries > 1:
             at = torch.arange(batch, device=tokens.device) * queries + (places.counts - 1).clamp_min(0)
-            x, added = x[at], None if added is None else added[at]
+            x, added = x[at], None if added is None else added[..., at, :].contiguous()
             kept = {i: states[at] for i, states in kept.items()}
         normed = k.add_norm(x, added, t.norm, s.norm_eps, inner)
         if s.depth in want:
             kept[s.depth] = normed
         return normed.view(batch, -1, s.width), {i: h.view(batch, -1, s.width) for i, h in kept.items()}
+
+    def _product(self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False) -> Tensor:
+        """By cuBLAS, or by a kernel of ours for few rows and small weights; `parts`: add_norm reads it."""
+        assert isinstance(linear, Linear)
+        if x.shape[0] <= FEW_ROWS and linear.weight.nbytes <= self.skinny_bytes:
+            return self.kernels.product(x, linear.weight, linear.bias, parts)
+        return linear(x)
 
     def head(self, normed: Tensor, out: Tensor) -> Tensor:
         """[B, Q, width] -> logits [B, Q, V], in the buffer given, of at least B x Q rows."""

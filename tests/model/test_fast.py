@@ -181,6 +181,22 @@ def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -
         close(ours.hidden[3], theirs.hidden[3])
 
 
+@pytest.mark.parametrize("family", ["llama-bias", "gemma3"])
+def test_products_in_parts_change_nothing(family: str, tmp_path: Path) -> None:
+    plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=1, context=96)
+    twin, feed = fast(plain), text(8, 12)
+    assert twin.fast is not None
+    twin.fast.fused.skinny_bytes = 2**40
+    a, b = plain.acquire(), twin.acquire()
+    (theirs,), (ours,) = plain.score([Score(plain, a, feed, 12)]), twin.score([Score(twin, b, feed, 12)])
+    close(ours.logits, theirs.logits)
+    (written,), (own,) = (
+        plain.roll([Roll(plain, a, [1, 2], 9, Sampling(), 0)]),
+        twin.roll([Roll(twin, b, [1, 2], 9, Sampling(), 0)]),
+    )
+    assert own.tokens == written.tokens
+
+
 def test_rows_stay_what_they_are_when_the_next_pass_comes(plain: ModelRunner) -> None:
     twin = fast(plain)
     slot = twin.acquire()

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, reference, small  # noqa: E402
+from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, products, reference, small  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -116,6 +116,30 @@ def test_residual_and_norm(rows: int, size: int, dtype: torch.dtype, adds: bool,
     ours = small.add_norm(x, added if adds else None, weight, 1e-5, *options)
     close(ours, exact, dtype)
     close(x, exact_x, dtype)
+
+
+@given(
+    st.integers(1, 16),
+    st.sampled_from([(5, 24), (40, 70), (33, 128)]),
+    multiplied,
+    st.booleans(),
+    st.sampled_from([1, 2, 4]),
+)
+@few
+def test_products_of_few_rows(rows: int, size: tuple[int, int], dtype: torch.dtype, biased: bool, splits: int) -> None:
+    generator = random(rows)
+    x, weight = noise((rows, size[1]), generator, dtype), noise(size, generator, dtype)
+    bias = noise((size[0],), generator, dtype) if biased else None
+    ours = products.product(x, weight, bias, products.Skinny(16, 16, splits))
+    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
+    if splits > 1:
+        assert ours.shape == (splits, rows, size[0]) and ours.dtype == torch.float32
+        before = noise((rows, size[0]), generator, dtype)
+        stream = before.clone()
+        small.add_norm(stream, ours, torch.ones(size[0], device=DEVICE, dtype=dtype), 1e-5)
+        close(stream, before.double() + whole, dtype)
+        ours = ours.sum(0).to(dtype)
+    close(ours, whole, dtype)
 
 
 @given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())

@@ -23,15 +23,23 @@ class Kernels:
     turn_and_keep: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    product: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]  # few rows; True: may come in parts
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, small
+    from semspec.model.kernels import attention, products, small
 
-    return Kernels(attention.attend, small.add_norm, small.turn_and_keep, small.gated, small.note)
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool) -> Tensor:
+        outputs, inputs = weight.shape
+        return products.product(x, weight, bias, products.Skinny.of((outputs, inputs), x.device, parts))
+
+    return Kernels(attention.attend, small.add_norm, small.turn_and_keep, small.gated, small.note, product)
 
 
 def reference_kernels() -> Kernels:
     from semspec.model.kernels import reference as r
 
-    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.gated, r.note)
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool) -> Tensor:
+        return r.product(x, weight, bias, 3 if parts else 1)
+
+    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.gated, r.note, product)

@@ -47,6 +47,7 @@ def attend(
 
 def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
     if added is not None:
+        added = added if added.dim() == 2 else added.sum(0).to(x.dtype)
         x.add_(added if inner is None else _norm(added, inner, eps))
     return _norm(x, weight, eps)
 
@@ -83,6 +84,17 @@ def turn_and_keep(
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, splits: int) -> Tensor:
+    """In as many parts as asked for: the sum over the inputs is cut into so many."""
+    if splits == 1:
+        return F.linear(x, weight, bias)
+    pieces = zip(x.tensor_split(splits, 1), weight.tensor_split(splits, 1), strict=True)
+    parts = torch.stack([F.linear(a, w) for a, w in pieces])
+    if bias is not None:
+        parts[0] += bias
+    return parts if x.dtype == torch.float64 else parts.float()
 
 
 def note(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:

@@ -16,14 +16,15 @@ AT_LEFT, AT_STOPS, AT_STEP = tl.constexpr(LEFT), tl.constexpr(STOPS), tl.constex
 def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
     """x += added, in place, and what the next layer reads: x over its root mean square, times weight. [N, width]
 
-    With `inner`, what is added is normed and weighed by it first.
+    With `inner`, what is added is normed and weighed by it first. It may come in parts to add up, [parts, N, width].
     """
     size = x.shape[-1]
     normed = torch.empty_like(x)
     block = triton.next_power_of_2(size)
     _add_norm[(x.shape[0],)](
         x, x if added is None else added, weight, weight if inner is None else inner, normed, eps,
-        SIZE=size, BLOCK=block, ADDED=added is not None, INNER=inner is not None,
+        x.shape[0] * size, SIZE=size, BLOCK=block, INNER=inner is not None,
+        PARTS=0 if added is None else added.shape[0] if added.dim() == 3 else 1,
         num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
     return normed
@@ -109,15 +110,18 @@ def _note(state, tokens, stops, out, batch, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _add_norm(
-    x, added, weight, inner, normed, eps,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, INNER: tl.constexpr,
+    x, added, weight, inner, normed, eps, part,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
     inside = i < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + i
     value = tl.load(x + at, mask=inside, other=0.0)
-    if ADDED:
-        more = tl.load(added + at, mask=inside, other=0.0)
+    if PARTS > 0:
+        wide = tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        for i_part in tl.static_range(1, PARTS):
+            wide += tl.load(added + i_part * part + at, mask=inside, other=0.0).to(tl.float32)
+        more = wide.to(value.dtype)
         if INNER:
             wide = more.to(tl.float32)
             wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
