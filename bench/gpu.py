@@ -4,6 +4,7 @@
     python bench/gpu.py --only pass,roll,step        # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
+    python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 
 Prints one table, and as its last line JSON, which also goes to the file named by --out. The limit is the bytes that a
 pass must read (weights, keys and values) over the bandwidth of a large copy, measured here. docs/gpu.md says more.
@@ -34,6 +35,7 @@ from semspec.draft.model import ModelDrafter
 from semspec.execute import Executor
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
+from semspec.model.fused import SKINNY_BYTES
 from semspec.model.graphs import Graphs
 from semspec.model.transformer import Transformer
 from semspec.stats import Stats
@@ -106,6 +108,8 @@ class Bench:
         made = ModelRunner(self.models[which], slots, capacity)
         if self.asked.plain:
             made.use(None)
+        if made.fast:
+            made.fast.fused.skinny_bytes = int(self.asked.skinny * 1e6)
         for layer in range(made.depth):
             made.cache.keys[layer].normal_()
             made.cache.values[layer].normal_()
@@ -251,9 +255,14 @@ class Bench:
         self.add("start to first token", (time.perf_counter() - began) * 1000, capture_ms=captured * 1000)
 
     def section_tune(self) -> None:
-        from bench.gpu_tune import tune
+        from bench.gpu_tune import tune_attention
 
-        tune(self)
+        tune_attention(self)
+
+    def section_products(self) -> None:
+        from bench.gpu_tune import tune_products
+
+        tune_products(self)
 
     def section_transformers(self) -> None:
         """Plain and assisted generation, in milliseconds a token and a verification step."""
@@ -298,7 +307,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="verify kernels and the runner, and time nothing")
     parser.add_argument(
-        "--only", default=",".join(SECTIONS), help="sections: " + ", ".join((*SECTIONS, "tune", "transformers"))
+        "--only",
+        default=",".join(SECTIONS),
+        help="sections: " + ", ".join((*SECTIONS, "tune", "products", "transformers")),
     )
     parser.add_argument("--shape", default="32B/1.5B", choices=SHAPES)
     parser.add_argument("--long-shape", default="8B/1B", choices=SHAPES)
@@ -309,6 +320,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=170.0, help="begin no section after so much time")
     parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
+    parser.add_argument(
+        "--skinny", type=float, default=SKINNY_BYTES / 1e6, help="MB of weights up to which our product is used"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")
     asked = parser.parse_args()
@@ -317,7 +331,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if asked.device == "cuda" else "CPU", "shape": asked.shape,
-        "context": asked.context, "plain": asked.plain,
+        "context": asked.context, "plain": asked.plain, "skinny_MB": asked.skinny,
     }  # fmt: skip
     began = time.perf_counter()
     failed = False

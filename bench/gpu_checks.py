@@ -136,6 +136,24 @@ def small_kernels(device: torch.device) -> None:
             near(mine, theirs, TOLERANCE[dtype], "cache")
 
 
+@check
+def products_of_few_rows(device: torch.device) -> None:
+    for dtype in (torch.float32, *HALF) if device.type == "cuda" else (torch.float32,):
+        for rows, outputs, inputs in (
+            (1, 2048, 1536),
+            (9, 1536, 1536),
+            (16, 1536, 8960),
+            (2, 17920, 1536),
+            (5, 50, 100),
+        ):
+            x, weight = (torch.randn(size, device=device, dtype=dtype) for size in ((rows, inputs), (outputs, inputs)))
+            bias = torch.randn(outputs, device=device, dtype=dtype)
+            exact = reference.product(x.double(), weight.double(), bias.double(), 1)
+            for parts in (False, True):
+                ours = kernels(device).product(x, weight, bias, parts)
+                near(ours.sum(0) if ours.dim() == 3 else ours, exact, TOLERANCE[dtype], f"{outputs} x {inputs}")
+
+
 # -- the runner
 
 
@@ -197,6 +215,17 @@ def family_check(family: str, device: torch.device) -> None:
 
 for name in DENSE:
     CHECKS[f"logits of {name}"] = lambda device, family=name: family_check(family, device)
+
+
+@check
+def products_in_parts_change_nothing(device: torch.device) -> None:
+    for family in ("llama-bias", "gemma3"):
+        exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
+        one = runner(family, device, torch.float32)
+        assert one.fast is not None
+        one.fast.fused.skinny_bytes = 2**40
+        for i, (ours, theirs) in enumerate(zip(course(one), exact, strict=True)):
+            near(ours, theirs, 1e-3, f"{family}, pass {i // 3}")
 
 
 @check

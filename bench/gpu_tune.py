@@ -1,17 +1,22 @@
-"""Which tiles the attention kernel should have for the shapes that matter: `bench/gpu.py --only tune`.
+"""How to cut the work of the kernels for the shapes that matter: `bench/gpu.py --only tune` and `--only products`.
 
 From the tiles that `Tiles.of` chooses, one number is changed at a time, and the best of all so far is changed next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from semspec.model.config import Shape
 from semspec.model.kernels.attention import Tiles, attend, processors
+from semspec.model.kernels.products import Skinny, product
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -47,16 +52,21 @@ class Case:
             for i in range(self.layers):
                 attend(self.q, self.keys[i], self.values[i], *self.places, HEAD**-0.5, tiles=tiles)
 
-        try:
+        return graphed(self.bench, launch, tiles) / self.layers
+
+
+def graphed(bench: Bench, launch: Callable[[], None], what: object) -> float:
+    """Milliseconds of launches in a graph."""
+    try:
+        launch()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             launch()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                launch()
-        except Exception as failure:  # too much shared memory, mostly
-            print(f"    {tiles}: {type(failure).__name__}")
-            return float("inf")
-        return self.bench.ms(graph.replay, repeats=7, warm=2) / self.layers
+    except Exception as failure:  # too much shared memory, mostly
+        print(f"    {what}: {type(failure).__name__}")
+        return float("inf")
+    return bench.ms(graph.replay, repeats=7, warm=2)
 
 
 def neighbours(t: Tiles) -> Iterator[Tiles]:
@@ -68,7 +78,7 @@ def neighbours(t: Tiles) -> Iterator[Tiles]:
         yield replace(t, rows=t.rows // 2)
 
 
-def tune(bench: Bench) -> None:
+def tune_attention(bench: Bench) -> None:
     for name, shape in CASES.items():
         case = Case(bench, *shape)
         tried = {case.chosen: case.ms(case.chosen)}
@@ -82,3 +92,45 @@ def tune(bench: Bench) -> None:
         bench.add(f"best of {len(tried)} tiles", tried[best], case.read, tiles=str(best))
         print(f"    {case.chosen}\n    {best}", flush=True)
         del case
+
+
+def tune_products(bench: Bench) -> None:
+    """Each matrix of the draft and the target by cuBLAS and by our kernel, whole and in parts, at 1 and 9 rows."""
+    for which in ("draft", "target"):
+        s = Shape.of(bench.config(which))
+        heads = s.heads * s.head_dim
+        matrices = {
+            "qkv": (heads + 2 * s.kv_heads * s.head_dim, s.width, False),
+            "out": (s.width, heads, True),
+            "gate and up": (2 * s.ffn, s.width, False),
+            "down": (s.width, s.ffn, True),
+            "head": (s.vocab, s.width, False),
+        }
+        for name, (outputs, inputs, split) in matrices.items():
+            read = outputs * inputs * bench.dtype.itemsize
+            copies = max(2, min(48, int(1e9 // read)))  # many times the L2 cache
+            weights = torch.empty(copies, outputs, inputs, device=bench.device, dtype=bench.dtype).normal_(std=0.02)
+            chosen = Skinny.of((outputs, inputs), bench.device, split)
+            cuts = [chosen, replace(chosen, stages=6), replace(chosen, depth=chosen.depth // 2, stages=6)]
+            cuts += [replace(chosen, columns=c) for c in (chosen.columns // 2, chosen.columns * 2) if c >= 16]
+            cuts += [replace(chosen, splits=n) for n in (chosen.splits // 2, chosen.splits * 2) if split and n >= 1]
+            for rows in (1, 9):
+                x = torch.randn(rows, inputs, device=bench.device, dtype=bench.dtype)
+
+                def by_cublas(x: Tensor = x, weights: Tensor = weights) -> None:
+                    for weight in weights:
+                        F.linear(x, weight)
+
+                def by_us(cut: Skinny, x: Tensor = x, weights: Tensor = weights) -> None:
+                    for weight in weights:
+                        product(x, weight, None, cut)
+
+                theirs = graphed(bench, by_cublas, "cuBLAS") / copies
+                times = {cut: graphed(bench, partial(by_us, cut), cut) / copies for cut in cuts}
+                best = min(times, key=lambda cut, times=times: times[cut])  # type: ignore[misc]
+                told = f"{which} {name}, {rows} row{'s' if rows > 1 else ''}"
+                bench.add(f"{told}, cuBLAS", theirs, read)
+                bench.add(f"{told}, ours", times[chosen], read, cut=str(chosen))
+                bench.add(f"{told}, ours at best", times[best], read, cut=str(best), MB=read / 1e6)
+                print(f"    {best}", flush=True)
+            del weights
