@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.config import Shape
-from semspec.model.kernels.attention import Tiles, attend, processors
+from semspec.model.kernels.attention import Tiles, attend, card_of
 from semspec.model.kernels.products import Skinny, product
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Case:
         self.keys, self.values = (torch.empty(size, device=device, dtype=dtype).normal_() for _ in range(2))
         slots = torch.arange(batch, device=device)
         self.places = (slots, torch.full_like(slots, context - queries), torch.full_like(slots, queries))
-        self.chosen = Tiles.of(queries, group, kv_heads, batch, HEAD, dtype.itemsize, processors(device))
+        self.chosen = Tiles.of(queries, group, kv_heads, batch, HEAD, dtype.itemsize, card_of(device))
 
     def ms(self, tiles: Tiles) -> float:
         def launch() -> None:

@@ -96,23 +96,27 @@ def draw(
     logits: Tensor, options: Sequence[Sampling], positions: Sequence[int], streams: Sequence[int], keep: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """One token per row: [R, V] -> [R]; beside it, if `keep` asks, [R, V]: processed, or raw where a row is greedy."""
+    if all(o.greedy for o in options):
+        return _best(logits, keep)
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
-    if rows.all_greedy:
-        return draw_rows(logits, rows, None, keep)
     key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
     key = key.to(logits.device, non_blocking=True)
     return draw_rows(logits, rows, (key[:, 0], key[:, 1], key[:, 2]), keep)
 
 
 def draw_rows(
-    logits: Tensor, rows: SamplingRows, key: tuple[Tensor, Tensor, Tensor] | None, keep: bool
+    logits: Tensor, rows: SamplingRows, key: tuple[Tensor, Tensor, Tensor], keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The same with options and (seed, position, stream) on the device; nothing in it waits for the host."""
-    if rows.all_greedy or key is None:
-        return logits.argmax(-1), logits.float() if keep else None
+    if rows.all_greedy:
+        return _best(logits, keep)
     processed = process(logits, rows)
     tokens = pick(processed.softmax(-1), uniform(*key))
     return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed) if keep else None
+
+
+def _best(logits: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
+    return logits.argmax(-1), logits.float() if keep else None
 
 
 def next_tokens(requests: Sequence[Roll], rows: Sequence[Rows]) -> list[Rolled]:

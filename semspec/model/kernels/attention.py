@@ -20,6 +20,14 @@ LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """What a GPU has: multiprocessors to keep busy, and bytes of memory that a program can share among its threads."""
+
+    processors: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """How the work is cut. The figures behind `Tiles.of` are in docs/lab-notes.md; bench/gpu.py --tune finds them."""
 
@@ -30,15 +38,18 @@ class Tiles:
     stages: int
 
     @staticmethod
-    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, processors: int) -> Tiles:
+    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card) -> Tiles:
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
-        wanted = max(1, (2 if rows <= 32 else 1) * processors // across)  # small tiles: two programs a processor
+        wanted = max(1, (2 if rows <= 32 else 1) * card.processors // across)  # small tiles: two programs a processor
         splits = min(1 << (wanted.bit_length() - 1), 64)
-        wide = head_dim * itemsize  # bytes of one key
+        wide = triton.next_power_of_2(head_dim) * itemsize  # bytes of one key
         keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
-        return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=3 if wide <= 256 else 2)
+        stages = 3 if wide <= 256 else 2
+        while (rows + 2 * stages * keys) * wide > card.shared and (stages, keys) != (1, 16):
+            stages, keys = (stages - 1, keys) if stages > 2 or keys == 16 else (stages, keys // 2)
+        return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=stages)
 
 
 def attend(
@@ -65,7 +76,7 @@ def attend(
     group = heads // kv_heads
     assert q.is_contiguous() and keys.stride() == values.stride() and keys.stride(3) == 1
     if tiles is None:
-        tiles = Tiles.of(queries, group, kv_heads, batch, size, q.element_size(), processors(q.device))
+        tiles = Tiles.of(queries, group, kv_heads, batch, size, q.element_size(), card_of(q.device))
     out = torch.empty_like(q)
     blocks = triton.cdiv(queries * group, tiles.rows)
     parts, sums = out, out  # not used by a single split
@@ -87,15 +98,18 @@ def attend(
     return out
 
 
-_processors: dict[torch.device, int] = {}
+_cards: dict[torch.device, Card] = {}
 
 
-def processors(device: torch.device) -> int:
-    """How many multiprocessors there are to keep busy."""
-    if device not in _processors:
-        cuda = device.type == "cuda"
-        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 4
-    return _processors[device]
+def card_of(device: torch.device) -> Card:
+    if device not in _cards:
+        card = Card(4, 2**20)  # for the interpreter, where many programs take long
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            known = triton.runtime.driver.active.utils.get_device_properties(index)
+            card = Card(known["multiprocessor_count"], known["max_shared_mem"])
+        _cards[device] = card
+    return _cards[device]
 
 
 @triton.jit(do_not_specialize=["queries"])

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels.attention import processors
+from semspec.model.kernels.attention import card_of
 
 ROWS = 16  # at most
 
@@ -33,7 +33,7 @@ class Skinny:
     def of(size: tuple[int, int], device: torch.device, split: bool) -> Skinny:
         """For weights [outputs, inputs]; `split` says whether the reader adds parts up."""
         outputs, inputs = size
-        busy = 2 * processors(device)
+        busy = 2 * card_of(device).processors
         columns = next((c for c in (64, 32) if outputs // c >= busy), 16)
         splits = 1
         while split and splits < 8 and outputs // columns * splits < busy and inputs // (2 * splits) >= 256:
