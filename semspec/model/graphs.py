@@ -10,6 +10,7 @@ import gc
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +38,7 @@ class Graphs:
         self.device, self.most = device, most
         self.seconds = 0.0  # spent on capturing
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream(device)  # one for all captures: cuBLAS keeps a workspace for every stream
         self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -46,6 +48,7 @@ class Graphs:
         if key not in self._kept:
             self._kept[key] = self._capture(work, state)
             while len(self._kept) > self.most:
+                torch.cuda.synchronize(self.device)  # it may still be running
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         graph, results = self._kept[key]
@@ -55,7 +58,7 @@ class Graphs:
     def _capture(self, work: Callable[[], Any], state: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()
         before = state.clone()
-        aside = torch.cuda.Stream(self.device)
+        aside = self._aside
         aside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(aside):
             work()  # kernels are compiled and libraries set up outside of the capture
@@ -66,8 +69,12 @@ class Graphs:
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 results = work()
-            finally:
                 graph.capture_end()
+            except Exception:
+                with suppress(RuntimeError):  # what the work said is worth more than that its capture is void
+                    graph.capture_end()
+                raise
+            finally:
                 if collecting:
                     gc.enable()
         torch.cuda.current_stream(self.device).wait_stream(aside)
