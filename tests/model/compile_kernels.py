@@ -1,0 +1,85 @@
+"""Compile every kernel for an H100/H200 (sm_90), which needs no GPU; prints one JSON line of what each takes.
+
+Run by test_compile.py in a process of its own, since kernels are either interpreted or compiled, whichever is first.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from semspec.model.kernels import attention, products, small
+
+HALF, WIDE, WHOLE = "*bf16", "*fp32", "*i64"
+CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
+PLACES = {"slots": WHOLE, "starts": WHOLE, "counts": WHOLE}
+
+
+def built(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int = 4, stages: int = 3
+) -> dict[str, int]:
+    """Pointers and strides are taken to be aligned, as torch's are."""
+    names = kernel.arg_names
+    assert set(names) == set(types) | set(constants), set(names) ^ (set(types) | set(constants))
+    aligned = [n for n in types if types[n].startswith("*") or n.endswith("stride")]
+    source = ASTSource(
+        kernel,
+        signature={n: types.get(n, "constexpr") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+    return {"shared": made.metadata.shared, "cubin": len(made.asm["cubin"])}
+
+
+def main() -> None:
+    attend = {
+        "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "out": HALF, "parts": WIDE, "sums": WIDE,
+        "queries": "i32", **CACHE, "scale": "fp32",
+    }  # fmt: skip
+    card, results = attention.Card(132, 227 * 1024), {}
+    for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
+        t = attention.Tiles.of(queries, 5, 8, 1, size, 2, card)
+        constants = {"WINDOW": 0, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
+        constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys}
+        results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
+    tree = constants | {"MASKED": True, "WINDOW": 64, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
+    results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
+    results["join"] = built(
+        attention._join,
+        {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
+        {"GROUP": 5, "D": 128, "BLOCK_D": 128, "SPLITS": 32},
+    )
+    results["add_norm"] = built(
+        small._add_norm,
+        {"x": HALF, "added": WIDE, "weight": HALF, "inner": HALF, "normed": HALF, "eps": "fp32", "part": "i32"},
+        {"SIZE": 5120, "BLOCK": 8192, "INNER": True, "PARTS": 4},
+        warps=16,
+    )
+    turn = {
+        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, **PLACES, "cos": WIDE, "sin": WIDE, "query_norm": HALF,
+        "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
+    }  # fmt: skip
+    constants = {"HEADS": 40, "KV_HEADS": 8, "D": 128, "HALF": 48, "REST": 32, "BLOCK_HALF": 64, "BLOCK_REST": 32}
+    results["turn_and_keep"] = built(small._turn_and_keep, turn, constants | {"NORMED": True}, warps=1)
+    results["gated"] = built(small._gated, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True})
+    results["note"] = built(
+        small._note,
+        {"state": WHOLE, "tokens": WHOLE, "stops": "*i1", "out": WHOLE, "batch": "i32", "stride": "i32"},
+        {"BLOCK": 8},
+        warps=1,
+    )
+    results["product"] = built(
+        products._product,
+        {"x": HALF, "weight": HALF, "bias": HALF, "out": WIDE, "rows": "i32", "outputs": "i32"},
+        {"INPUTS": 8960, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "SPLITS": 4, "BIASED": True},
+        stages=4,
+    )
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Every kernel compiles for the GPU it was written for, and takes no more shared memory than there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler is only known to come with x86-64")
+def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.compile_kernels"],
+        env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert len(results) == 11
+    for name, taken in results.items():
+        assert taken["cubin"] > 0 and taken["shared"] <= 227 * 1024, name
