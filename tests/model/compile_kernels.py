@@ -38,15 +38,15 @@ def built(
 def main() -> None:
     attend = {
         "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "out": HALF, "parts": WIDE, "sums": WIDE,
-        "queries": "i32", **CACHE, "scale": "fp32",
+        "queries": "i32", **CACHE, "scale": "fp32", "window": "i32",
     }  # fmt: skip
     card, results = attention.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = attention.Tiles.of(queries, 5, 8, 1, size, 2, card)
-        constants = {"WINDOW": 0, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
+        constants = {"WINDOWED": False, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
         constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys}
         results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
-    tree = constants | {"MASKED": True, "WINDOW": 64, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
+    tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     results["join"] = built(
         attention._join,

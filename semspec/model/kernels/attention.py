@@ -89,8 +89,8 @@ def attend(
     mask = counts if ancestors is None else ancestors
     _attend[(tiles.splits * blocks, kv_heads, batch)](
         q, keys, values, slots, starts, counts, mask, out, parts, sums,
-        queries, keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E,
-        WINDOW=window or 0, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
+        queries, keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
+        WINDOWED=window is not None, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
@@ -112,11 +112,11 @@ def card_of(device: torch.device) -> Card:
     return _cards[device]
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["queries", "window"])
 def _attend(
     q, keys, values, slots, starts, counts, ancestors, out, parts, sums,
-    queries, slot_stride, head_stride, place_stride, scale,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    queries, slot_stride, head_stride, place_stride, scale, window,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
@@ -132,8 +132,8 @@ def _attend(
     tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
 
     first = 0  # what any of these queries sees: places from here to the end
-    if WINDOW > 0:
-        first = tl.maximum(start - WINDOW + 1, 0)
+    if WINDOWED:
+        first = tl.maximum(start - window + 1, 0)
     end = start + count
     each = tl.cdiv(tl.cdiv(end - first, BLOCK_N), SPLITS) * BLOCK_N
     begin = first + split * each
@@ -158,8 +158,8 @@ def _attend(
             seen = (new < 0)[None, :] | (tl.load(mark, mask=known, other=0) != 0)
         else:
             seen = n[None, :] <= own[:, None]
-        if WINDOW > 0:
-            seen = seen & (n[None, :] > own[:, None] - WINDOW)
+        if WINDOWED:
+            seen = seen & (n[None, :] > own[:, None] - window)
         score = tl.where(seen & there[None, :], score, float("-inf"))
         better = tl.maximum(best, tl.max(score, 1))
         level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
