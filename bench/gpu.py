@@ -307,6 +307,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="verify kernels and the runner, and time nothing")
     parser.add_argument(
+        "--part", default="0/1", help="i/n: every n-th check from the i-th, to run n processes at a time"
+    )
+    parser.add_argument(
         "--only",
         default=",".join(SECTIONS),
         help="sections: " + ", ".join((*SECTIONS, "tune", "products", "transformers")),
@@ -336,7 +339,7 @@ def main() -> None:
     began = time.perf_counter()
     failed = False
     if asked.check:
-        report["checks"] = run_checks(torch.device(asked.device))
+        report["checks"] = run_checks(torch.device(asked.device), asked.part)
         failed = any(result != "PASS" for result in report["checks"].values())
     else:
         with torch.inference_mode():
@@ -363,11 +366,12 @@ def main() -> None:
     sys.exit(failed)
 
 
-def run_checks(device: torch.device) -> dict[str, str]:
+def run_checks(device: torch.device, part: str) -> dict[str, str]:
     from bench.gpu_checks import CHECKS
 
+    first, parts = (int(number) for number in part.split("/"))
     results = {}
-    for name, function in CHECKS.items():
+    for name, function in list(CHECKS.items())[first::parts]:
         began = time.perf_counter()
         try:
             function(device)
