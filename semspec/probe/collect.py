@@ -200,7 +200,7 @@ def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> l
             traces = read_traces(Path(config.traces), pair.tokenizer)
             folder.write_traces(traces)
         return traces
-    task = tasks.make(config.task, Path(config.data) if config.data else None)
+    task = tasks.make(config.task, Path(config.data) if config.data else None).for_fitting()
     jobs = list(enumerate(task.problems(config.n, config.seed)))
     while len(traces) < len(jobs):
         progress(len(traces), len(jobs))

@@ -259,7 +259,7 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
 
     folder = Folder(out)
     config = folder.run["config"]
-    task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None)
+    task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None).for_fitting()
     clusterer = cluster.make(clusters, cluster.Source(parser(task), pair, device))
     with bar("label") as progress:
         run(folder, clusterer, {"clusters": clusters}, truth(task), progress)
