@@ -16,6 +16,7 @@ from semspec.bench import commands as bench_commands
 from semspec.bench.commands import draft_length
 from semspec.errors import SemspecError
 from semspec.probe import commands as probe_commands
+from semspec.serve import commands as serve_commands
 from semspec.show import coloured, reasons, relaxed_tokens
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
 app.add_typer(probe_commands.app, name="probe")
+app.command()(serve_commands.serve)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,120 @@
+"""The `speculation` field of a request: which rule, with which options, and what is allowed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from typing import Any
+
+from semspec import verify
+from semspec.errors import BadRequest
+from semspec.options import AUTO, DRAFTERS, Options
+from semspec.serve.limits import Settings
+from semspec.serve.schema import Speculation
+from semspec.verify import REGISTRY, Rule
+
+LONGEST_TEXT = 2000  # characters of an option that is text
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def apply(given: Speculation | None, settings: Settings) -> Options:
+    """The server's defaults, changed as the request wants. What it may not want is a BadRequest that says so."""
+    options = settings.defaults
+    if given is None:
+        return options
+    if given.off:
+        return dataclasses.replace(options, verifier="none")
+    changes = given.model_dump(include=set(SHARED), exclude_unset=True, exclude_none=True)
+    own = given.model_extra or {}
+    if given.verifier is not None or own:
+        rule = verify.make(options.verifier if given.verifier is None else given.verifier)
+        changes["verifier"] = _adjusted(rule, own) if own else rule
+    options = dataclasses.replace(options, **changes)
+    _check(options, settings)
+    return options
+
+
+SHARED = ("drafter", "num_draft_tokens", "draft_min_p", "draft_max_entropy", "relax_span")
+
+
+def _check(options: Options, settings: Settings) -> None:
+    rule = verify.make(options.verifier)
+    if not (rule.lossless or settings.allow_lossy):
+        allowed = ", ".join(sorted(name for name, kind in REGISTRY.items() if kind.lossless))
+        raise BadRequest(
+            f"verifier {rule.name!r} may change what the target would have written, and this server allows only "
+            f"lossless ones: {allowed}"
+        )
+    most = settings.limits.draft_tokens
+    if isinstance(options.num_draft_tokens, int) and options.num_draft_tokens > most:
+        raise BadRequest(f"num_draft_tokens is {options.num_draft_tokens}; this server allows at most {most}")
+
+
+def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
+    """The rule with options of its own, each of its default's type."""
+    fields = {f.name: f for f in option_fields(type(rule))}
+    for name, value in own.items():
+        if name not in fields:
+            has = ", ".join(fields) or "none"
+            raise BadRequest(
+                f"verifier {rule.name!r} has no option {name!r}; its options are: {has}; "
+                f"beside them there are: verifier, off, trace, detailed, {', '.join(SHARED)}"
+            )
+        if not _fits(value, fields[name].default):
+            kind = KINDS[type(fields[name].default)]
+            raise BadRequest(f"option {name!r} of verifier {rule.name!r} is not {kind} in range")
+    return dataclasses.replace(rule, **own)  # type: ignore[type-var]
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(default, str):
+        return isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable()
+    if isinstance(value, int):
+        return abs(value) < 2**31
+    return isinstance(default, float) and isinstance(value, float) and math.isfinite(value)
+
+
+def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(rule) if f.metadata.get("option", True)]  # type: ignore[arg-type]
+
+
+def menu(settings: Settings) -> dict[str, Any]:
+    """Every rule with its options, for a page that lets people choose."""
+    defaults = settings.defaults
+    default = verify.make(defaults.verifier)
+    return {
+        "default": {
+            "verifier": default.name,
+            "num_draft_tokens": defaults.num_draft_tokens,
+            "drafter": defaults.drafter,
+            "relax_span": defaults.relax_span,
+        },
+        "allow_lossy": settings.allow_lossy,
+        "max_draft_tokens": settings.limits.draft_tokens,
+        "drafters": list(DRAFTERS),
+        "auto": AUTO,
+        "verifiers": [
+            {
+                "name": name,
+                "lossless": rule.lossless,
+                "allowed": rule.lossless or settings.allow_lossy,
+                "drafts": rule.drafts,
+                "about": about(rule),
+                "options": [
+                    {"name": f.name, "type": type(f.default).__name__, "default": f.default}
+                    for f in option_fields(rule)
+                ],
+            }
+            for name, rule in REGISTRY.items()
+        ],
+    }
+
+
+def about(rule: type[Rule]) -> str:
+    """The first sentence of a rule's description."""
+    module = inspect.getmodule(rule)
+    text = " ".join((module.__doc__ or "").split()) if module and module.__name__.startswith("semspec.") else ""
+    return text.partition(": ")[2].partition(". ")[0] or text
