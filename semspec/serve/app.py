@@ -50,7 +50,7 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
     _facts(app, service, metrics)
     _page(app, service)
     # The last added is the first to see a request.
-    app.add_middleware(BodyLimit, most=settings.limits.body_bytes)
+    app.add_middleware(BodyLimit, most=settings.limits.body_bytes, seconds=settings.limits.body_seconds)
     if settings.keys:
         app.add_middleware(Keys, keys=settings.keys)
     if settings.cors:

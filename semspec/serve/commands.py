@@ -69,7 +69,8 @@ def serve(
         ),
         allow_lossy=lossy,
         limits=Limits(
-            max_prompt_tokens, max_new_tokens, max_draft_tokens, max_choices, max_body, max_queue, deadline, drain
+            prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_draft_tokens,
+            choices=max_choices, body_bytes=max_body, queue=max_queue, deadline=deadline, drain=drain,
         ),
         keys=keys(api_key or [], api_key_file),
         cors=tuple(cors or ()),

@@ -11,8 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from semspec.errors import BadRequest
 from semspec.options import Options
 
-BODY_SECONDS = 30.0  # a request's body has to arrive within this
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -23,6 +21,7 @@ class Limits:
     draft_tokens: int = 64
     choices: int = 16  # answers asked for with one request
     body_bytes: int = 1 << 20
+    body_seconds: float = 30.0  # in which each part of a body has to arrive
     queue: int = 256  # sequences waiting for a slot; further ones are sent away
     deadline: float = 600.0  # seconds a request may take, waiting included
     drain: float = 30.0  # seconds that running requests get when the server is told to end
@@ -33,8 +32,8 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BadRequest(f"the limit {name} is {value}; give {low} or more")
-        if self.deadline <= 0 or self.drain < 0:
-            raise BadRequest("the deadline has to be above 0 seconds, and the time to drain not below 0")
+        if self.deadline <= 0 or self.body_seconds <= 0 or self.drain < 0:
+            raise BadRequest("deadlines have to be above 0 seconds, and the time to drain not below 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Settings:
 class BodyLimit:
     """Bodies that are too long, or too slow in coming, are refused before they are in memory."""
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float = BODY_SECONDS) -> None:
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self.app, self.most, self.seconds = app, most, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

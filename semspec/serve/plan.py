@@ -42,14 +42,14 @@ def plan(
     place = choose_device(device)
     if target == "pocket" and draft is None:
         draft = "pocket-draft"
-    weights = cache = work = 0
+    weights = cache = work = longest = 0
     for name in filter(None, (target, draft)):
         folder = locate(SHIPPED.get(name, name))
         shape = Shape.read(folder)
         kind = choose_dtype(dtype, shape, place)
-        length = choose_context(context if name == target else None, shape)
+        longest = min(longest, shape.context) if longest else choose_context(context, shape)
         weights += stored(folder) * kind.itemsize // shape.dtype.itemsize
-        cache += 2 * shape.depth * slots * shape.kv_heads * length * shape.head_dim * kind.itemsize
+        cache += 2 * shape.depth * slots * shape.kv_heads * longest * shape.head_dim * kind.itemsize
         rows = max(Executor().budget, slots * (draft_tokens + 1))
         work += WORK * rows * shape.vocab * 4
     return Plan(place, weights, cache, work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 IGNORED = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"})
 """They change nothing about an answer."""
@@ -25,8 +25,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields we do not have, with the values that ask for nothing."""
 
+
+def _well_formed(text: str) -> str:
+    """JSON can spell halves of characters, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has half a character in it (a lone surrogate); send whole ones") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_well_formed)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-StopString = Annotated[str, Field(min_length=1, max_length=500)]
+StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 
 
 class StreamOptions(BaseModel):
@@ -89,15 +100,15 @@ class Asked(BaseModel):
 
 class TextPart(BaseModel):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
     refusal: None = None
 
     def plain(self) -> dict[str, Any]:
@@ -130,9 +141,9 @@ class ChatRequest(Asked):
 
 class CompletionRequest(Asked):
     prompt: (
-        str
+        Text
         | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1)]
         | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1)]
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
@@ -158,7 +169,7 @@ class CompletionRequest(Asked):
 class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Messages | None = None
     return_token_strs: bool = False
 

@@ -71,7 +71,7 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     if isinstance(default, str):
-        return isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable()
+        return isinstance(value, str) and len(value) <= LONGEST_TEXT and value.replace("\n", " ").isprintable()
     if isinstance(value, int):
         return abs(value) < 2**31
     return isinstance(default, float) and isinstance(value, float) and math.isfinite(value)

@@ -96,10 +96,10 @@ def test_logprobs_are_the_targets_own(pocket: Live, pocket_pair: Pair):
     for token in told:
         assert len(token.top_logprobs) == 3 and token.top_logprobs[0].token == token.token
         assert bytes(token.bytes).decode() == token.token
-    streamed = [
-        t for c in chat(pocket, logprobs=True, stream=True) for ch in c.choices if ch.logprobs for t in ch.logprobs.content
-    ]
-    assert [t.token for t in streamed] == [t.token for t in told]
+    streamed: list[str] = []
+    for chunk in chat(pocket, logprobs=True, stream=True):
+        streamed += [t.token for choice in chunk.choices if choice.logprobs for t in choice.logprobs.content]
+    assert streamed == [t.token for t in told]
 
 
 @pytest.mark.parametrize("off", [True, False])
