@@ -182,6 +182,7 @@ def trace_of(piece: Piece, parts: Parts) -> dict[str, Any]:
             {"token": token, "text": text, "instead": instead, "why": why}
             for token, text, instead, why in piece.relaxed
         ],
+        "tokens": piece.tokens,
         "drafted": piece.drafted,
         "accepted": piece.accepted,
     }

@@ -31,6 +31,7 @@ class Piece:
     """What one step added to one answer."""
 
     choice: int
+    tokens: int
     spans: list[tuple[str, Mark]]
     relaxed: list[
         tuple[int, str, str | None, str]
@@ -84,6 +85,7 @@ def piece_of(pair: Pair, choice: int, event: Event, start: int) -> Piece:
         relaxed.append((start + i, pair.spelling(event.tokens[i]), instead, why.reason))
     return Piece(
         choice,
+        len(event.tokens),
         [(text, Mark(origin, place)) for (text, origin), place in zip(event.spans, event.places, strict=True)],
         relaxed,
         event.drafted,
