@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -55,7 +55,7 @@ def serve(
     from semspec.pair import load
     from semspec.serve import logs
     from semspec.serve.app import make_app
-    from semspec.serve.engine import Engine
+    from semspec.serve.engine import Engine, remembering
     from semspec.serve.limits import Limits, Settings
     from semspec.serve.metrics import Metrics
     from semspec.serve.plan import check, plan
@@ -85,10 +85,9 @@ def serve(
         f"{'API key needed' if settings.keys else 'open to whoever can connect'}"
     )
     metrics = Metrics()
+    place: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype}
     engine = Engine(
-        lambda: load(
-            target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=slots, context=context
-        ),
+        lambda: remembering(load(target, draft, **place, slots=slots, context=context)),
         queue=max_queue,
         on_end=metrics.end,
     )

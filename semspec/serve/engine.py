@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from semspec.errors import SemspecError
+from semspec.model.remember import Remembering
 from semspec.options import Options
 from semspec.pair import Pair, Ticket
 from semspec.serve.pieces import Ended, Piece, piece_of
@@ -74,6 +75,13 @@ class Flight:
             raise message
         self.ended += isinstance(message, Ended)
         return message
+
+
+def remembering(pair: Pair) -> Pair:
+    """The same pair, with slots that remember the prompts they held."""
+    pair.target = Remembering(pair.target)
+    pair.draft = None if pair.draft is None else Remembering(pair.draft)
+    return pair
 
 
 class Engine:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from semspec.serve.engine import Engine
 from semspec.serve.pieces import Ended
@@ -39,6 +43,7 @@ class Metrics:
         self._gauge("num_requests_running", "Slots in use.").set_function(lambda: engine.running)
         self._gauge("num_requests_waiting", "Sequences without a slot.").set_function(lambda: engine.waiting)
         self._gauge("num_slots", "Slots there are.").set_function(lambda: engine.slots)
+        self.registry.register(Prefixes(engine))
 
     def end(self, ended: Ended) -> None:
         """A sequence has ended, whatever way."""
@@ -68,3 +73,18 @@ class Metrics:
 
     def _histogram(self, name: str, what: str) -> Histogram:
         return Histogram(PREFIX + name, what, registry=self.registry, buckets=SECONDS)
+
+
+class Prefixes(Collector):
+    """What the target's slots have counted themselves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        target = self.engine.pair.target if self.engine.pair else None
+        for name, field, what in (
+            ("prefix_cache_queries", "asked", "Prompt tokens looked for in slots that remember."),
+            ("prefix_cache_hits", "spared", "Prompt tokens found there and not read again."),
+        ):
+            yield CounterMetricFamily(PREFIX + name, what, value=getattr(target, field, 0))

@@ -244,3 +244,14 @@ def test_fields_that_ask_for_nothing_are_taken(pocket: Live):
     parts = [{"role": "user", "content": [{"type": "text", "text": ASK[0]["content"]}]}]
     answer = chat(pocket, messages=parts, **nothing)
     assert said(answer.choices[0].message) == said(chat(pocket).choices[0].message)
+
+
+def test_earlier_turns_are_not_read_again(pocket: Live):
+    chat(pocket)
+    asked, spared = (pocket.metric(f"semspec:prefix_cache_{name}_total") for name in ("queries", "hits"))
+    answer = chat(pocket, messages=[*ASK, {"role": "assistant", "content": "24."}, ASK[0]])
+    grown = pocket.metric("semspec:prefix_cache_queries_total") - asked
+    found = pocket.metric("semspec:prefix_cache_hits_total") - spared
+    assert grown == answer.usage.prompt_tokens - 1
+    first = chat(pocket).usage.prompt_tokens
+    assert found >= first - 1, "all of the first turn was there"

@@ -156,7 +156,7 @@ def test_memory_is_planned_before_anything_is_loaded():
 
 def test_the_plan_is_what_a_loaded_pair_takes(pocket_pair: semspec.Pair):
     planned = plan("pocket", None, "cpu", "auto", 4, 512, 64)
-    runners = [pocket_pair.target, pocket_pair.draft]
+    runners = [pocket_pair.target.inner, pocket_pair.draft.inner]  # type: ignore[union-attr,attr-defined]
     assert planned.cache == sum(r.cache.keys.nbytes + r.cache.values.nbytes for r in runners)  # type: ignore[union-attr]
 
 
