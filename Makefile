@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint load clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -15,6 +15,9 @@ lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result goes to results/
+	$(BIN)/python -m bench.serve --out results
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
