@@ -168,7 +168,7 @@ class TextAnswer(Answer):
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
     whole = "\ufffd" not in text  # else it is a part of a character, whose bytes its text does not tell
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode()) if whole else None}
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def trace_of(piece: Piece, parts: Parts) -> dict[str, Any]:

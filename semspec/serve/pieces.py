@@ -96,4 +96,9 @@ def piece_of(pair: Pair, choice: int, event: Event, start: int) -> Piece:
 
 
 def spelled(pair: Pair, lp: TokenLogprob) -> Spelled:
-    return Spelled(pair.spelling(lp.token), lp.logprob, tuple((pair.spelling(t), p) for t, p in lp.top))
+    return Spelled(pair.spelling(lp.token), finite(lp.logprob), tuple((pair.spelling(t), finite(p)) for t, p in lp.top))
+
+
+def finite(logprob: float) -> float:
+    """JSON has no minus infinity; OpenAI writes this for it."""
+    return logprob if logprob > -9999.0 else -9999.0

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 IGNORED = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"})
 """They change nothing about an answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -41,14 +42,14 @@ StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
     include_usage: bool = False
 
 
 class Speculation(BaseModel):
     """How drafts are made and judged. The rule's own options (`theta`, `window`, ...) stand beside these."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     verifier: Annotated[str, Field(max_length=500)] | None = None
     off: bool = False
     num_draft_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
@@ -63,7 +64,7 @@ class Speculation(BaseModel):
 class Asked(BaseModel):
     """What both kinds of completion have in common."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
     model: str
     n: Annotated[int, Field(ge=1)] = 1
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
@@ -104,7 +105,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[TextPart] | None = None
     name: Text | None = None
@@ -167,7 +168,7 @@ class CompletionRequest(Asked):
 
 
 class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
     model: str | None = None
     prompt: Text | None = None
     messages: Messages | None = None

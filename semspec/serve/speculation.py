@@ -14,7 +14,7 @@ from semspec.serve.limits import Settings
 from semspec.serve.schema import Speculation
 from semspec.verify import REGISTRY, Rule
 
-LONGEST_TEXT = 2000  # characters of an option that is text
+LONGEST_TEXT = 200  # characters of an option that is text
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -26,29 +26,33 @@ def apply(given: Speculation | None, settings: Settings) -> Options:
     if given.off:
         return dataclasses.replace(options, verifier="none")
     changes = given.model_dump(include=set(SHARED), exclude_unset=True, exclude_none=True)
-    own = given.model_extra or {}
-    if given.verifier is not None or own:
-        rule = verify.make(options.verifier if given.verifier is None else given.verifier)
-        changes["verifier"] = _adjusted(rule, own) if own else rule
-    options = dataclasses.replace(options, **changes)
-    _check(options, settings)
-    return options
+    rule = verify.make(options.verifier if given.verifier is None else given.verifier)
+    rule = _adjusted(rule, given.model_extra or {})
+    _check(rule, changes.get("num_draft_tokens"), settings)
+    return dataclasses.replace(options, verifier=rule, **changes)
 
 
 SHARED = ("drafter", "num_draft_tokens", "draft_min_p", "draft_max_entropy", "relax_span")
 
 
-def _check(options: Options, settings: Settings) -> None:
-    rule = verify.make(options.verifier)
+def _check(rule: Rule, draft_tokens: int | str | None, settings: Settings) -> None:
+    """Refuse what this server does not allow."""
     if not (rule.lossless or settings.allow_lossy):
         allowed = ", ".join(sorted(name for name, kind in REGISTRY.items() if kind.lossless))
         raise BadRequest(
             f"verifier {rule.name!r} may change what the target would have written, and this server allows only "
             f"lossless ones: {allowed}"
         )
+    for field in option_fields(type(rule)):
+        _check_range(rule, field, getattr(rule, field.name))
     most = settings.limits.draft_tokens
-    if isinstance(options.num_draft_tokens, int) and options.num_draft_tokens > most:
-        raise BadRequest(f"num_draft_tokens is {options.num_draft_tokens}; this server allows at most {most}")
+    if rule.shortest() > most:
+        raise BadRequest(
+            f"verifier {rule.name!r} with these options needs drafts of {rule.shortest()} tokens; this server allows "
+            f"at most {most}"
+        )
+    if isinstance(draft_tokens, int) and draft_tokens > most:
+        raise BadRequest(f"num_draft_tokens is {draft_tokens}; this server allows at most {most}")
 
 
 def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
@@ -61,10 +65,14 @@ def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
                 f"verifier {rule.name!r} has no option {name!r}; its options are: {has}; "
                 f"beside them there are: verifier, off, trace, detailed, {', '.join(SHARED)}"
             )
-        if not _fits(value, fields[name].default):
-            kind = KINDS[type(fields[name].default)]
-            raise BadRequest(f"option {name!r} of verifier {rule.name!r} is not {kind} in range")
-    return dataclasses.replace(rule, **own)  # type: ignore[type-var]
+        _check_range(rule, fields[name], value)
+    return dataclasses.replace(rule, **own) if own else rule  # type: ignore[type-var]
+
+
+def _check_range(rule: Rule, field: dataclasses.Field[Any], value: Any) -> None:
+    if not _fits(value, field.default):
+        kind = KINDS[type(field.default)]
+        raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is not {kind} in range")
 
 
 def _fits(value: Any, default: Any) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -210,6 +212,7 @@ def test_metrics_count_what_was_answered(pocket: Live):
         ({"extra_body": {"speculation": {"verifier": "fly", "tau": 1}}}, ["no option 'tau'", "theta", "window"]),
         ({"extra_body": {"speculation": {"verifier": "fly", "theta": "much"}}}, ["'theta'", "a number"]),
         ({"extra_body": {"speculation": {"verifier": "fly", "window": 10**30}}}, ["'window'", "in range"]),
+        ({"extra_body": {"speculation": {"verifier": f"fly:window={10**30}"}}}, ["'window'", "in range"]),
         ({"extra_body": {"speculation": {"num_draft_tokens": 65}}}, ["at most 64"]),
         ({"extra_body": {"speculation": {"drafter": "oracle"}}}, ["no drafter 'oracle'", "ngram"]),
         ({"extra_body": {"surprise": 1}}, ["no field 'surprise'"]),
@@ -255,3 +258,10 @@ def test_earlier_turns_are_not_read_again(pocket: Live):
     assert grown == answer.usage.prompt_tokens - 1
     first = chat(pocket).usage.prompt_tokens
     assert found >= first - 1, "all of the first turn was there"
+
+
+def test_the_documents_example_works(pocket: Live, capsys: pytest.CaptureFixture[str]):
+    text = (Path(__file__).parent.parent.parent / "docs/serve.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(example.replace("http://localhost:8000", pocket.url), {})
+    assert "'verifier': 'exact'" in capsys.readouterr().out

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from semspec.serve.logs import Lines
+from semspec.serve.speculation import option_fields
 from semspec.verify import REGISTRY, Decisions, Drafts, Rule
 from semspec.verify.exact import Exact
 from tests.serve.live import JSON, Live, until
@@ -78,6 +79,7 @@ def test_a_client_that_leaves_frees_its_slot_within_a_pass(tiny: Live, stream: b
         b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b"{}", b'{"model": "tiny"}', b'{"prompt": 3}',
         b'{"model": "tiny", "prompt": "\\ud800"}', b'{"model": "\\ud800", "prompt": "x"}',
         b'{"model": "tiny", "prompt": "x", "\\ud800": 1}', b'{"model": "tiny", "prompt": [[1], "x"]}',
+        b'{"model": "tiny", "prompt": "x", "speculation": {"draft_max_entropy": NaN}}',
         b'{"model": "tiny", "prompt": [-1]}', b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
         b'{"model": "tiny", "prompt": "x", "speculation": {"\\ud800": 1}}', b"[" * 9000,
         b'{"model": "tiny", "prompt": "x", "speculation": []}', b'{"model": "tiny", "prompt": [], "n": 1}',
@@ -149,3 +151,18 @@ def test_the_log_has_a_line_for_each_request_without_its_words(tiny: Live, caplo
     assert line["completion_tokens"] == 20 and line["verifier"] == "exact"
     assert line["id"] == response.headers["x-request-id"] and response.json()["id"].endswith(line["id"])
     assert "quick" not in json.dumps(line)
+
+
+EXTREMES = {int: (-1, 0, 1, 10**6, 2**31 - 1), float: (-1.0, 0.0, 1e-300, 1.0, 1e308), str: ("", "x" * 200)}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_option_of_any_rule_breaks_it(pocket: Live, name: str):
+    """Each is refused or works, also together with drafts whose length is left to the server."""
+    for option in option_fields(REGISTRY[name]):
+        for value in EXTREMES[type(option.default)]:
+            how = {"verifier": name, option.name: value, "num_draft_tokens": "auto"}
+            body = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 24, "speculation": how, "seed": 1}
+            response = pocket.post("/v1/completions", body)
+            assert response.status_code in (200, 400), (how, response.text)
+    assert pocket.idle()
