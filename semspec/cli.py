@@ -15,6 +15,7 @@ import semspec
 from semspec.bench import commands as bench_commands
 from semspec.bench.commands import draft_length
 from semspec.errors import SemspecError
+from semspec.info import info
 from semspec.probe import commands as probe_commands
 from semspec.serve import commands as serve_commands
 from semspec.show import coloured, reasons, relaxed_tokens
@@ -33,6 +34,7 @@ app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
 app.add_typer(probe_commands.app, name="probe")
 app.command()(serve_commands.serve)
+app.command()(info)
 
 
 @app.callback(invoke_without_command=True)
@@ -46,7 +48,7 @@ def main(
 
 @app.command()
 def generate(
-    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder or a hub id.")],
+    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a .gguf file or a hub id.")],
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
     draft: Annotated[
         str | None, typer.Option(help="Draft model. Without one, drafts are looked up in the text.")
@@ -68,7 +70,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be repeated.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     draft_device: Annotated[str | None, typer.Option(help="Where the draft model runs, if elsewhere.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
     context: Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
@@ -82,16 +84,20 @@ def generate(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
         relax_span=relax_span, allow_lossy=lossy,
     )  # fmt: skip
-    pair = semspec.load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    pair = semspec.load(
+        target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
+        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
+    )  # fmt: skip
     asked = [{"role": "user", "content": text}] if chat else text
     if as_json:
         typer.echo(json.dumps(report(pair.generate(asked, options), pair.spelling), ensure_ascii=False))
     else:
-        result, notes = show(pair, asked, options), Console(stderr=True, highlight=False, soft_wrap=True)
+        result = show(pair, asked, options)
         if why:
-            notes.print(reasons(relaxed_tokens(result, pair.spelling)))
+            errors.print(reasons(relaxed_tokens(result, pair.spelling)))
         if not quiet:
-            notes.print(summary(result), style="dim")
+            errors.print(summary(result), style="dim")
 
 
 @app.command()

@@ -18,6 +18,7 @@ from semspec.loops import find_loop
 from semspec.noise import TARGET
 from semspec.pace import ALONE, Fixed, Pace
 from semspec.stats import Stats
+from semspec.steps import Steps
 from semspec.types import (
     Acquire,
     Decoding,
@@ -60,6 +61,12 @@ class Job:
     protected: Tensor | None = None  # [V] tokens that no rule may relax
     thinking: tuple[int, int] | None = None  # relax only between these two tokens; None: everywhere
     logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
+    steps: Steps | None = None  # where steps end, for rules whose unit is one
+    referee: Referee | None = None  # for rules that ask one
+
+
+Referee = Callable[[list[int], list[int]], bool]
+"""Whether a step is valid: (new tokens so far, the step's tokens) -> bool."""
 
 
 class Decoder:
@@ -85,13 +92,17 @@ class Decoder:
             finish: FinishReason | None = None
             while finish is None:
                 room = end - len(self.context)
-                event = yield from (self.paced(room) if self.job.rule.drafts else self.write(WRITE_AHEAD, room))
+                event = yield from self.advance(room)
                 finish = event.finish_reason
                 yield event
         finally:
             if held:
                 self.target.release(self.slot)
                 self.drafter.close()
+
+    def advance(self, room: int) -> Generator[Request, Any, Event]:
+        """Whatever comes next, of at most so many tokens."""
+        return (yield from (self.paced(room) if self.job.rule.drafts else self.write(WRITE_AHEAD, room)))
 
     def paced(self, room: int) -> Generator[Request, Any, Event]:
         """A step with a draft as long as seems best, or without; what came of it is told to who chose."""
@@ -111,7 +122,11 @@ class Decoder:
         """Propose, score, judge, commit."""
         job = self.job
         draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
-        rule = self.rule_now()
+        return (yield from self.check(draft, self.rule_now(), room))
+
+    def check(self, draft: Draft, rule: Rule, room: int) -> Generator[Request, Any, Event]:
+        """Score, judge, commit."""
+        job = self.job
         draft, layout = self.fit(draft, rule)
         rows: Rows = yield Score(
             self.target, self.slot, self.pending() + layout, keep=1 + len(layout), layers=rule.layers
@@ -140,11 +155,11 @@ class Decoder:
             event.relaxed[i] = Relaxed(reason, verdict.instead[n] if verdict.instead else None)
         return event
 
-    def write(self, n: int, room: int) -> Generator[Request, Any, Event]:
-        """The target alone writes a few tokens."""
+    def write(self, n: int, room: int, pause: frozenset[int] = frozenset()) -> Generator[Request, Any, Event]:
+        """The target alone writes a few tokens, up to one at which to pause."""
         job = self.job
         rolled: Rolled = yield Roll(
-            self.target, self.slot, self.pending(), min(n, room), job.sampling, TARGET, job.stop,
+            self.target, self.slot, self.pending(), min(n, room), job.sampling, TARGET, job.stop | pause,
             logprobs=job.logprobs,
         )  # fmt: skip
         kept, finish = self.cut(rolled.tokens, room)

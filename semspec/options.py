@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Options:
     stop_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # report each token's logprob, with this many rivals
+    referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
@@ -72,6 +74,12 @@ class Options:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         rule = verify.make(self.verifier)
+        if getattr(rule, "refereed", False) and self.referee is None:
+            raise BadRequest(
+                f"verifier {rule.name!r} asks a referee which steps are valid; a task must bring one, as pocket does"
+            )
+        if rule.unit == "step" and self.drafter == "ngram":
+            raise BadRequest(f"verifier {rule.name!r} judges whole steps, which only a draft model writes, not 'ngram'")
         if not rule.lossless and not self.allow_lossy:
             raise BadRequest(
                 f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "

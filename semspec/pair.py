@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,23 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec import verify
-from semspec.decode import Decoder, Job
+from semspec.decode import Decoder, Job, Referee
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
 from semspec.errors import BadRequest, BatchFailed, ModelError
 from semspec.execute import Executor, Task
-from semspec.model import ModelRunner
-from semspec.model.config import Shape
-from semspec.model.weights import locate
+from semspec.model import ModelRunner, Source
+from semspec.model.plan import Plan, check, describe
 from semspec.options import Options
 from semspec.pace import Auto, Pace
-from semspec.pocket.shipped import SHIPPED
+from semspec.pocket.shipped import PROBES, SHIPPED
+from semspec.probe import Probe, fingerprint
 from semspec.stats import Stats
+from semspec.steps import Steps
+from semspec.stepwise import StepDecoder
 from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
 from semspec.types import Drafter, Event, FinishReason, Runner, TokenLogprob
 from semspec.verify import Rule
+from semspec.verify.step import StepRule
 
 DEFAULT_NEW_TOKENS = 256
 PACES = 64  # combinations of rule and drafter whose draft lengths are remembered
@@ -143,10 +146,14 @@ class Pair:
         tokenizer: PreTrainedTokenizerBase,
         draft: Runner | None = None,
         eos: frozenset[int] = frozenset(),
+        probe_folder: Path | None = None,
     ) -> None:
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
         self.executor = Executor()
         self.protected = self._protected()
+        self.probe_folder = probe_folder
+        self._probes: dict[Path, tuple[Probe, Probe]] = {}
+        self._steps: Steps | None = None
         self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
 
     def _protected(self) -> Tensor:
@@ -208,7 +215,7 @@ class Pair:
 
     def _prepare(self, prompt: Prompt | list[int], options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
-        rule = verify.make(options.verifier).spelled(self._tokens_of)
+        rule = verify.make(options.verifier).bound(self)
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -228,6 +235,8 @@ class Pair:
             protected=self.protected,
             thinking=self._span(options.relax_span),
             logprobs=options.logprobs,
+            steps=self.steps(rule),
+            referee=self._referee(options.referee),
         )
         return job, self._drafter(rule, options.drafter, options.unsure), text
 
@@ -246,8 +255,37 @@ class Pair:
         """A single token as text."""
         return str(self.tokenizer.decode([token]))
 
-    def _tokens_of(self, text: str) -> list[int]:
+    def tokens_of(self, text: str) -> list[int]:
+        """A text in the target's tokens, for rules that put words before it."""
         return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
+
+    def probes(self, folder: str = "") -> tuple[Probe, Probe]:
+        """The target's and the draft's probe, from a folder with both; by default those that came with the pair."""
+        place = Path(folder) if folder else self.probe_folder
+        if place is None or self.draft is None:
+            raise BadRequest(
+                "this pair has no probes, which semantic verification needs; make them with `semspec probe fit`, "
+                "and name their folder: semantic:probes=DIR"
+            )
+        if place not in self._probes:
+            runners = {"target": self.target, "draft": self.draft}
+            target, draft = (Probe.load(place / who, fingerprint(r), r.device) for who, r in runners.items())
+            self._probes[place] = (target, draft)
+        return self._probes[place]
+
+    def steps(self, rule: Rule) -> Steps | None:
+        """Where steps end, for a rule whose unit is one."""
+        if not isinstance(rule, StepRule):
+            return None
+        if self._steps is None:
+            self._steps = Steps.of(self.tokenizer, self.eos)
+        return replace(self._steps, max_tokens=rule.max_step_tokens)
+
+    def _referee(self, asked: Callable[[str, str], bool] | None) -> Referee | None:
+        """A referee over texts as one over tokens."""
+        if asked is None:
+            return None
+        return lambda so_far, step: asked(str(self.tokenizer.decode(so_far)), str(self.tokenizer.decode(step)))
 
     def _span(self, relax_span: str) -> tuple[int, int] | None:
         if relax_span == "all":
@@ -261,7 +299,10 @@ class Pair:
 
     def _submit(self, job: Job, drafter: Drafter, text: TextStream) -> Ticket:
         stats = Stats()
-        task = self.executor.submit(Decoder(job, self.target, drafter, stats).decode(), stats)
+        decoder = Decoder(job, self.target, drafter, stats)
+        if isinstance(drafter, ModelDrafter) and job.steps is not None:
+            decoder = StepDecoder(job, self.target, drafter, stats)
+        task = self.executor.submit(decoder.decode(), stats)
         return Ticket(task, job, stats, text)
 
     def _room(self, prompt: int, wanted: int | None) -> int:
@@ -283,6 +324,8 @@ class Pair:
     def _drafter(self, rule: Rule, kind: str, unsure: Unsure) -> Drafter:
         if not rule.drafts:
             return NoDrafter()
+        if self.draft is None and rule.unit == "step":
+            raise BadRequest(f"verifier {rule.name!r} needs a draft model; load the pair with draft=...")
         if self.draft is None and unsure.ever:
             raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
         if kind == "ngram" or (kind == "auto" and self.draft is None):
@@ -305,37 +348,51 @@ def load(
     dtype: str = "auto",
     slots: int = 8,
     context: int | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Pair:
-    """Load a target and, if given, its draft model: folders or hub ids, or "pocket" for the pair in the package.
+    """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
+    package. `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
 
-    `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
+    `report` is told in one line, before anything is loaded, what memory will be taken.
     """
     if slots < 1:
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
     if target == "pocket" and draft is None:
         draft = "pocket-draft"
-    folder = locate(SHIPPED.get(str(target), target))
-    shape, tokenizer = Shape.read(folder), load_tokenizer(folder)
-    eos = shape.stop | _end_of_text(folder, tokenizer)
+    source = Source.find(SHIPPED.get(str(target), target))
+    tokenizer = load_tokenizer(source.path)
+    eos = source.stop | _end_of_text(source.path, tokenizer)
+    plans = [source.plan(device, dtype, slots, context)]
     if draft is None:
-        return Pair(ModelRunner.load(folder, device, dtype, slots, context), tokenizer, eos=eos)
-    draft_folder = locate(SHIPPED.get(str(draft), draft))
-    draft_shape = Shape.read(draft_folder)
-    common = common_vocabulary(tokenizer, load_tokenizer(draft_folder), shape.vocab, draft_shape.vocab)
-    runner = ModelRunner.load(folder, device, dtype, slots, context)
-    place = device if draft_device is None else draft_device
-    if draft_folder == folder and place == device:
-        partner = ModelRunner(runner.transformer, slots, runner.capacity)  # the same weights serve both
+        _announce(plans, report)
+        return Pair(source.load(device, dtype, slots, context), tokenizer, eos=eos)
+    partner = Source.find(SHIPPED.get(str(draft), draft))
+    common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
+    place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
+    twins = partner.path == source.path and place == device  # the same weights serve both
+    plan = partner.plan(place, dtype, slots, room)
+    _announce([*plans, replace(plan, weights=0) if twins else plan], report)
+    runner = source.load(device, dtype, slots, context)
+    if twins and isinstance(runner, ModelRunner):
+        drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
     else:
-        partner = ModelRunner.load(draft_folder, place, dtype, slots, min(runner.capacity, draft_shape.context))
-    runner.vocab = partner.vocab = common
-    return Pair(runner, tokenizer, partner, eos)
+        drafter = partner.load(place, dtype, slots, room)
+    runner.vocab = drafter.vocab = common
+    shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
+    return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped)
 
 
-def _end_of_text(folder: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _announce(plans: list[Plan], report: Callable[[str], None] | None) -> None:
+    """Say what memory will be taken, and refuse what cannot be had."""
+    if report is not None:
+        report(describe(plans))
+    check(plans)
+
+
+def _end_of_text(path: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """End-of-text tokens that the tokenizer and the generation settings name beside the model's own config."""
     ids = [tokenizer.eos_token_id]
-    settings = folder / "generation_config.json"
+    settings = path / "generation_config.json"
     if settings.is_file():
         try:
             named = json.loads(settings.read_text()).get("eos_token_id")

@@ -21,6 +21,7 @@ class Stats:
     histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> steps
     relaxed: int = 0
     bonus: int = 0
+    fates: Counter[str] = field(default_factory=Counter)  # steps of reasoning, by what became of them; see stepwise.py
     loops: int = 0  # times a loose rule went in circles and was replaced by `exact`
     target_passes: int = 0  # passes over the target that judged or wrote; prefill is not among them
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
@@ -75,6 +76,7 @@ class Stats:
             self.histogram + other.histogram,
             self.relaxed + other.relaxed,
             self.bonus + other.bonus,
+            self.fates + other.fates,
             self.loops + other.loops,
             self.target_passes + other.target_passes,
             {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
@@ -99,6 +101,7 @@ class Stats:
             "histogram": {str(n): self.histogram[n] for n in sorted(self.histogram)},
             "accepted_per_position": self.accepted_per_position,
             "drafted_per_position": self.drafted_per_position,
+            "fates": dict(self.fates),
             "target_passes": self.target_passes,
             "seconds": dict(self.seconds),
         }

@@ -8,7 +8,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from semspec.errors import BadRequest, ModelError
+from semspec.errors import BadRequest, ModelError, SemspecError
+from semspec.model.gguf_tokenizer import read_tokenizer
 from semspec.types import Origin
 
 Messages = list[dict[str, Any]]
@@ -19,11 +20,16 @@ GARBAGE = 64  # this many unfinished characters in a row are not the beginning o
 CONTEXT = 8  # tokens decoded together, so that decoders which treat the start of a text specially do no harm
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint folder, or the one in a GGUF file, with its chat template."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        if path.suffix == ".gguf":
+            return read_tokenizer(path)
+        return AutoTokenizer.from_pretrained(path)
+    except SemspecError:
+        raise
     except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> list[int]:

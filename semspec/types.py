@@ -147,6 +147,9 @@ class Event:
     relaxed: dict[int, Relaxed] = field(default_factory=dict)  # index in `tokens` -> why
     drafted: int = 0
     accepted: int = 0
+    fate: str | None = None  # of a draft that was a whole step of reasoning: accepted, refused, handed over
+    step: list[int] = field(default_factory=list)  # such a step, whole, whatever became of it
+    begun: int = 0  # new tokens in front of it
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin

@@ -9,10 +9,16 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -21,6 +27,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 VOCAB = 320
@@ -48,6 +56,19 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+    "original_max_position_embeddings": 600,
+}
+LOCAL_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
+TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+}
 
 FAMILIES: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama2": (LlamaForCausalLM, LlamaConfig(**SMALL | {"num_key_value_heads": 4})),
@@ -58,6 +79,30 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, tie_word_embeddings=True)),
     "qwen2.5-yarn": (Qwen2ForCausalLM, Qwen2Config(**SMALL, rope_parameters=YARN)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=32)),
+    "qwen2-window": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=40, max_window_layers=1),
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=32)),
+    "mistral-nemo": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None, head_dim=32)),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SMALL, no_rope_layer_interval=2)),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **SMALL,
+            tie_word_embeddings=False,  # tied, scaled embeddings of random weights only ever repeat themselves
+            head_dim=32,
+            sliding_window=24,
+            layer_types=LOCAL_GLOBAL,
+            rope_parameters=TWO_ROPES,
+            query_pre_attn_scalar=20,
+        ),
+    ),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SMALL, sliding_window=50)),
+    "phi4-mini": (
+        Phi3ForCausalLM,
+        Phi3Config(**SMALL, rope_parameters=LONGROPE, original_max_position_embeddings=600, tie_word_embeddings=True),
+    ),
     "qwen3-moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(

@@ -71,7 +71,7 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: P
         (["--draft-min-p", 0.5], 2, "need a draft model"),
         (["--verifier", "magic"], 2, "there is no verifier 'magic'"),
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
-        (["--draft", "./nowhere"], 3, "./nowhere is not a folder"),
+        (["--draft", "./nowhere"], 3, "./nowhere is no folder and no .gguf file"),
         (["--temperature", "warm"], 2, "--temperature"),
     ],
 )

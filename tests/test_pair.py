@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -385,8 +386,9 @@ def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, str
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_whatever_the_rule_a_batch_equals_single_runs_and_events_tell_all(pair: semspec.Pair, temperature: float):
-    names = sorted(semspec.verifiers.REGISTRY)
-    options = [Options(verifier=n, temperature=temperature, seed=i, max_new_tokens=30) for i, n in enumerate(names)]
+    names = sorted(set(semspec.verifiers.REGISTRY) - {"semantic", "specreason"})  # this pair has no probes, nor digits
+    common: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 30, "referee": lambda so_far, step: True}
+    options = [Options(verifier=n, seed=i, **common) for i, n in enumerate(names)]
     prompts = [("the lazy dog " * (1 + i % 4)).strip() for i in range(len(names))]
     for prompt, option, result in zip(prompts, options, pair.generate(prompts, options), strict=True):
         assert pair.generate(prompt, option).tokens == result.tokens
@@ -434,8 +436,8 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model type 'mamba' is not supported; supported are: llama, mixtral, qwen2, qwen3"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"model_type": "mamba"}, "'mamba' remembers the past as a running state, which cannot be truncated"),
+        ({"model_type": "vit"}, "'vit' is no causal language model that transformers knows"),
     ],
 )
 def test_checkpoints_we_cannot_run_are_refused_by_name(tmp_path: Path, changes: dict, message: str):

@@ -37,7 +37,7 @@ def bench(
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
 ) -> None:
     context.obj = partial(

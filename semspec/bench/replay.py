@@ -21,8 +21,8 @@ from semspec.bench.folder import RunFolder
 from semspec.bench.summary import load_run, summarise
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
+from semspec.model.choose import choose_device
 from semspec.model.config import Shape
-from semspec.model.runner import choose_device
 from semspec.model.transformer import Transformer
 from semspec.types import Roll, Sampling, Score
 
@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
 
 
 class RandomWeights:
-    """Stands in for a checkpoint (weights.Checkpoint) whose tensors are noise."""
+    """Stands in for a checkpoint whose tensors are noise."""
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if len(shape) == 1:
@@ -94,8 +94,7 @@ class RandomWeights:
 def random_runner(
     config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> ModelRunner:
-    weights: Any = RandomWeights()
-    return ModelRunner(Transformer(Shape.of(config), weights, device, dtype), slots, capacity)
+    return ModelRunner(Transformer(Shape.of(config), RandomWeights(), device, dtype), slots, capacity)
 
 
 class Replay:

@@ -16,7 +16,7 @@ from typing import Any
 
 from semspec.bench.plots import draw
 from semspec.bench.summary import Sample, once
-from semspec.bench.table import COLUMNS, NOTHING, Cell, cells, notes, percent, speed_heading, title
+from semspec.bench.table import COLUMNS, NOTHING, Cell, cells, columns, notes, percent, speed_heading, title
 from semspec.loops import find_loop
 
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
@@ -119,17 +119,18 @@ def _page(runs: list[Run], sections: list[str]) -> str:
 
 def _headline(summary: dict[str, Any]) -> str:
     heading = speed_heading(summary)
-    columns = COLUMNS | {"speed": heading}
-    head = "".join(f"<th{_left(key)}>{escape(words)}</th>" for key, words in columns.items())
+    shown = {key: COLUMNS[key] for key in columns(summary)} | {"speed": heading}
+    head = "".join(f"<th{_left(key)}>{escape(words)}</th>" for key, words in shown.items())
     rows = []
     for name, arm in summary["arms"].items():
-        row = []
-        for key, cell in cells(name, arm, heading).items():
+        row, all_cells = [], cells(name, arm, heading)
+        for key in shown:
+            cell = all_cells[key]
             kind = {"arm": "arm left", "quality": "verdict left", "speed": "speed"}.get(key, "")
             kind += " empty" if cell.text == NOTHING else ""
             more = f"<small>{escape(cell.more)}</small>" if cell.more else ""
             text = _breakable(name) if key == "arm" else escape(cell.text)
-            row.append(f'<td class="{kind}" data-name="{escape(columns[key])}"><span>{text} {more}</span></td>')
+            row.append(f'<td class="{kind}" data-name="{escape(shown[key])}"><span>{text} {more}</span></td>')
         rows.append(f'<tr class="{escape(arm["quality"])}" data-arm="{escape(name)}">{"".join(row)}</tr>')
     said = "".join(f"<li{_worse(note)}>{escape(note)}</li>" for note in notes(summary))
     return (

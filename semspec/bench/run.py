@@ -84,7 +84,7 @@ class Bench:
         self.passes: list[Pass] = []
         recorded = Recorder(self.pair.target, "target", self.passes)
         draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)
-        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos)
+        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder)
         self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
@@ -156,11 +156,25 @@ class Bench:
                     "prompt_tokens": sum(r.prompt_tokens for r in turns),
                     "verifier": arm.verifier,
                     "lossless": arm.lossless,
+                    "judged": self._judged(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
                 }
             )
         return samples
+
+    def _judged(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
+        """Whole steps that a draft wrote: what became of each, and whether it was valid, if the task can tell."""
+        referee, found = self.task.referee(problem), []
+        spell = self.pair.tokenizer.decode
+        for result in turns:
+            for event in result.events:
+                if event.fate is not None:
+                    text, before = str(spell(event.step)), str(spell(result.tokens[: event.begun]))
+                    found.append(
+                        {"fate": event.fate, "valid": referee(before, text) if referee else None, "text": text}
+                    )
+        return found
 
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:
         """Answer a group as one batch, turn by turn where problems have several; one list of results a problem."""
@@ -192,4 +206,5 @@ class Bench:
             seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
             max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, room)),
             stop=self.task.stop,
+            referee=self.task.referee(problem),
         )

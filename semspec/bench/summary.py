@@ -135,6 +135,8 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool])
         "tokens": sum(len(s["tokens"]) for s in samples),
         "relaxed_share": per(counts["relaxed"], counts["accepted"]),  # of the draft tokens that stood
         "divergence": per(counts["relaxed"], counts["tokens"]),  # of all committed tokens
+        "steps_accepted": over_steps(problems, lambda j: j["fate"] == "accepted"),  # of those the draft wrote
+        "invalid_refused": over_steps(problems, lambda j: j["fate"] != "accepted" if j["valid"] is False else None),
         "cap_rate": share(problems, lambda s: s["finish_reason"] == "length"),
         "loop_rate": share(problems, lambda s: loops[id(s)]),
         "seconds_per_problem": given(mean([t / len(group) for t, group in zip(seconds, problems, strict=True)])),
@@ -231,6 +233,12 @@ def share(problems: Iterable[list[Sample]], what: Callable[[Sample], bool | None
     """How often, over all samples for which that is known, with an interval over problems."""
     known = [[hit for s in group if (hit := what(s)) is not None] for group in problems]
     return Share.clustered((sum(group), len(group)) for group in known).as_dict() if any(known) else None
+
+
+def over_steps(problems: Iterable[list[Sample]], what: Callable[[Sample], bool | None]) -> dict[str, Any] | None:
+    """How often among the whole steps that a draft wrote, for which it is known, with an interval over problems."""
+    known = [[hit for s in group for j in s.get("judged", ()) if (hit := what(j)) is not None] for group in problems]
+    return Share.clustered((sum(group), len(group)) for group in known if group).as_dict() if any(known) else None
 
 
 def total(pairs: Pairs, side: int, what: Callable[[Sample], float]) -> list[float]:

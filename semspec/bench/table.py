@@ -36,7 +36,10 @@ COLUMNS = {  # key -> heading
     "length": "length",
     "cap": "cap, %",
     "loop": "loops, %",
+    "steps": "steps kept, %",
+    "bad": "bad steps refused, %",
 }
+STEPWISE = {"steps": "steps_accepted", "bad": "invalid_refused"}  # shown where some arm drafts whole steps
 NARROW = ("arm", "accuracy", "quality", "speed", "seconds", "correct")
 WIDE_FROM = 120  # characters
 
@@ -75,7 +78,7 @@ class _Arms:
         wide = options.max_width >= WIDE_FROM
         heading = speed_heading(self.summary)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        shown = list(COLUMNS) if wide else list(NARROW)
+        shown = columns(self.summary) if wide else list(NARROW)
         for key in shown:
             left = key in ("arm", "quality")
             title = heading if key == "speed" else COLUMNS[key]
@@ -89,6 +92,12 @@ class _Arms:
                 texts.append(Text(str(row[key]), style=style))
             table.add_row(*texts)
         yield table
+
+
+def columns(summary: dict[str, Any]) -> list[str]:
+    """The columns in which some arm has something to say."""
+    arms = summary["arms"].values()
+    return [key for key in COLUMNS if key not in STEPWISE or any(arm.get(STEPWISE[key]) for arm in arms)]
 
 
 def title(summary: dict[str, Any]) -> str:
@@ -130,6 +139,7 @@ def cells(name: str, arm: dict[str, Any], heading: str = "speedup") -> dict[str,
         "length": Cell(figure(arm["length_ratio"], 2)),
         "cap": Cell(percent(arm["cap_rate"]).text),
         "loop": Cell(percent(arm["loop_rate"]).text),
+        **{key: percent(arm.get(figure_)) for key, figure_ in STEPWISE.items()},
     }
 
 

@@ -28,9 +28,17 @@ class CascadeDrafter(ModelDrafter):
         super().begin(slots[:1])
         self.inner.begin(slots[1:])
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
-        if rule.needs_draft_logits or rule.draft_layers:
-            return (yield from super().propose(context, n, sampling, round, rule))
+    def propose(
+        self,
+        context: list[int],
+        n: int,
+        sampling: Sampling,
+        round: int,
+        rule: Rule,
+        stop: frozenset[int] = frozenset(),
+    ) -> Proposing:
+        if rule.needs_draft_logits or rule.draft_layers or rule.samples_drafts or stop:
+            return (yield from super().propose(context, n, sampling, round, rule, stop))
         assert self.slot is not None
         text, end = list(context), min(len(context) + n, self.runner.capacity + 1)
         sure = len(text)

@@ -20,7 +20,16 @@ class ModelDrafter:
     def begin(self, slots: list[int]) -> None:
         (self.slot,) = slots
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
+    def propose(
+        self,
+        context: list[int],
+        n: int,
+        sampling: Sampling,
+        round: int,
+        rule: Rule,
+        stop: frozenset[int] = frozenset(),
+    ) -> Proposing:
+        """At most n tokens, up to and including one of those to stop at."""
         assert self.slot is not None
         # The draft model's context may be the shorter one; the last token it writes need not fit, being never fed.
         n = min(n, self.runner.capacity - len(context) + 1)
@@ -35,8 +44,9 @@ class ModelDrafter:
                 self.slot,
                 feed,
                 min(CHUNK, n - written) if self.unsure.ever else n,
-                sampling if rule.needs_draft_logits else GREEDY,
+                sampling if rule.needs_draft_logits or rule.samples_drafts else GREEDY,
                 stream(DRAFT, round),
+                stop,
                 keep_logits=rule.needs_draft_logits or self.unsure.ever,
                 layers=rule.draft_layers,
                 drafting=True,
@@ -45,6 +55,8 @@ class ModelDrafter:
             written += len(rolled.tokens)
             sure += self._sure(rolled)
             feed = rolled.tokens[-1:]
+            if feed[0] in stop:
+                break
         whole = Rolled.join(parts)
         draft = Draft(whole.tokens, whole.logits if rule.needs_draft_logits else None, whole.hidden)
         return draft.first(max(sure, rule.shortest()))

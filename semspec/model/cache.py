@@ -13,21 +13,13 @@ from semspec.errors import SemspecError
 from semspec.model.config import Shape
 
 
-class Cache:
-    def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+class Slots:
+    """Who holds which slot, and how many tokens each holds."""
+
+    def __init__(self, slots: int, capacity: int) -> None:
         self.capacity = capacity
-        buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
-        self.keys = torch.zeros(buffer, device=device, dtype=dtype)
-        self.values = torch.zeros(buffer, device=device, dtype=dtype)
-        self._views = [
-            [(k, v) for k, v in zip(*layer, strict=True)] for layer in zip(self.keys, self.values, strict=True)
-        ]
         self.lengths = [0] * slots
         self._free = list(range(slots))[::-1]
-
-    def view(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [kv heads, capacity, head_dim] of one slot; made once, since making views takes time too."""
-        return self._views[layer][slot]
 
     @property
     def free(self) -> int:
@@ -63,3 +55,18 @@ class Cache:
         for start, (slot, count) in zip(starts, wanted, strict=True):
             self.lengths[slot] = start + count
         return starts
+
+
+class Cache(Slots):
+    def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(slots, capacity)
+        buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
+        self.keys = torch.zeros(buffer, device=device, dtype=dtype)
+        self.values = torch.zeros(buffer, device=device, dtype=dtype)
+        self._views = [
+            [(k, v) for k, v in zip(*layer, strict=True)] for layer in zip(self.keys, self.values, strict=True)
+        ]
+
+    def view(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, capacity, head_dim] of one slot; made once, since making views takes time too."""
+        return self._views[layer][slot]

@@ -1,7 +1,7 @@
 """What a checkpoint is: its shape, and the few ways in which families of models differ, as data.
 
-`Shape.read` takes a Hugging Face config.json. A family that needs more than these switches gets a new field here
-and one place in transformer.py that reads it, never a branch on its name.
+`Shape.read` takes a Hugging Face config.json or a GGUF file. A family that needs more than these switches gets a new
+field here and one place in transformer.py that reads it, never a branch on its name.
 """
 
 from __future__ import annotations
@@ -11,19 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from semspec.errors import ModelError
+from semspec.model.gguf_config import config_of
+from semspec.model.gguf_header import Header
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family departs from the common decoder layer."""
+    """How a family departs from the common decoder layer, and what its tensors are called. Names are within a layer."""
 
     qkv_bias: bool = False  # biases on the query, key and value projections
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one that holds all three
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one that holds both
+    attention_norm: str = "input_layernorm"  # before attention
+    attention_out_norm: str = ""  # on what attention adds to the residual stream
+    ffn_norm: str = "post_attention_layernorm"  # before the feed-forward network
+    ffn_out_norm: str = ""
+    norm_offset: float = 0.0  # norms multiply by their weight and this
+    scaled_embedding: bool = False  # embeddings are multiplied by the root of the width
     router: str = ""  # where in a layer the router of its experts lies
     expert: tuple[str, str, str] = ("", "", "")  # and gate, up and down projection of expert {e}
 
@@ -32,11 +41,48 @@ QWEN_EXPERT = ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.expe
 MIXTRAL_EXPERT = tuple(f"block_sparse_moe.experts.{{e}}.{w}" for w in ("w1", "w3", "w2"))
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
+    "mistral": Family(),
+    "smollm3": Family(),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(qk_norm=True),
+    "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    "gemma3_text": Family(
+        qk_norm=True,
+        attention_out_norm="post_attention_layernorm",
+        ffn_norm="pre_feedforward_layernorm",
+        ffn_out_norm="post_feedforward_layernorm",
+        norm_offset=1.0,
+        scaled_embedding=True,
+    ),
     "qwen3_moe": Family(qk_norm=True, router="mlp.gate", expert=QWEN_EXPERT),
     "mixtral": Family(router="block_sparse_moe.gate", expert=MIXTRAL_EXPERT),  # type: ignore[arg-type]
 }
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+ROPE_SCALINGS = ("linear", "llama3", "longrope", "yarn")
+UNSAID_CONTEXT = 2048  # for models whose config names no longest sequence
+DEEPEST = 10_000  # layers; more is a mistake in the config, not a model
+
+
+class NotNative(ModelError):
+    """A model that the native transformer does not describe; transformers may run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """How positions turn queries and keys."""
+
+    inv_freq: tuple[
+        float, ...
+    ]  # scaling applied; two for each turned dimension pair, the rest of a head stays as it is
+    gain: float = 1.0  # factor on the rotation (yarn, longrope)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How a layer sees the context. Most models have one kind for all layers, some have two."""
+
+    window: int | None = None  # how many tokens it sees, itself included; None: all
+    rotary: Rotary | None = None  # None: it does not know positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +125,9 @@ class Shape:
     norm_eps: float
     tied: bool  # the embedding is also the output projection
     context: int  # longest sequence the checkpoint was made for
-    inv_freq: tuple[float, ...]  # rotary frequencies, scaling applied
-    rope_gain: float  # factor on the rotation (yarn)
+    sights: tuple[Sight, ...]  # of every layer
+    attention_scale: float  # on the products of queries and keys
+    activation: str  # of the feed-forward networks, one of ACTIVATIONS
     qkv_bias: bool
     out_bias: bool
     ffn_bias: bool
@@ -89,27 +136,22 @@ class Shape:
     stop: frozenset[int]  # end-of-text tokens
 
     @staticmethod
-    def read(folder: Path) -> Shape:
-        try:
-            config = AutoConfig.from_pretrained(folder)
-        except Exception as error:  # transformers raises many kinds here
-            raise ModelError(f"{folder}: the config.json cannot be read: {error}") from error
-        return Shape.of(config, str(folder))
+    def read(path: Path) -> Shape:
+        return Shape.of(read_config(path), str(path))
 
     @staticmethod
     def of(config: PreTrainedConfig, name: str = "config") -> Shape:
         family = FAMILIES.get(config.model_type)
         if family is None:
             known = ", ".join(sorted(FAMILIES))
-            raise ModelError(f"{name}: model type {config.model_type!r} is not supported; supported are: {known}")
-        _refuse(name, "hidden_act", config.hidden_act, {"silu"})
-        # Qwen names a window and switches it on elsewhere; for Mixtral naming it is using it.
-        window = getattr(config, "use_sliding_window", getattr(config, "sliding_window", None) is not None)
-        if window:
-            raise ModelError(f"{name}: it uses a sliding attention window, which is not supported yet")
-        inv_freq, gain = _rotary(config, name)
+            raise NotNative(f"{name}: model type {config.model_type!r} is not supported; supported are: {known}")
+        activation = getattr(config, "hidden_activation", None) or config.hidden_act
+        _refuse(name, "hidden_act", activation, ACTIVATIONS)
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+            if getattr(config, cap, None):
+                raise NotNative(f"{name}: {cap} is {getattr(config, cap)}, which is not supported")
+        _check(config, name)
         attention_bias = bool(getattr(config, "attention_bias", False))
-        stop = config.eos_token_id
         return Shape(
             model_type=config.model_type,
             family=family,
@@ -122,15 +164,16 @@ class Shape:
             ffn=config.intermediate_size,
             norm_eps=config.rms_norm_eps,
             tied=bool(config.tie_word_embeddings),
-            context=config.max_position_embeddings,
-            inv_freq=tuple(inv_freq.tolist()),
-            rope_gain=gain,
+            context=context_of(config),
+            sights=_sights(config, name),
+            attention_scale=getattr(config, "query_pre_attn_scalar", _head_dim(config)) ** -0.5,
+            activation=activation,
             qkv_bias=family.qkv_bias or attention_bias,
             out_bias=attention_bias,
             ffn_bias=bool(getattr(config, "mlp_bias", False)),
             mixture=Mixture.of(config) if family.router else None,
-            dtype=_dtype(config),
-            stop=frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop),
+            dtype=dtype_of(config),
+            stop=stop_of(config),
         )
 
     @property
@@ -138,7 +181,8 @@ class Shape:
         attention = (
             self.width * self.head_dim * (self.heads + 2 * self.kv_heads) + self.heads * self.head_dim * self.width
         )
-        norms, embeddings = 2 * self.width, self.vocab * self.width * (1 if self.tied else 2)
+        norms = self.width * (2 + bool(self.family.attention_out_norm) + bool(self.family.ffn_out_norm))
+        embeddings = self.vocab * self.width * (1 if self.tied else 2)
         ffn = self.depth * 3 * self.width * self.ffn
         if self.mixture:
             dense = len(self.mixture.dense_layers)
@@ -147,29 +191,84 @@ class Shape:
         return self.depth * (attention + norms) + ffn + self.width + embeddings
 
 
-def _refuse(name: str, field: str, value: Any, known: set[str]) -> None:
-    if value not in known:
-        raise ModelError(f"{name}: {field} {value!r} is not supported; supported: {', '.join(sorted(known))}")
+def read_config(path: Path) -> PreTrainedConfig:
+    """The config of a checkpoint folder or of a GGUF file."""
+    if path.suffix == ".gguf":
+        return config_of(Header.read(path))
+    try:
+        return AutoConfig.from_pretrained(path)
+    except Exception as error:  # transformers raises many kinds here
+        raise ModelError(f"{path}: the config.json cannot be read: {error}") from error
 
 
-def _head_dim(config: PreTrainedConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def context_of(config: PreTrainedConfig) -> int:
+    """The longest sequence. Models with longrope have other frequencies beyond the length they were first made for,
+    for all tokens at once; what a cache holds would be void, so that length is the end."""
+    longest = getattr(config, "max_position_embeddings", None) or UNSAID_CONTEXT
+    rope = getattr(config, "rope_parameters", None) or {}
+    first = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    return min(longest, first or longest)
 
 
-def _dtype(config: PreTrainedConfig) -> torch.dtype:
+def stop_of(config: PreTrainedConfig) -> frozenset[int]:
+    stop = config.eos_token_id
+    return frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop)
+
+
+def dtype_of(config: PreTrainedConfig) -> torch.dtype:
     dtype = config.dtype
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype.removeprefix("torch."))
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _rotary(config: PreTrainedConfig, name: str) -> tuple[Tensor, float]:
-    """Rotary frequencies [head_dim / 2] and gain, with the checkpoint's own scaling (none, linear, llama3, yarn)."""
-    rope = config.rope_parameters or {}
+def _check(config: PreTrainedConfig, name: str) -> None:
+    """Refuse sizes that no model has, before anything is made of them."""
+    depth, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
+    if not 0 < depth <= DEEPEST:
+        raise ModelError(f"{name}: a model cannot have {depth} layers; its config is damaged")
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ModelError(f"{name}: {heads} query heads cannot share {kv_heads} key heads; its config is damaged")
+    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, _head_dim(config), context_of(config))
+    if min(sizes) < 1 or _head_dim(config) % 2:
+        raise ModelError(
+            f"{name}: vocabulary, width, ffn, head and context of {sizes} cannot be; its config is damaged"
+        )
+
+
+def _refuse(name: str, field: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise NotNative(f"{name}: {field} {value!r} is not supported; supported: {', '.join(sorted(known))}")
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _sights(config: PreTrainedConfig, name: str) -> tuple[Sight, ...]:
+    """How each layer sees. Configs say it in three ways: a window for all, a kind for each layer, layers without
+    rotation; rotary parameters are given once, or for each kind of layer."""
+    depth = config.num_hidden_layers
+    kinds: list[str | None] = list(getattr(config, "layer_types", None) or [None] * depth)
+    window, turning = getattr(config, "sliding_window", None), getattr(config, "no_rope_layers", None) or [1] * depth
+    parameters = config.rope_parameters or {}
+    rotary = {kind: _rotary(config, name, kind if kind in parameters else None) for kind in set(kinds)}
+    sights = {
+        (kind, turned): Sight(window if kind in (None, "sliding_attention") else None, rotary[kind] if turned else None)
+        for kind in rotary
+        for turned in (True, False)
+    }
+    return tuple(sights[kinds[i], bool(turning[i])] for i in range(depth))
+
+
+def _rotary(config: PreTrainedConfig, name: str, layer_type: str | None) -> Rotary:
+    """Rotary frequencies and gain, with the checkpoint's own scaling."""
+    rope = (config.rope_parameters or {})[layer_type] if layer_type else config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
     if kind == "default":
-        half = torch.arange(0, _head_dim(config), 2, dtype=torch.float32) / _head_dim(config)
-        return 1.0 / (rope.get("rope_theta", 10000.0) ** half), 1.0
-    _refuse(name, "rope scaling", kind, {"linear", "llama3", "yarn"})
-    inv_freq, gain = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return inv_freq, float(gain)
+        turned = int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0))
+        half = torch.arange(0, turned, 2, dtype=torch.float32) / turned
+        return Rotary(tuple((1.0 / (rope.get("rope_theta", 10000.0) ** half)).tolist()))
+    _refuse(name, "rope scaling", kind, ROPE_SCALINGS)
+    inv_freq, gain = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layer_type)
+    return Rotary(tuple(inv_freq.tolist()), float(gain))

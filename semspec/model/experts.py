@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from semspec.model.int8 import Int8Linear
+
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 @dataclass(slots=True)
@@ -20,12 +29,13 @@ class Linear:
 
 @dataclass(slots=True)
 class FeedForward:
-    gate_up: Linear  # gate and up projections in one product
-    down: Linear
+    gate_up: Linear | Int8Linear  # gate and up projections in one product
+    down: Linear | Int8Linear
+    activate: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activate(gate) * up)
 
 
 @dataclass(slots=True)

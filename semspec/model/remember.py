@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -31,9 +30,6 @@ class Remembering:
         self._slots: dict[int, int] = {}  # as others see them -> inside, from the first feed on
         self._lengths: dict[int, int] = {}
         self.asked = self.spared = 0  # tokens to be read without a row in return, and those that were there already
-
-    def __getattr__(self, name: str) -> Any:  # whatever else it has, such as its weights
-        return getattr(self.inner, name)
 
     @property
     def device(self) -> torch.device:

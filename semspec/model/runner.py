@@ -7,15 +7,14 @@ from pathlib import Path
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.model.cache import Cache
+from semspec.model.choose import choose_context, choose_device, choose_dtype
 from semspec.model.config import Shape
 from semspec.model.roll import roll_by_score
-from semspec.model.transformer import Span, Transformer
-from semspec.model.weights import Checkpoint, locate
+from semspec.model.sight import Span
+from semspec.model.transformer import Transformer
+from semspec.model.weights import locate, open_checkpoint
 from semspec.types import Roll, Rolled, Rows, Score
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ModelRunner:
@@ -25,7 +24,7 @@ class ModelRunner:
         self.transformer, self.shape = transformer, transformer.shape
         self.depth = self.shape.depth
         self.vocab = self.shape.vocab  # cut to what both models of a pair share, see pair.py
-        self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.dtype)
+        self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
 
     @staticmethod
@@ -36,13 +35,14 @@ class ModelRunner:
         slots: int = 8,
         context: int | None = None,
     ) -> ModelRunner:
-        folder = locate(model)
-        shape = Shape.read(folder)
+        path = locate(model)
+        shape = Shape.read(path)
         place = choose_device(device)
-        kind = choose_dtype(dtype, shape, place)
-        with Checkpoint(folder) as checkpoint:
-            transformer = Transformer(shape, checkpoint, place, kind)
-        return ModelRunner(transformer, slots, choose_context(context, shape))
+        kind = choose_dtype(dtype, shape.dtype, place)
+        int8 = kind == torch.int8
+        with open_checkpoint(path) as checkpoint:
+            transformer = Transformer(shape, checkpoint, place, torch.float32 if int8 else kind, int8)
+        return ModelRunner(transformer, slots, choose_context(context, shape.context))
 
     @property
     def device(self) -> torch.device:
@@ -88,35 +88,3 @@ class ModelRunner:
     @torch.inference_mode()
     def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
         return roll_by_score(self, requests)
-
-
-def choose_device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise BadRequest(f"device {device!r} is not known to torch; give auto, cpu, cuda or cuda:N") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise BadRequest(f"device {device!r} was asked for, but torch finds no CUDA device here; give cpu or auto")
-    return chosen
-
-
-def choose_dtype(dtype: str | torch.dtype, shape: Shape, device: torch.device) -> torch.dtype:
-    """`auto` is the checkpoint's own type on a GPU; on a CPU float32, which is exact and usually no slower."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return shape.dtype if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
-        raise BadRequest(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
-
-
-def choose_context(context: int | None, shape: Shape) -> int:
-    """The tokens a slot can hold. By default at most 4096, since every slot's memory is taken at once."""
-    if context is None:
-        return min(shape.context, 4096)
-    if not 1 < context <= shape.context:
-        raise BadRequest(f"context is {context}; this checkpoint takes 2 to {shape.context} tokens")
-    return context

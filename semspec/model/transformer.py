@@ -6,92 +6,109 @@ sequences matter: each attends to its own slot. What differs between families is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.cache import Cache
-from semspec.model.config import Shape
-from semspec.model.experts import Experts, FeedForward, Linear
-from semspec.model.weights import Checkpoint
+from semspec.model.config import Shape, Sight
+from semspec.model.experts import ACTIVATE, Experts, FeedForward, Linear
+from semspec.model.int8 import Int8Linear
+from semspec.model.sight import Rotations, Span, View
 
 
-@dataclass(slots=True)
-class Span:
-    """One sequence's part of a pass: `count` tokens, the first at position `start` of its slot."""
+class Tensors(Protocol):
+    """Whatever gives a checkpoint's tensors by name."""
 
-    slot: int
-    start: int
-    count: int
+    def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor: ...
 
 
 @dataclass(slots=True)
 class Layer:
+    sight: Sight
     attention_norm: Tensor  # [width]
-    qkv: Linear  # queries, keys and values in one product
+    qkv: Linear | Int8Linear  # queries, keys and values in one product
     query_norm: Tensor | None  # [head_dim]
     key_norm: Tensor | None
-    out: Linear
+    out: Linear | Int8Linear
+    attention_out_norm: Tensor | None  # [width]
     ffn_norm: Tensor  # [width]
     ffn: FeedForward | Experts
+    ffn_out_norm: Tensor | None  # [width]
 
 
 class Transformer:
-    def __init__(self, shape: Shape, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype, int8: bool = False
+    ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
+        # Rounding to whole numbers makes much of the last bit of a float, and that of attention depends on how many
+        # tokens a pass has. So that int8 writes the same with and without drafts, it attends in double precision.
+        self.attention_dtype = torch.float64 if int8 else dtype
+        family = shape.family
+
+        product: type[Linear | Int8Linear] = Int8Linear if int8 else Linear
 
         def read(name: str, *size: int) -> Tensor:
             return checkpoint.read(name, size, device, dtype)
 
-        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear:
+        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear | Int8Linear:
             """Several projections of the same input, packed into one."""
             pairs = list(zip(names, sizes, strict=True))
             weight = torch.cat([read(f"{n}.weight", size, width) for n, size in pairs])
             bias = torch.cat([read(f"{n}.bias", size) for n, size in pairs]) if biased else None
-            return Linear(weight, bias)
+            return product(weight, bias)
 
-        def feed_forward(names: tuple[str, str, str], size: int, biased: bool = False) -> FeedForward:
-            gate, up, down = names
+        def norm(name: str, size: int = shape.width) -> Tensor:
+            return read(f"{name}.weight", size) + family.norm_offset
+
+        def feed_forward(gate_up: Sequence[str], down: str, size: int, biased: bool = False) -> FeedForward:
             return FeedForward(
-                linear([gate, up], [size, size], shape.width, biased), linear([down], [shape.width], size, biased)
+                linear(gate_up, [2 * size // len(gate_up)] * len(gate_up), shape.width, biased),
+                linear([down], [shape.width], size, biased),
+                ACTIVATE[shape.activation],
             )
 
         def ffn(at: str, i: int) -> FeedForward | Experts:
             mixture = shape.mixture
             if mixture is None or i in mixture.dense_layers:
-                return feed_forward(
-                    (f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj", f"{at}.mlp.down_proj"), shape.ffn, shape.ffn_bias
-                )
-            gate, up, down = (f"{at}.{name}" for name in shape.family.expert)
-            experts = [
-                feed_forward((gate.format(e=e), up.format(e=e), down.format(e=e)), mixture.ffn)
-                for e in range(mixture.experts)
-            ]
-            router = linear([f"{at}.{shape.family.router}"], [mixture.experts], shape.width, False)
-            return Experts(router, experts, mixture.chosen, mixture.renormalise)
+                names = [f"{at}.{name}" for name in family.gate_up]
+                return feed_forward(names, f"{at}.mlp.down_proj", shape.ffn, shape.ffn_bias)
+            experts = []
+            for e in range(mixture.experts):
+                gate, up, down = (f"{at}.{name.format(e=e)}" for name in family.expert)
+                experts.append(feed_forward([gate, up], down, mixture.ffn))
+            router = read(f"{at}.{family.router}.weight", mixture.experts, shape.width)
+            return Experts(Linear(router), experts, mixture.chosen, mixture.renormalise)
 
         def layer(i: int) -> Layer:
-            at = f"model.layers.{i}.self_attn"
+            at = f"model.layers.{i}"
             q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-            normed = shape.family.qk_norm
+            sizes = [q, kv, kv] if len(family.qkv) == 3 else [q + 2 * kv]
             return Layer(
-                attention_norm=read(f"model.layers.{i}.input_layernorm.weight", shape.width),
-                qkv=linear([f"{at}.{x}_proj" for x in "qkv"], [q, kv, kv], shape.width, shape.qkv_bias),
-                query_norm=read(f"{at}.q_norm.weight", shape.head_dim) if normed else None,
-                key_norm=read(f"{at}.k_norm.weight", shape.head_dim) if normed else None,
-                out=linear([f"{at}.o_proj"], [shape.width], q, shape.out_bias),
-                ffn_norm=read(f"model.layers.{i}.post_attention_layernorm.weight", shape.width),
-                ffn=ffn(f"model.layers.{i}", i),
+                sight=shape.sights[i],
+                attention_norm=norm(f"{at}.{family.attention_norm}"),
+                qkv=linear([f"{at}.{name}" for name in family.qkv], sizes, shape.width, shape.qkv_bias),
+                query_norm=norm(f"{at}.self_attn.q_norm", shape.head_dim) if family.qk_norm else None,
+                key_norm=norm(f"{at}.self_attn.k_norm", shape.head_dim) if family.qk_norm else None,
+                out=linear([f"{at}.self_attn.o_proj"], [shape.width], q, shape.out_bias),
+                attention_out_norm=norm(f"{at}.{family.attention_out_norm}") if family.attention_out_norm else None,
+                ffn_norm=norm(f"{at}.{family.ffn_norm}"),
+                ffn=ffn(at, i),
+                ffn_out_norm=norm(f"{at}.{family.ffn_out_norm}") if family.ffn_out_norm else None,
             )
 
         self.embedding = read("model.embed_tokens.weight", shape.vocab, shape.width)
+        scale = torch.tensor(shape.width**0.5, dtype=dtype, device=device)
+        self._embedding_scale = scale if family.scaled_embedding else None
         self.layers = [layer(i) for i in range(shape.depth)]
-        self.norm = read("model.norm.weight", shape.width)
-        self.head = Linear(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
-        self._cos, self._sin = self._rotations(0)
+        self.norm = norm("model.norm")
+        self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
+        self._rotations = {sight.rotary: Rotations(sight.rotary, device, dtype) for sight in set(shape.sights)}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
     def forward(
@@ -104,15 +121,17 @@ class Transformer:
         """
         kept: dict[int, Tensor] = {}
         want = set(layers)
-        rotation = self._rotation_of(spans)
-        masks = [_causal_mask(span, self.device) for span in spans]
+        view = View(spans, self.device, self._rotations)
         x = F.embedding(tokens, self.embedding)  # [N, width]
+        if self._embedding_scale is not None:
+            x = x * self._embedding_scale
         for i, layer in enumerate(self.layers):
             if i in want:
                 kept[i] = x[wanted]
-            attended = self._attend(layer, i, self._norm(x, layer.attention_norm), spans, masks, cache, rotation)
-            x = x + layer.out(attended)
-            x = x + layer.ffn(self._norm(x, layer.ffn_norm))
+            added = layer.out(self._attend(layer, i, self._norm(x, layer.attention_norm), view, cache))
+            x = x + (added if layer.attention_out_norm is None else self._norm(added, layer.attention_out_norm))
+            added = layer.ffn(self._norm(x, layer.ffn_norm))
+            x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
         x = self._norm(x[wanted], self.norm)
         if len(self.layers) in want:
             kept[len(self.layers)] = x
@@ -128,16 +147,7 @@ class Transformer:
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot(self._floor[size])
         return (y * (size**0.5 / length)).to(x.dtype) * weight
 
-    def _attend(
-        self,
-        layer: Layer,
-        i: int,
-        x: Tensor,
-        spans: list[Span],
-        masks: list[Tensor | None],
-        cache: Cache,
-        rotation: tuple[Tensor, Tensor],
-    ) -> Tensor:
+    def _attend(self, layer: Layer, i: int, x: Tensor, view: View, cache: Cache) -> Tensor:
         """Attention of every sequence over its own slot. [N, width] -> [N, heads * head_dim]"""
         s = self.shape
         heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)  # [N, q heads + k heads + v heads, d]
@@ -145,50 +155,22 @@ class Transformer:
         if layer.query_norm is not None and layer.key_norm is not None:
             q, k = turning.split([s.heads, s.kv_heads], dim=1)
             turning = torch.cat([self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)], dim=1)
-        q, k = _rotate(turning, *rotation).split([s.heads, s.kv_heads], dim=1)
+        q, k = view.turn(turning, layer.sight).split([s.heads, s.kv_heads], dim=1)
         outs, row = [], 0
-        for span, mask in zip(spans, masks, strict=True):
+        for span, (begin, mask) in zip(view.spans, view.seen(layer.sight), strict=True):
             rows = slice(row, row := row + span.count)
             end = span.start + span.count
-            slot_keys, slot_values = cache.view(i, span.slot)
-            keys, values = slot_keys[:, :end], slot_values[:, :end]  # [kv heads, end, d]
-            keys[:, span.start :] = k[rows].transpose(0, 1)
-            values[:, span.start :] = v[rows].transpose(0, 1)
-            outs.append(_attention(q[rows].transpose(0, 1), keys, values, mask))
-        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1)
-
-    def _rotation_of(self, spans: list[Span]) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, 1, head_dim] at every token's position."""
-        end = max(s.start + s.count for s in spans)
-        if end > len(self._cos):
-            self._cos, self._sin = self._rotations(max(end, 2 * len(self._cos)))
-        at = [slice(s.start, s.start + s.count) for s in spans]
-        if len(at) == 1:
-            return self._cos[at[0]], self._sin[at[0]]
-        return torch.cat([self._cos[a] for a in at]), torch.cat([self._sin[a] for a in at])
-
-    def _rotations(self, length: int) -> tuple[Tensor, Tensor]:
-        """The tables [length, 1, head_dim] of rotations; they grow as sequences do."""
-        inv_freq = torch.tensor(self.shape.inv_freq, device=self.device)
-        angles = torch.arange(length, device=self.device, dtype=torch.float32)[:, None] * inv_freq
-        cos, sin = angles.cos() * self.shape.rope_gain, angles.sin() * self.shape.rope_gain
-        return torch.cat([cos, cos], -1)[:, None].to(self.dtype), torch.cat([-sin, sin], -1)[:, None].to(self.dtype)
+            keys, values = cache.view(i, span.slot)  # [kv heads, capacity, d]
+            keys[:, span.start : end] = k[rows].transpose(0, 1)
+            values[:, span.start : end] = v[rows].transpose(0, 1)
+            seen = (keys[:, begin:end], values[:, begin:end])
+            outs.append(_attention(q[rows].transpose(0, 1).to(keys.dtype), *seen, mask, s.attention_scale))
+        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the halves (a, b) of every head: (a cos - b sin, b cos + a sin). x [N, heads, d], sin carries the signs"""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
-
-
-def _causal_mask(span: Span, device: torch.device) -> Tensor | None:
-    """[count, start + count] what each new token may see; a single one sees everything."""
-    if span.count == 1:
-        return None
-    positions = torch.arange(span.start + span.count, device=device)
-    return positions <= positions[span.start :, None]
-
-
-def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """q [heads, n, d] over keys and values [kv heads, length, d] -> [heads, n, d]"""
     grouped = q.shape[0] != keys.shape[0]
-    return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask, enable_gqa=grouped)[0]
+    return F.scaled_dot_product_attention(
+        q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=grouped
+    )[0]

@@ -1,4 +1,4 @@
-"""Finding a checkpoint and reading its tensors. Safetensors only: a checkpoint can hold data, never code."""
+"""Finding a checkpoint and reading its tensors. Safetensors and GGUF only: a checkpoint can hold data, never code."""
 
 from __future__ import annotations
 
@@ -7,30 +7,53 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semspec.errors import ModelError
+from semspec.model.gguf_checkpoint import GgufCheckpoint
 
 INDEX = "model.safetensors.index.json"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
 
 
 def locate(model: str | Path) -> Path:
-    """The folder of a checkpoint given as a folder or a Hugging Face hub id (fetched into the hub's cache)."""
+    """The folder or GGUF file of a checkpoint given as such, or as a hub id (fetched into the hub's cache)."""
     path = Path(model).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return path
     if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1 and not (path / "config.json").is_file():
+            return files[0]
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} is a folder without a config.json; give the folder of a Hugging Face checkpoint")
         return path
     name = str(model)
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"{name} is not a folder; give the folder of a checkpoint or a hub id such as org/name")
+    in_hub = name.count("/") == 2 and path.suffix == ".gguf"
+    if path.exists() or name.startswith((".", "/", "~")) or (name.count("/") > 1 and not in_hub):
+        raise ModelError(
+            f"{name} is no folder and no .gguf file; give one of these, or a hub id such as org/name or "
+            "org/name/file.gguf"
+        )
     try:
+        if in_hub:
+            owner, repository, file = name.split("/")
+            return Path(hf_hub_download(f"{owner}/{repository}", file))
         return Path(snapshot_download(name, allow_patterns=WANTED))
     except Exception as error:  # the hub client raises many kinds, all of which mean "not to be had"
         raise ModelError(f"{name} is neither a folder nor a checkpoint the hub could give: {error}") from error
+
+
+def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
+    return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
+
+
+def tensor_shapes(folder: Path) -> list[list[int]]:
+    """The shapes of all tensors; nothing but headers is read."""
+    with Checkpoint(folder) as checkpoint:
+        return checkpoint.shapes()
 
 
 class Checkpoint:
@@ -54,6 +77,9 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def shapes(self) -> list[list[int]]:
+        return [self._files[file].get_slice(name).get_shape() for name, file in self._where.items()]
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._where:

@@ -6,3 +6,4 @@ from pathlib import Path
 
 _MODELS = Path(__file__).parent / "models"
 SHIPPED: dict[str, Path] = {"pocket": _MODELS / "target", "pocket-draft": _MODELS / "draft"}
+PROBES = _MODELS / "probes"

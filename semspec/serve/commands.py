@@ -58,7 +58,6 @@ def serve(
     from semspec.serve.engine import Engine, remembering
     from semspec.serve.limits import Limits, Settings
     from semspec.serve.metrics import Metrics
-    from semspec.serve.plan import check, plan
     from semspec.serve.server import Server, configure
 
     settings = Settings(
@@ -76,16 +75,14 @@ def serve(
         cors=tuple(cors or ()),
         log_prompts=log_prompts,
     )  # fmt: skip
-    planned = plan(target, draft, device, dtype, slots, context, max_draft_tokens)
-    check(planned)
     logs.configure()
     Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"semspec serves {settings.name} at http://{host}:{port} · memory: {planned} · "
+        f"semspec serves {settings.name} at http://{host}:{port} · "
         f"{slots} slots · {'lossy rules allowed' if lossy else 'lossless only'} · "
         f"{'API key needed' if settings.keys else 'open to whoever can connect'}"
     )
     metrics = Metrics()
-    place: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype}
+    place: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype, "report": logs.say}
     engine = Engine(
         lambda: remembering(load(target, draft, **place, slots=slots, context=context)),
         queue=max_queue,

@@ -43,6 +43,11 @@ def configure(level: str = "info") -> None:
     log.setLevel(level.upper())
 
 
+def say(what: str) -> None:
+    """A line about the server itself."""
+    log.info(what)
+
+
 class Journal:
     """Gives every request an id and, when it is over, a line. Handlers put what they know into scope['journal']."""
 

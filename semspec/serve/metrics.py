@@ -25,6 +25,8 @@ class Metrics:
         self.relaxed = self._counter(
             "spec_decode_num_relaxed_tokens", "Draft tokens that stood against the target's own choice.", rule
         )
+        self.steps = self._counter("spec_decode_num_sentences_drafted", "Steps of reasoning that drafts wrote.", rule)
+        self.stood = self._counter("spec_decode_num_sentences_accepted", "Those of them that stood.", rule)
         self.positions = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that stood, by place in the draft.", ("position",)
         )
@@ -54,6 +56,8 @@ class Metrics:
         self.accepted.labels(name).inc(stats.accepted)
         self.relaxed.labels(name).inc(stats.relaxed)
         self.loops.labels(name).inc(stats.loops)
+        self.steps.labels(name).inc(stats.fates.total() - stats.fates["target"])
+        self.stood.labels(name).inc(stats.fates["accepted"])
         self.passes.labels(name).inc(stats.target_passes)
         for i, n in enumerate(stats.accepted_per_position):
             self.positions.labels(str(i)).inc(n)

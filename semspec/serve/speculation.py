@@ -12,7 +12,9 @@ from semspec.errors import BadRequest
 from semspec.options import AUTO, DRAFTERS, Options
 from semspec.serve.limits import Settings
 from semspec.serve.schema import Speculation
+from semspec.steps import MAX_STEP_TOKENS
 from semspec.verify import REGISTRY, Rule
+from semspec.verify.step import StepRule
 
 LONGEST_TEXT = 200  # characters of an option that is text
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -28,11 +30,23 @@ def apply(given: Speculation | None, settings: Settings) -> Options:
     changes = given.model_dump(include=set(SHARED), exclude_unset=True, exclude_none=True)
     rule = verify.make(options.verifier if given.verifier is None else given.verifier)
     rule = _adjusted(rule, given.model_extra or {})
+    rule = _placed(rule, verify.make(options.verifier))
     _check(rule, changes.get("num_draft_tokens"), settings)
     return dataclasses.replace(options, verifier=rule, **changes)
 
 
 SHARED = ("drafter", "num_draft_tokens", "draft_min_p", "draft_max_entropy", "relax_span")
+
+
+def _placed(rule: Rule, usual: Rule) -> Rule:
+    """The rule with the paths that whoever runs the server has set; a client may not point at the server's disk."""
+    for field in dataclasses.fields(rule):  # type: ignore[arg-type]
+        if field.metadata.get("path"):
+            ours = getattr(usual, field.name) if type(usual) is type(rule) else field.default
+            if getattr(rule, field.name) not in (field.default, ours):
+                raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is set where the server is started")
+            rule = dataclasses.replace(rule, **{field.name: ours})  # type: ignore[type-var]
+    return rule
 
 
 def _check(rule: Rule, draft_tokens: int | str | None, settings: Settings) -> None:
@@ -46,10 +60,11 @@ def _check(rule: Rule, draft_tokens: int | str | None, settings: Settings) -> No
     for field in option_fields(type(rule)):
         _check_range(rule, field, getattr(rule, field.name))
     most = settings.limits.draft_tokens
-    if rule.shortest() > most:
+    step = rule.max_step_tokens if isinstance(rule, StepRule) else 0
+    if rule.shortest() > most or step > max(most, MAX_STEP_TOKENS):
         raise BadRequest(
-            f"verifier {rule.name!r} with these options needs drafts of {rule.shortest()} tokens; this server allows "
-            f"at most {most}"
+            f"verifier {rule.name!r} with these options needs drafts of {max(step, rule.shortest())} tokens; this "
+            f"server allows at most {max(most, MAX_STEP_TOKENS) if step else most}"
         )
     if isinstance(draft_tokens, int) and draft_tokens > most:
         raise BadRequest(f"num_draft_tokens is {draft_tokens}; this server allows at most {most}")
@@ -86,7 +101,9 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(rule) if f.metadata.get("option", True)]  # type: ignore[arg-type]
+    """What a client may set."""
+    fields = dataclasses.fields(rule)  # type: ignore[arg-type]
+    return [f for f in fields if f.metadata.get("option", True) and not f.metadata.get("path")]
 
 
 def menu(settings: Settings) -> dict[str, Any]:
@@ -109,6 +126,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 "name": name,
                 "lossless": rule.lossless,
                 "allowed": rule.lossless or settings.allow_lossy,
+                "unit": rule.unit,
                 "drafts": rule.drafts,
                 "about": about(rule),
                 "options": [
@@ -117,6 +135,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 ],
             }
             for name, rule in REGISTRY.items()
+            if not getattr(rule, "refereed", False)  # no client brings a referee
         ],
     }
 

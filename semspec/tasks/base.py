@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,6 +25,10 @@ class Problem:
     answer: Any = None  # what the scorer compares with; can be written as JSON
     group: str = ""  # category, number of steps, level: what a report may break results down by
     turns: tuple[str, ...] = ()  # further user turns, asked after the answer to the one before
+
+
+Referee = Callable[[str, str], bool]
+"""Whether a step is a correct and useful next one: (what the model has written so far, the step) -> bool."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Task(ABC):
     def score(self, problem: Problem, text: str) -> bool:
         """Whether `text`, all that the model wrote, solves the problem."""
         raise BadRequest(f"task {self.name!r} has prompts but no right answers, so nothing can be scored with it")
+
+    def referee(self, problem: Problem) -> Referee | None:
+        """Somebody who can tell right steps from wrong ones, if the task knows any; for the verifier `oracle`."""
+        return None
 
     def file(self, path: str) -> Path:
         """A file of the data folder, or a refusal that says where it was looked for."""

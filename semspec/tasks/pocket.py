@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from semspec import pocket
 from semspec.errors import BadRequest
 from semspec.pocket import meaning, valid
-from semspec.tasks.base import Problem, Task, ask
+from semspec.tasks.base import Problem, Referee, Task, ask
 
 MOST = 1 << 20  # problems of one seed; the next seed's begin behind them
 
@@ -36,6 +36,10 @@ class Pocket(Task):
 
     def score(self, problem: Problem, text: str) -> bool:
         return pocket.answer_of(text) == problem.answer
+
+    def referee(self, problem: Problem) -> Referee:
+        story = self.story(problem)
+        return lambda so_far, step: valid(step.strip(), story, pocket.steps_of(so_far))
 
     def story(self, problem: Problem) -> pocket.Problem:
         """The problem with its web of quantities, as `valid` wants it."""

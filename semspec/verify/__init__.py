@@ -19,6 +19,9 @@ from semspec.verify.margin import Margin
 from semspec.verify.none import Alone
 from semspec.verify.reflective import Reflective
 from semspec.verify.sampling import SpeculativeSampling
+from semspec.verify.semantic import Semantic
+from semspec.verify.specreason import SpecReason
+from semspec.verify.step_controls import Oracle, RandomStep
 from semspec.verify.threshold import Threshold
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
@@ -34,7 +37,8 @@ def register(rule: type[Rule]) -> type[Rule]:
 
 LOSSLESS = (Alone, Exact, SpeculativeSampling, Block)
 LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, CascadeRule, Adaptive, Reflective)
-for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random):
+STEPWISE = (Semantic, SpecReason, RandomStep, Oracle)
+for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
     register(_rule)
 
 

@@ -12,10 +12,10 @@ the padded view into the ragged one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from torch import Tensor
 from semspec import noise
 from semspec.sampling import SamplingRows, pick, process
 from semspec.types import Judge, Verdict
+
+if TYPE_CHECKING:
+    from semspec.probe.head import Probe
 
 
 @dataclass
@@ -168,6 +171,16 @@ class Decisions:
     evidence: Tensor | None = None  # [B, K, E] float32, the numbers that `Rule.reason` puts into words
 
 
+class Binding(Protocol):
+    """What a rule may ask of the pair it is going to judge for."""
+
+    def tokens_of(self, text: str) -> list[int]: ...
+
+    def probes(self, folder: str) -> tuple[Probe, Probe]:
+        """The target's and the draft's probe in this folder; "" for those that came with the pair."""
+        ...
+
+
 class Rule(ABC):
     """Decides what counts as right. Subclasses are frozen dataclasses: their fields are the rule's options."""
 
@@ -175,8 +188,7 @@ class Rule(ABC):
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # the draft's probabilities; else ids, and the draft writes greedily
-    layers: ClassVar[tuple[int, ...]] = ()  # whose hidden states it wants from the target
-    draft_layers: ClassVar[tuple[int, ...]] = ()  # and from the draft model
+    samples_drafts: ClassVar[bool] = False  # the draft writes as the request says, whoever asks how likely
     drafts: ClassVar[bool] = True  # False: the target writes alone
 
     @abstractmethod
@@ -190,8 +202,18 @@ class Rule(ABC):
         """The shortest draft that it judges as it means to. Nobody who may choose makes a shorter one."""
         return 1
 
-    def spelled(self, tokens: Callable[[str], list[int]]) -> Rule:
-        """This rule for a model with these tokens. Rules that put words before the target look theirs up here."""
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Whose hidden states it wants from the target."""
+        return ()
+
+    @property
+    def draft_layers(self) -> tuple[int, ...]:
+        """Whose hidden states it wants from the draft model."""
+        return ()
+
+    def bound(self, pair: Binding) -> Rule:
+        """This rule for the pair it is going to judge. Rules that need words or probes get theirs here."""
         return self
 
     def reason(self, evidence: Sequence[float]) -> str:

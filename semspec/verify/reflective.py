@@ -13,11 +13,11 @@ Needs the target's rows and draft ids only, but 2 K + the prompt's length of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Binding, Decisions, Drafts, Rule
 from semspec.verify.loose import conclude
 
 PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
@@ -36,8 +36,8 @@ class Reflective(Rule):
         if not 0 <= self.alpha <= 1:
             raise BadRequest(f"reflective's alpha is {self.alpha}; give the second reading's weight, 0 to 1")
 
-    def spelled(self, tokens: Callable[[str], list[int]]) -> Rule:
-        return replace(self, tokens=tuple(tokens(self.prompt)))
+    def bound(self, pair: Binding) -> Rule:
+        return replace(self, tokens=tuple(pair.tokens_of(self.prompt)))
 
     def layout(self, draft: list[int]) -> list[int]:
         return [*draft, *self.tokens, *draft] if draft else []

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,3 +261,21 @@ def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):
         [sys.executable, "-m", "semspec", "compare", str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1])["runs"] == document["runs"]
+
+
+def test_a_step_rule_is_judged_by_its_steps(pocket: semspec.Pair, tmp_path: Path) -> None:
+    """Each is recorded with its fate and whether it was valid; the oracle refuses all bad ones."""
+    config = Config("pocket:steps=3", ["oracle", "random-step:rate=1", "random-step:rate=0"], n=6)
+    summary = Bench(replace(config, temperature=0.6, device="cpu", context=512), pocket).run(tmp_path / "run")
+    _, rows = load_run(tmp_path / "run")
+    for sample in rows:
+        fates = Counter(j["fate"] for j in sample["judged"])
+        counted = {k: n for k, n in sample["stats"]["fates"].items() if k != "target"}
+        assert fates == counted and (sample["arm"] in ("none", "draft")) <= (not fates)
+        if sample["arm"] == "oracle":
+            assert all((j["fate"] == "accepted") <= j["valid"] for j in sample["judged"])
+    arms = summary["arms"]
+    assert arms["none"]["steps_accepted"] is None
+    assert arms["random-step:rate=0"]["steps_accepted"]["share"] == 0
+    refused = arms["oracle"]["invalid_refused"]
+    assert refused is None or refused["share"] == 1

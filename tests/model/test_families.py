@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import semspec
 from semspec.model import ModelRunner
 from semspec.noise import TARGET
 from semspec.types import Roll, Rows, Sampling, Score
-from tests.checkpoints import FAMILIES, VOCAB, make_model, save
+from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
 
 LENGTH = 150
 DEPTH = 3
@@ -125,3 +126,12 @@ def test_greedy_text_of_512_tokens_is_that_of_transformers(case: Case) -> None:
     theirs = case.model.generate(torch.tensor([prompt]), max_new_tokens=512, do_sample=False)[0, len(prompt) :]
     assert len(set(ours)) > 20, "a text that says nothing would prove nothing"
     assert ours == theirs.tolist()
+
+
+def test_exact_writes_what_none_writes(case: Case) -> None:
+    draft = ModelRunner(case.runner.transformer, 1, case.runner.capacity)
+    pair = semspec.Pair(case.runner, make_tokenizer(), draft)
+    options = {"max_new_tokens": 64, "ignore_eos": True}
+    plain = pair.generate("the quick brown fox", verifier="none", **options)
+    drafted = pair.generate("the quick brown fox", verifier="exact", num_draft_tokens=5, **options)
+    assert drafted.tokens == plain.tokens and drafted.stats.accepted > 30

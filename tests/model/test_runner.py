@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semspec.errors import BadRequest, SemspecError
 from semspec.model import ModelRunner
-from semspec.model.runner import choose_context, choose_device, choose_dtype
+from semspec.model.choose import choose_context, choose_device, choose_dtype
 from semspec.noise import TARGET
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import VOCAB, edit_config, make_model, save
@@ -243,8 +243,8 @@ def test_bfloat16_is_near_float32(folder: Path, runner: ModelRunner, monkeypatch
 
 def test_dtype_auto_is_float32_on_a_cpu_and_the_checkpoints_own_on_a_gpu(runner: ModelRunner, folder: Path) -> None:
     assert runner.transformer.dtype == torch.float32
-    assert choose_dtype("auto", runner.shape, torch.device("cuda")) == runner.shape.dtype
-    assert choose_dtype(torch.float16, runner.shape, torch.device("cpu")) == torch.float16
+    assert choose_dtype("auto", runner.shape.dtype, torch.device("cuda")) == runner.shape.dtype
+    assert choose_dtype(torch.float16, runner.shape.dtype, torch.device("cpu")) == torch.float16
 
 
 def test_the_checkpoints_own_dtype_is_read_from_its_config(tmp_path: Path) -> None:
@@ -252,13 +252,13 @@ def test_the_checkpoints_own_dtype_is_read_from_its_config(tmp_path: Path) -> No
     edit_config(folder, dtype="bfloat16")
     shape = ModelRunner.load(folder, device="cpu", slots=1, context=16).shape
     assert shape.dtype == torch.bfloat16
-    assert choose_dtype("auto", shape, torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("auto", shape.dtype, torch.device("cuda")) == torch.bfloat16
 
 
 def test_an_unknown_dtype_is_refused(folder: Path) -> None:
     with pytest.raises(BadRequest) as error:
         ModelRunner.load(folder, device="cpu", dtype="int3")
-    assert str(error.value) == "dtype 'int3' is not known; give auto, float32, bfloat16, float16"
+    assert str(error.value) == "dtype 'int3' is not known; give auto, float32, bfloat16, float16, int8"
 
 
 def test_devices_are_chosen_by_name() -> None:
@@ -282,18 +282,18 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("context", [0, 1, -5, 1025])
 def test_an_impossible_context_is_refused(runner: ModelRunner, context: int) -> None:
     with pytest.raises(BadRequest) as error:
-        choose_context(context, runner.shape)
+        choose_context(context, runner.shape.context)
     assert str(error.value) == f"context is {context}; this checkpoint takes 2 to 1024 tokens"
 
 
 def test_the_context_is_what_was_asked_for_or_what_the_checkpoint_was_made_for(runner: ModelRunner) -> None:
     assert runner.capacity == 64
-    assert choose_context(None, runner.shape) == choose_context(1024, runner.shape) == 1024
-    assert choose_context(2, runner.shape) == 2
+    assert choose_context(None, runner.shape.context) == choose_context(1024, runner.shape.context) == 1024
+    assert choose_context(2, runner.shape.context) == 2
 
 
 def test_a_long_context_takes_no_more_than_4096_unless_asked_for(tmp_path: Path) -> None:
     folder = save(make_model("qwen2", max_position_embeddings=32768), tmp_path / "long")
     runner = ModelRunner.load(folder, device="cpu", slots=1)
     assert runner.capacity == 4096
-    assert choose_context(30000, runner.shape) == 30000
+    assert choose_context(30000, runner.shape.context) == 30000

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from semspec.errors import ModelError
@@ -121,7 +123,10 @@ def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
 
 def test_a_path_that_is_no_folder_is_refused(folder: Path) -> None:
     for path in (folder / "nowhere", folder / "config.json", "./nowhere", "../nowhere/at/all", "a/b/c"):
-        assert refusal(path) == f"{path} is not a folder; give the folder of a checkpoint or a hub id such as org/name"
+        assert refusal(path) == (
+            f"{path} is no folder and no .gguf file; give one of these, or a hub id such as org/name or "
+            "org/name/file.gguf"
+        )
 
 
 def test_a_hub_id_that_cannot_be_had_is_refused() -> None:
@@ -135,13 +140,16 @@ def test_a_folder_may_be_given_as_text_or_path(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported; supported are: llama, mixtral, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported; supported are: gemma3_text, llama, mistral, "),
         ({"model_type": "no-such-thing"}, "the config.json cannot be read"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
-        ({"use_sliding_window": True, "sliding_window": 32}, "it uses a sliding attention window, which is not"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: gelu_pytorch_tanh, silu"),
+        ({"num_hidden_layers": 10**5, "layer_types": None}, "a model cannot have 100000 layers; its config is damaged"),
+        ({"num_attention_heads": 3}, "3 query heads cannot share 2 key heads; its config is damaged"),
+        ({"intermediate_size": 0}, "cannot be; its config is damaged"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which is not supported"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rope scaling 'dynamic' is not supported; supported: linear, llama3, yarn",
+            "rope scaling 'dynamic' is not supported; supported: linear, llama3, longrope, yarn",
         ),
         ({"vocab_size": "many"}, "the config.json cannot be read"),
     ],
@@ -182,7 +190,7 @@ def test_an_older_config_with_rope_scaling_means_the_same(tmp_path: Path) -> Non
     del config["rope_parameters"]
     config |= {"rope_theta": 10000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     (folder / "config.json").write_text(json.dumps(config))
-    assert Shape.read(folder).inv_freq == expected.inv_freq
+    assert Shape.read(folder).sights == expected.sights
 
 
 def test_a_hub_id_is_fetched_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +206,26 @@ def test_a_hub_id_is_fetched_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     ((name, patterns),) = asked
     assert name == "some-org/some-model" and "*.safetensors" in patterns
     assert not {"*", "*.bin", "*.pt", "*.pth"} & set(patterns), "pickles are not even fetched"
+
+
+def test_a_model_with_longrope_ends_where_its_other_frequencies_begin() -> None:
+    assert Shape.of(make_model("phi4-mini").config).context == 600
+
+
+@given(st.data())
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_wrong_with_a_header_the_answer_is_a_model_or_a_clear_error(
+    folder: Path, original: Path, data: st.DataObject
+) -> None:
+    content = bytearray((original / WEIGHTS).read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    values = st.binary(min_size=1, max_size=4) | st.sampled_from([b"\xff" * 8, b"9" * 8, b"BF16", b"-1,0"])
+    for at, value in data.draw(st.lists(st.tuples(st.integers(0, header), values), min_size=1, max_size=3)):
+        content[at : at + len(value)] = value
+    (folder / WEIGHTS).write_bytes(content)
+    said = str(folder)
+    try:
+        ModelRunner.load(folder, device="cpu", slots=1, context=16)
+    except ModelError as error:
+        said = str(error)
+    assert str(folder) in said

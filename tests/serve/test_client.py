@@ -122,9 +122,9 @@ def test_every_answer_says_what_it_took(pocket: Live, off: bool):
 
 
 def test_a_lossy_answer_says_which_tokens_were_relaxed_and_why(pocket: Live, pocket_pair: Pair):
-    rule = {"verifier": "topk", "top": 2, "delta": 0.9, "num_draft_tokens": 4}
-    alone = itself(pocket_pair, verifier="topk:top=2,delta=0.9", num_draft_tokens=4)
-    answer = chat(pocket, extra_body={"speculation": rule | {"trace": True}})
+    rule = {"verifier": "random", "rate": 0.9, "num_draft_tokens": 4}
+    alone = itself(pocket_pair, verifier="random:rate=0.9", num_draft_tokens=4, seed=1)
+    answer = chat(pocket, seed=1, extra_body={"speculation": rule | {"trace": True}})
     told = answer.metrics["speculative_decoding"]
     assert not told["lossless"] and told["relaxed_tokens"] == alone.stats.relaxed > 0
     trace = answer.choices[0].trace

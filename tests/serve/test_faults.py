@@ -153,7 +153,12 @@ def test_the_log_has_a_line_for_each_request_without_its_words(tiny: Live, caplo
     assert "quick" not in json.dumps(line)
 
 
-EXTREMES = {int: (-1, 0, 1, 10**6, 2**31 - 1), float: (-1.0, 0.0, 1e-300, 1.0, 1e308), str: ("", "x" * 200)}
+EXTREMES = {
+    int: (0, 2**31 - 1),
+    float: (0.0, 1e-300, 1e308),
+    str: ("", "x" * 200),
+    bool: (True, False),
+}
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -162,7 +167,7 @@ def test_no_option_of_any_rule_breaks_it(pocket: Live, name: str):
     for option in option_fields(REGISTRY[name]):
         for value in EXTREMES[type(option.default)]:
             how = {"verifier": name, option.name: value, "num_draft_tokens": "auto"}
-            body = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 24, "speculation": how, "seed": 1}
+            body = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 12, "speculation": how, "seed": 1}
             response = pocket.post("/v1/completions", body)
             assert response.status_code in (200, 400), (how, response.text)
     assert pocket.idle()

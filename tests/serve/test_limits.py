@@ -18,7 +18,9 @@ import semspec
 from semspec import BadRequest
 from semspec.serve.commands import keys
 from semspec.serve.limits import Limits, Settings
-from semspec.serve.plan import check, plan
+from semspec.serve.schema import Speculation
+from semspec.serve.speculation import apply
+from semspec.verify import make
 from tests.serve.live import JSON, Live, serving, until
 
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "the quick", "max_tokens": 800, "ignore_eos": True, "temperature": 0}
@@ -130,6 +132,16 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
             keys(given, file)
 
 
+def test_clients_may_not_point_at_the_servers_disk(pocket: Live):
+    for how in ({"verifier": "semantic:probes=/etc"}, {"verifier": "semantic", "probes": "/etc"}):
+        refusal = pocket.post("/v1/completions", {"model": "pocket", "prompt": "x", "speculation": how})
+        assert refusal.status_code == 400 and "'probes'" in refusal.json()["error"]["message"]
+    ours = Settings(allow_lossy=True, defaults=semspec.Options(verifier="semantic:probes=here,tau=0.5"))
+    rule = apply(Speculation(verifier="semantic"), ours).verifier
+    assert rule == make("semantic:probes=here"), "the place that whoever runs the server gave"
+    assert apply(Speculation.model_validate({"tau": 0.7}), ours).verifier == make("semantic:probes=here,tau=0.7")
+
+
 def test_other_sites_pages_may_not_use_it_unless_allowed(pair: semspec.Pair, tiny: Live):
     origin = {"origin": "https://example.org"}
     assert "access-control-allow-origin" not in tiny.get("/v1/models", headers=origin).headers
@@ -144,20 +156,6 @@ def test_a_body_that_never_comes_holds_nothing(pair: semspec.Pair):
             connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
             connection.sendall(b"content-length: 100\r\n\r\n{")
             assert b" 408 " in connection.recv(1000)
-
-
-def test_memory_is_planned_before_anything_is_loaded():
-    small, large = (plan("pocket", None, "cpu", "auto", slots, 512, 64) for slots in (1, 8))
-    assert small.weights == large.weights > 13_000_000 * 4 and large.cache == 8 * small.cache
-    check(small)
-    with pytest.raises(BadRequest, match="fewer --slots"):
-        check(plan("pocket", None, "cpu", "auto", 10**6, 512, 64))
-
-
-def test_the_plan_is_what_a_loaded_pair_takes(pocket_pair: semspec.Pair):
-    planned = plan("pocket", None, "cpu", "auto", 4, 512, 64)
-    runners = [pocket_pair.target.inner, pocket_pair.draft.inner]  # type: ignore[union-attr,attr-defined]
-    assert planned.cache == sum(r.cache.keys.nbytes + r.cache.values.nbytes for r in runners)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("wrong", [{"queue": -1}, {"new_tokens": 0}, {"deadline": 0}, {"body_bytes": 10}])

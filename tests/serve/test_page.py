@@ -66,7 +66,8 @@ def shown(lane: Any) -> str:
 
 
 def answer(live: Live, **speculation: Any) -> tuple[str, dict[str, Any]]:
-    body = {"model": "pocket", "temperature": 0, "max_tokens": 100, "messages": [{"role": "user", "content": ASK}]}
+    body: dict[str, Any] = {"model": "pocket", "temperature": 0, "max_tokens": 100, "seed": 0}
+    body["messages"] = [{"role": "user", "content": ASK}]
     told = live.post("/v1/chat/completions", body | {"speculation": speculation}).json()
     message = told["choices"][0]["message"]
     return re.sub(r"\s+", "", message.get("reasoning_content", "") + message["content"]), told["metrics"]
@@ -97,15 +98,13 @@ def test_two_methods_side_by_side_and_why_a_token_was_relaxed(page: Any, pocket:
     page.check("#compare")
     second = page.locator(".lane").nth(1)
     second.locator("summary").click()
-    second.get_by_label("verifier").select_option("topk")
-    second.get_by_label("top", exact=True).last.fill("2")
-    second.get_by_label("top", exact=True).last.press("Tab")
-    second.get_by_label("delta").last.fill("0.9")
-    second.get_by_label("delta").last.press("Tab")
-    assert second.locator("summary").inner_text().startswith("topk · top 2 · delta 0.9")
+    second.get_by_label("verifier").select_option("random")
+    second.get_by_label("rate").last.fill("0.9")
+    second.get_by_label("rate").last.press("Tab")
+    assert second.locator("summary").inner_text().startswith("random · rate 0.9")
     ask(page)
     page.locator("#comparison").filter(has_text="as many tokens a second").wait_for()
-    text, metrics = answer(pocket, verifier="topk", top=2, delta=0.9)
+    text, metrics = answer(pocket, verifier="random", rate=0.9)
     assert shown(second) == text and shown(page.locator(".lane").first) == answer(pocket, verifier="exact")[0]
     relaxed = second.locator(".token.relaxed[data-why]")
     assert relaxed.count() == metrics["speculative_decoding"]["relaxed_tokens"] > 0

@@ -12,6 +12,7 @@ from semspec.types import Draft, Judge, Rows, Sampling
 from semspec.verify import REGISTRY, Decisions, Drafts, Rule, make
 from semspec.verify.base import collate
 from semspec.verify.exact import Exact
+from tests.verify.binding import WIDTH, Binding
 
 
 def without_values(drafts: Drafts, mode: FakeTensorMode) -> Drafts:
@@ -20,6 +21,8 @@ def without_values(drafts: Drafts, mode: FakeTensorMode) -> Drafts:
     def strip(thing: object) -> object:
         if isinstance(thing, torch.Tensor):
             return mode.from_tensor(thing)
+        if isinstance(thing, dict):
+            return {key: strip(value) for key, value in thing.items()}
         if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
             return dataclasses.replace(
                 thing, **{f.name: strip(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
@@ -33,12 +36,14 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
     def one(k: int) -> Judge:
         logits = torch.zeros(k, 50) if rule.needs_draft_logits else None
         protected = torch.zeros(50, dtype=torch.bool)
-        rows = Rows(torch.zeros(1 + len(rule.layout([1] * k)), 50))
-        return Judge(rule, Draft([1] * k, logits), rows, sampling, 5, 0, protected=protected)
+        height = 1 + len(rule.layout([1] * k))
+        rows = Rows(torch.zeros(height, 50), {layer: torch.zeros(height, WIDTH) for layer in rule.layers})
+        hidden = {layer: torch.zeros(k, WIDTH) for layer in rule.draft_layers}
+        return Judge(rule, Draft([1] * k, logits, hidden), rows, sampling, 5, 0, protected=protected)
 
     drafts = collate([one(3), one(1), one(2)])
     drafts.protected = torch.zeros(50, dtype=torch.bool)
-    with (mode := FakeTensorMode()):
+    with (mode := FakeTensorMode(allow_non_fake_inputs=True)):  # weights, those of a probe, are real
         decisions = rule.judge(without_values(drafts, mode))
         if decisions.state is not None:  # a rule with a memory, in its second step
             decisions = rule.judge(without_values(dataclasses.replace(drafts, state=torch.zeros(3, 4)), mode))
@@ -50,7 +55,7 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
 )
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
-    decisions = judge_blind(make(name), sampling)
+    decisions = judge_blind(make(name).bound(Binding()), sampling)
     assert decisions.accepted.shape == decisions.next.shape == (3,)
 
 

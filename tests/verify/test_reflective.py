@@ -17,6 +17,7 @@ from semspec.types import Sampling
 from semspec.verify import Rule, make
 from semspec.verify.exact import Exact
 from tests.fakes import FakeRunner, chain, greedy
+from tests.verify.binding import Binding
 from tests.verify.build import One, build, hot, random_one
 
 WARM = Sampling(temperature=0.9)
@@ -24,7 +25,7 @@ REMARK = [4, 5, 4]
 
 
 def spelled(spec: str) -> Rule:
-    return make(spec).spelled(lambda text: list(REMARK))
+    return make(spec).bound(Binding(REMARK))
 
 
 def laid_out(seed: int, k: int, sampling: Sampling) -> One:
@@ -94,10 +95,9 @@ def test_protected_tokens_are_not_relaxed():
 
 
 def test_the_prompt_is_spelled_in_the_models_tokens():
-    heard: list[str] = []
-    rule = make("reflective:prompt=once more").spelled(lambda text: heard.append(text) or [7, 8])  # type: ignore[func-returns-value]
-    assert heard == ["once more"] and rule.layout([1, 2]) == [1, 2, 7, 8, 1, 2] and rule.layout([]) == []
-    assert rule != make("reflective:prompt=once more"), "rules for different models are not judged together"
+    rule = make("reflective:prompt=A B").bound(Binding())
+    assert rule.layout([1, 2]) == [1, 2, *(ord(letter) % 50 for letter in "A B"), 1, 2] and rule.layout([]) == []
+    assert rule != make("reflective:prompt=A B"), "rules for different models are not judged together"
     with pytest.raises(BadRequest, match="has no option 'tokens'; its options are: alpha, prompt"):
         make("reflective:tokens=3")
 
@@ -107,7 +107,7 @@ def test_through_the_loop_the_second_copy_is_scored_and_thrown_away():
     language, other = chain(vocab, seed=1), chain(vocab, seed=2)
     target = FakeRunner(language, vocab)
     for alpha in (0.0, 1.0):
-        rule = make(f"reflective:alpha={alpha}").spelled(lambda text: [9, 9])
+        rule = make(f"reflective:alpha={alpha}").bound(Binding([9, 9]))
         stats, executor = Stats(), Executor()
         decoder = Decoder(Job(prompt, rule, 4, 60), target, ModelDrafter(FakeRunner(other, vocab)), stats)
         task = executor.submit(decoder.decode(), stats)

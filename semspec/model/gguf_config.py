@@ -1,0 +1,166 @@
+"""What a GGUF file says about its model, as the Hugging Face config that the rest of the package understands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoConfig, PreTrainedConfig
+
+from semspec.errors import ModelError
+from semspec.model.gguf_header import Header
+
+LARGEST = 1 << 20  # no size but the context is as large as this, whatever a damaged file says
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How llama.cpp writes an architecture, where that differs from the Hugging Face checkpoint."""
+
+    model_type: str
+    interleaved: bool = False  # rows of query and key weights stand in rotated pairs, not in halves
+    norm_offset: float = 0.0  # what the norms' weights were raised by
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what the file leaves unsaid
+
+
+DIALECTS: dict[str, Dialect] = {
+    "llama": Dialect("llama", interleaved=True),
+    "qwen2": Dialect("qwen2"),
+    "qwen3": Dialect("qwen3"),
+    "qwen3moe": Dialect("qwen3_moe", extra={"norm_topk_prob": True}),
+    "smollm3": Dialect("smollm3", interleaved=True),
+    "gemma3": Dialect("gemma3_text", norm_offset=1.0),
+    "phi3": Dialect("phi3"),
+}
+SIZES = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "attention.sliding_window": "sliding_window",
+}
+WINDOWED = ("gemma3_text", "phi3")  # llama.cpp ignores the window of the others
+NEEDED = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+
+
+def dialect_of(header: Header) -> Dialect:
+    architecture = header.metadata.get("general.architecture")
+    if architecture not in DIALECTS:
+        known = ", ".join(sorted(DIALECTS))
+        raise ModelError(f"{header.path}: GGUF architecture {architecture!r} is not supported; supported are: {known}")
+    return DIALECTS[architecture]
+
+
+def config_of(header: Header) -> PreTrainedConfig:
+    dialect = dialect_of(header)
+    prefix = header.metadata["general.architecture"]
+    own = {k.removeprefix(f"{prefix}."): v for k, v in header.metadata.items() if k.startswith(f"{prefix}.")}
+    sizes = _sizes(header, own)
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{header.path} has no tensor token_embd.weight; it is not a whole language model")
+    settings = {
+        **sizes,
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": _number(header, own, "context_length", int),
+        "rms_norm_eps": _number(header, own, "attention.layer_norm_rms_epsilon", float),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "pad_token_id": None,
+        "dtype": {Kind.F32: "float32", Kind.F16: "float16"}.get(embedding.kind, "bfloat16"),
+        **dialect.extra,
+    }
+    head = sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+    model_type = dialect.model_type
+    if model_type == "llama" and sizes.get("num_experts"):  # llama.cpp has no architecture of its own for Mixtral
+        model_type = "mixtral"
+        settings["num_local_experts"] = sizes["num_experts"]
+    if model_type not in WINDOWED:
+        settings["sliding_window"] = None
+    if model_type == "gemma3_text":  # its largest model alone scales queries by something else than the head's size
+        settings["query_pre_attn_scalar"] = (
+            sizes["hidden_size"] // sizes["num_attention_heads"] if sizes["num_hidden_layers"] == 62 else head
+        )
+    if model_type != "phi3" or sizes.get("head_dim"):
+        settings["head_dim"] = head
+    settings |= _rotary(header, own, head, settings, model_type)
+    try:
+        return AutoConfig.for_model(model_type, **settings)
+    except Exception as error:  # transformers raises many kinds here
+        raise ModelError(f"{header.path}: its metadata make no {model_type} model: {error}") from error
+
+
+def _sizes(header: Header, own: dict[str, Any]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for key, name in SIZES.items():
+        if key not in own and key not in NEEDED:
+            continue
+        value = _number(header, own, key, int)
+        if not 0 <= value < LARGEST or (value == 0 and key in NEEDED):
+            raise ModelError(f"{header.path}: its metadata say that {key} is {value}, which cannot be")
+        if value:
+            sizes[name] = value
+    if sizes["num_hidden_layers"] > len(header.tensors):
+        raise ModelError(
+            f"{header.path}: its metadata speak of {sizes['num_hidden_layers']} layers, but it has only "
+            f"{len(header.tensors)} tensors"
+        )
+    sizes.setdefault("num_key_value_heads", sizes["num_attention_heads"])
+    return sizes
+
+
+def _number(header: Header, own: dict[str, Any], key: str, kind: type) -> Any:
+    value = own.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or (kind is int and not isinstance(value, int)):
+        found = "is missing" if value is None else f"is {value!r:.60}, not one number"
+        raise ModelError(f"{header.path}: the metadata field {key} {found}")
+    return kind(value)
+
+
+def _rotary(
+    header: Header, own: dict[str, Any], head: int, settings: dict[str, Any], model_type: str
+) -> dict[str, Any]:
+    """Rotary settings. Factors on single frequencies (llama 3.1, phi 3) lie in tensors, not in the metadata."""
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if "rope.freq_base" in own:
+        rope["rope_theta"] = _number(header, own, "rope.freq_base", float)
+    turned = own.get("rope.dimension_count", head)
+    if turned != head:
+        rope["partial_rotary_factor"] = turned / head
+    context = settings["max_position_embeddings"]
+    if "rope_freqs.weight" in header.tensors:
+        factors = _factors(header, "rope_freqs.weight")
+        rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        rope["original_max_position_embeddings"] = context
+    elif "rope_factors_short.weight" in header.tensors:
+        rope |= {"rope_type": "longrope", "short_factor": _factors(header, "rope_factors_short.weight")}
+        rope["long_factor"] = _factors(header, "rope_factors_long.weight")
+        rope["original_max_position_embeddings"] = own.get("rope.scaling.original_context_length", context)
+        if "rope.scaling.attn_factor" in own:
+            rope["attention_factor"] = _number(header, own, "rope.scaling.attn_factor", float)
+    elif own.get("rope.scaling.type", "none") != "none":
+        rope |= {"rope_type": own["rope.scaling.type"], "factor": _number(header, own, "rope.scaling.factor", float)}
+        if "rope.scaling.original_context_length" in own:
+            rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+    if (
+        model_type == "gemma3_text"
+    ):  # scaling is for the layers that see everything; the others have a base of their own
+        return {"rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}}
+    if rope["rope_type"] == "longrope" and model_type == "phi3":
+        return {"rope_parameters": rope, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
+    return {"rope_parameters": rope}
+
+
+def _factors(header: Header, name: str) -> list[float]:
+    if name not in header.tensors:
+        raise ModelError(f"{header.path} has no tensor {name}, which its rotary scaling needs")
+    return [float(x) for x in header.values(header.tensors[name]).ravel()]

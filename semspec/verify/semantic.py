@@ -1,0 +1,83 @@
+"""`semantic`: a step stands if the target would say the same, in whatever words. Lossy.
+
+With p and q the probabilities that the draft and the target write a step of this meaning here, as their probes read
+them from the states that predicted the step's tokens:
+    stands if u < min(1, q / p), u uniform            tau=0, the paper's ratio test lifted to steps
+    stands if q >= tau * p                            tau>0, deterministic
+A step whose every token is among the target's `top` likeliest stands without being asked (the released code's fast
+path; 0: off). A ratio below `floor` never stands (0: off). p is taken as at least 0.02, labels being shares of 20.
+May break: a probe sees an average of states, in which one wrong digit drowns.
+Needs both models' hidden states and both probes: `semspec probe fit`.
+Source: SemanticSpec, arXiv 2602.03708, and its released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.noise import ACCEPT
+from semspec.probe.head import Probe
+from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.step import StepRule
+
+LEAST = 0.02  # the smallest p that a ratio is trusted with
+
+
+@dataclass(frozen=True)
+class Semantic(StepRule):
+    name = "semantic"
+
+    tau: float = 0.0
+    top: int = 2
+    floor: float = 0.0
+    # Folder with the probes of both models; "": those that came with the pair. Clients of a server may not name one.
+    probes: str = field(default="", metadata={"path": True})
+    target_probe: Probe | None = field(default=None, metadata={"option": False})
+    draft_probe: Probe | None = field(default=None, metadata={"option": False})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tau", "top", "floor"):
+            if getattr(self, name) < 0:
+                raise BadRequest(f"semantic's {name} is {getattr(self, name)}; give 0 (off) or a positive number")
+
+    def bound(self, pair: Binding) -> Rule:
+        target, draft = pair.probes(self.probes)
+        return replace(self, target_probe=target, draft_probe=draft)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.target_probe.layers if self.target_probe else ()
+
+    @property
+    def draft_layers(self) -> tuple[int, ...]:
+        return self.draft_probe.layers if self.draft_probe else ()
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"
+        assert drafts.hidden is not None and drafts.draft_hidden is not None
+        q = self.target_probe(drafts.hidden, drafts.first_row, drafts.counts)
+        p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
+        p = p.to(q.device).clamp_min(LEAST)
+        # Products, not quotients: the same test, and nothing to divide by.
+        means_it = q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q
+        usual = self._usual(drafts)
+        return self.conclude(drafts, usual | (means_it & (q >= self.floor * p)), (q, p, usual))
+
+    def _usual(self, drafts: Drafts) -> Tensor:
+        """[B] whether the target had every token of the step among its likeliest"""
+        if not self.top:
+            return drafts.counts < 0
+        top = drafts.target_logits.topk(min(self.top, drafts.target_logits.shape[-1]), dim=-1).indices  # [R, top]
+        inside = (top[drafts.rows[:, :-1]] == drafts.ids[..., None]).any(-1)
+        return (inside | ~drafts.exists).all(-1)
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        q, p, usual = evidence
+        if usual:
+            return f"every token of the step is among the target's {self.top} likeliest"
+        return f"the target says this with {q:.2f}, the draft with {p:.2f}"

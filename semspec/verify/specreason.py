@@ -1,0 +1,49 @@
+"""`specreason`: the target is asked how good a step is, 0 to 9, and answers with one token. Lossy.
+
+One target pass goes over the step and a short question behind it; the likeliest digit after the question is the score,
+and the step stands from `least` on. Needs the target's rows only, but a target that follows instructions.
+Source: SpecReason, arXiv 2504.07891. The question is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from semspec.errors import BadRequest
+from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.step import StepRule
+
+QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to 9 (excellent)? One digit: "
+
+
+@dataclass(frozen=True)
+class SpecReason(StepRule):
+    name = "specreason"
+
+    least: int = 7
+    question: str = QUESTION
+    tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the question in the target's tokens
+    digits: tuple[int, ...] = field(default=(), metadata={"option": False})  # the tokens of 0 to 9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.least <= 9:
+            raise BadRequest(f"specreason's least is {self.least}; give a score from 0 to 9")
+
+    def bound(self, pair: Binding) -> Rule:
+        digits = [pair.tokens_of(str(i))[-1:] for i in range(10)]
+        if len({digit[0] for digit in digits if digit}) < 10:
+            raise BadRequest("specreason needs a tokenizer with a token for every digit; this one has none")
+        return replace(self, tokens=tuple(pair.tokens_of(self.question)), digits=tuple(d[0] for d in digits))
+
+    def layout(self, draft: list[int]) -> list[int]:
+        return [*draft, *self.tokens] if draft else []
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        asked = drafts.target_logits[drafts.first_row + drafts.counts + len(self.tokens)]  # [B, V]
+        score = asked[:, list(self.digits)].argmax(-1)
+        return self.conclude(drafts, score >= self.least, (score,))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return f"the target gives the step {evidence[0]:.0f} of 9"

@@ -1,0 +1,47 @@
+"""Controls of step rules, not methods. Lossy.
+
+`random-step` lets steps stand at a given rate, whatever they say: 1 accepts all, 0 none, and a step rule that is no
+better at the same rate has understood nothing. `oracle` lets exactly those stand that a referee calls valid, who must
+come with the task: the ceiling of every step rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semspec.errors import BadRequest
+from semspec.noise import ACCEPT
+from semspec.verify.base import Decisions, Drafts
+from semspec.verify.step import StepRule
+
+
+@dataclass(frozen=True)
+class RandomStep(StepRule):
+    name = "random-step"
+
+    rate: float = 0.7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.rate <= 1:
+            raise BadRequest(f"random-step's rate is {self.rate}; give a probability from 0 to 1")
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        coin = drafts.uniform(ACCEPT)[:, 0]
+        return self.conclude(drafts, coin < self.rate, (coin,))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return f"coin {evidence[0]:.2f} < {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class Oracle(StepRule):
+    name = "oracle"
+    refereed = True
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        return self.conclude(drafts, drafts.counts > 0)
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return "the referee calls the step valid"

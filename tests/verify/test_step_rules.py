@@ -1,0 +1,168 @@
+"""Step rules: whole steps stand or fall, for the reasons the rules give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semspec import noise
+from semspec.errors import BadRequest
+from semspec.types import Sampling
+from semspec.verify import Drafts, make
+from semspec.verify.base import verdicts
+from semspec.verify.semantic import LEAST, Semantic
+from semspec.verify.specreason import SpecReason
+from tests.verify.binding import Binding
+from tests.verify.build import GREEDY, One, build, hot, judge, random_one
+
+VOCAB = 6
+
+
+class Says:
+    """A probe that reads its answer off the first feature of the first state."""
+
+    layers = (0,)
+
+    def __call__(self, states: dict[int, Any], first_row: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return states[0][first_row, 0]
+
+
+def semantic(**options: Any) -> Semantic:
+    return Semantic(target_probe=Says(), draft_probe=Says(), **options)  # type: ignore[arg-type]
+
+
+def with_probabilities(drafts: Drafts, q: list[float], p: list[float]) -> Drafts:
+    """What both probes will say of each step."""
+    target, draft = torch.zeros(len(drafts.target_logits), 1), torch.zeros(int(drafts.counts.sum()), 1)
+    target[drafts.first_row, 0] = torch.tensor(q)
+    draft[drafts.first_draft.clamp_max(max(0, len(draft) - 1)), 0] = torch.tensor(p)
+    return replace(drafts, hidden={0: target}, draft_hidden={0: draft})
+
+
+def unlikely(ids: list[int]) -> list[list[float]]:
+    """A target that has every token of a step in the third place, and wants token 0 behind it."""
+    rows = []
+    for token in ids:
+        row = [0.0] * VOCAB
+        row[(token + 1) % VOCAB], row[(token + 2) % VOCAB], row[token] = 9.0, 8.0, 7.0
+        rows.append(row)
+    return [*rows, hot(0)]
+
+
+def stands(rule: Semantic, q: float, p: float, sampling: Sampling = GREEDY, ids: tuple[int, ...] = (1, 2)) -> bool:
+    drafts = with_probabilities(build(One(unlikely(list(ids)), list(ids), None, sampling)), [q], [p])
+    found = rule.judge(drafts).accepted.item()
+    assert found in (0, len(ids)), "all of a step or nothing"
+    return bool(found)
+
+
+@pytest.mark.parametrize(("q", "p", "tau", "wanted"), [
+    (0.5, 0.5, 1.0, True), (0.49, 0.5, 1.0, False), (0.26, 0.5, 0.5, True), (0.24, 0.5, 0.5, False),
+    (0.001, 0.0, 0.5, False), (0.011, 0.0, 0.5, True),  # a p of nothing counts as 0.02
+])  # fmt: skip
+def test_with_tau_the_ratio_decides(q: float, p: float, tau: float, wanted: bool) -> None:
+    assert stands(semantic(tau=tau), q, p) == wanted
+
+
+def test_without_tau_a_coin_decides_at_the_rate_of_the_ratio() -> None:
+    for q, p, rate in [(0.2, 0.5, 0.4), (0.9, 0.5, 1.0), (0.0, 0.5, 0.0), (0.015, 0.001, 0.75)]:
+        found = [stands(semantic(), q, p, Sampling(seed=seed)) for seed in range(600)]
+        assert sum(found) / 600 == pytest.approx(rate, abs=0.07)
+        for seed in (3, 4):
+            coin = noise.uniform(torch.tensor(seed), torch.tensor(0), torch.tensor(noise.stream(noise.ACCEPT, 0)))
+            assert found[seed] == (coin.item() * max(p, LEAST) < q), "the noise is a function of the seed"
+
+
+def test_the_floor_refuses_what_a_lucky_coin_would_take() -> None:
+    assert not any(stands(semantic(floor=0.5), 0.2, 0.5, Sampling(seed=seed)) for seed in range(50))
+    assert stands(semantic(floor=0.5, tau=0.1), 0.26, 0.5)
+
+
+def test_the_fast_path_takes_a_step_the_target_finds_usual_throughout() -> None:
+    second = [[0.0, 9.0, 8.0, 0.0, 0.0, 0.0], [0.0, 8.0, 9.0, 0.0, 0.0, 0.0], hot(5)]
+    drafts = with_probabilities(build(One(second, [2, 1])), [0.0], [1.0])
+    decisions = semantic(tau=0.5).judge(drafts)
+    assert decisions.accepted.tolist() == [2] and decisions.next.tolist() == [5]
+    (verdict,) = verdicts(decisions)
+    assert verdict.relaxed == (0, 1) and verdict.instead == (1, 2)
+    assert "among the target's 2 likeliest" in semantic(tau=0.5).reason(verdict.evidence[0])
+    for rule in (semantic(tau=0.5, top=0), semantic(tau=0.5, top=1)):
+        assert rule.judge(drafts).accepted.tolist() == [0]
+
+
+def test_a_refused_step_begins_again_with_the_targets_own_choice() -> None:
+    (row, *_) = unlikely([1, 2])
+    for sampling in (Sampling(), Sampling(0.9, seed=5)):
+        drafts = with_probabilities(build(One(unlikely([1, 2]), [1, 2], None, sampling)), [0.0], [1.0])
+        decisions = semantic(tau=0.5).judge(drafts)
+        assert decisions.next.tolist() == drafts.target_choice()[:, 0].tolist()
+    assert max(range(VOCAB), key=row.__getitem__) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=5), st.booleans())
+def test_batches_equal_singles(steps: list[tuple[int, float, float]], greedy: bool) -> None:
+    sampling = Sampling() if greedy else Sampling(0.7, top_p=0.9)
+    ones = [random_one(i, k, sampling, VOCAB, certain=True) for i, (k, _, _) in enumerate(steps)]
+    for rule in (semantic(), semantic(tau=0.5, top=0), make("random-step:rate=0.5")):
+        together = rule.judge(with_probabilities(build(*ones), [q for _, q, _ in steps], [p for _, _, p in steps]))
+        for i, (one, (_, q, p)) in enumerate(zip(ones, steps, strict=True)):
+            alone = rule.judge(with_probabilities(build(one), [q], [p]))
+            assert alone.accepted[0] == together.accepted[i] and alone.next[0] == together.next[i]
+
+
+def test_protected_tokens_are_neither_brought_in_nor_left_out() -> None:
+    protected = torch.zeros(VOCAB, dtype=torch.bool)
+    protected[3] = True
+    everything = make("random-step:rate=1")
+    for rows, ids, wanted in [
+        ([hot(1), hot(2), hot(0)], [1, 3], 0),  # the draft brings one in
+        ([hot(1), hot(3), hot(0)], [1, 2], 0),  # the target wanted one
+        ([hot(1), hot(3), hot(0)], [1, 3], 2),  # both want it
+        ([hot(1), hot(4), hot(0)], [1, 2], 2),
+    ]:
+        drafts = replace(build(One(rows, ids)), protected=protected)
+        assert everything.judge(drafts).accepted.tolist() == [wanted]
+
+
+def test_the_bonus_is_drawn_cooler_than_the_rest() -> None:
+    flat = [hot(1), [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]]
+    hot_ones, cool_ones = set(), set()
+    for seed in range(40):
+        one = One(flat, [1], None, Sampling(1.0, seed=seed))
+        hot_ones.add(judge(make("random-step:rate=1,bonus=1"), one)[0][1])
+        cool_ones.add(judge(make("random-step:rate=1,bonus=0.02"), one)[0][1])
+    assert cool_ones == {0} and len(hot_ones) > 3
+    usual = [judge(make("none"), One(flat[1:], [], None, Sampling(1.0, seed=s, top_k=1)))[0][1] for s in range(5)]
+    assert usual == [0] * 5
+
+
+def test_random_step_holds_its_rate_and_its_limits() -> None:
+    ones = [One([hot(1), hot(2)], [4], None, Sampling(seed=seed)) for seed in range(500)]
+    for rate in (0.0, 0.3, 1.0):
+        found = [accepted for accepted, _ in judge(make(f"random-step:rate={rate}"), *ones)]
+        assert sum(found) / 500 == pytest.approx(rate, abs=0.07) and (rate not in (0, 1) or set(found) == {int(rate)})
+
+
+def test_specreason_reads_the_digit_behind_its_question() -> None:
+    rule = SpecReason(least=7, question="ok?").bound(Binding())
+    assert isinstance(rule, SpecReason) and rule.layout([1, 2]) == [1, 2, *(ord(c) % 50 for c in "ok?")]
+    for digit in range(10):
+        rows = [hot(1, 50), hot(2, 50), hot(3, 50), *[hot(0, 50)] * 2, hot(ord(str(digit)) % 50, 50)]
+        assert judge(rule, One(rows, [1, 2])) == [(2, 3) if digit >= 7 else (0, 1)]
+    with pytest.raises(BadRequest, match="a token for every digit"):
+        SpecReason().bound(Binding(remark=[4, 5]))
+
+
+@pytest.mark.parametrize("spec", [
+    "semantic:tau=-1", "semantic:top=-1", "semantic:lead=-1", "semantic:max_step_tokens=0", "semantic:bonus=0",
+    "random-step:rate=1.5", "specreason:least=10",
+])  # fmt: skip
+def test_bad_options_are_refused(spec: str) -> None:
+    with pytest.raises(BadRequest, match="; give"):
+        make(spec)
