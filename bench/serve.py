@@ -91,6 +91,13 @@ class Load:
         run.seconds = time.perf_counter() - began
         return run
 
+    async def refer(self) -> None:
+        """Every problem by itself, the target alone: what all other answers are compared with."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
+            for problem in range(len(self.prompts)):
+                await self.ask(http, Run(), "none", problem)
+        assert len(self.answers) == len(self.prompts), "the server answers nobody"
+
     async def ask(self, http: httpx.AsyncClient, run: Run, method: str, problem: int) -> None:
         body = {
             "model": "pocket", "messages": self.prompts[problem], "temperature": 0, "max_tokens": LONGEST,
@@ -160,7 +167,7 @@ async def measure(clients: int, seconds: float, slots: int) -> dict[str, Any]:
         memory: list[tuple[float, float]] = []
         rows = {}
         alone = {}
-        await load.measure("none", 1, 0.1)  # whoever comes first pays for what is done once
+        await load.refer()
         for method in METHODS:
             alone[method] = await load.measure(method, 1, max(4.0, seconds / 16))
         sampler = asyncio.create_task(sample(pid, memory))

@@ -18,7 +18,8 @@ from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.serve import speculation
 from semspec.serve.answers import Answer, ChatAnswer, Choice, TextAnswer
-from semspec.serve.engine import Engine, Flight
+from semspec.serve.engine import Engine
+from semspec.serve.flight import Flight
 from semspec.serve.limits import Settings
 from semspec.serve.pieces import Ended
 from semspec.serve.reasoning import Splitter

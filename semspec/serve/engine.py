@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -21,7 +20,8 @@ from typing import Any, Literal
 from semspec.errors import SemspecError
 from semspec.model.remember import Remembering
 from semspec.options import Options
-from semspec.pair import Pair, Ticket
+from semspec.pair import Pair
+from semspec.serve.flight import Answering, Flight
 from semspec.serve.pieces import Ended, Piece, piece_of
 from semspec.serve.refusals import Refused
 from semspec.types import Acquire
@@ -30,51 +30,6 @@ log = logging.getLogger("semspec.serve")
 State = Literal["loading", "ready", "draining", "failed", "stopped"]
 Asking = Sequence[tuple[list[int], Options]]
 WARM_UP = 24  # tokens written before the first request comes
-
-
-@dataclass
-class Answering:
-    """One answer on its way, and when what happened to it."""
-
-    ticket: Ticket
-    choice: int
-    began: float | None = None  # it got its slots
-    first: float | None = None  # its first token was there
-    written: int = 0  # tokens handed over
-    done: bool = False
-
-
-@dataclass(eq=False)
-class Flight:
-    """One HTTP request's answers on their way. Iterate for pieces; leaving the `async with` frees its slots."""
-
-    engine: Engine
-    arrived: float
-    deadline: float
-    count: int
-    sequences: list[Answering] = field(default_factory=list)  # the engine's side
-    messages: asyncio.Queue[Piece | Ended | Exception] = field(default_factory=asyncio.Queue)
-    ended: int = 0  # answers that are complete, on the event loop's side
-    taken_in: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    async def __aenter__(self) -> Flight:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self.ended < self.count:
-            self.engine.abort(self)
-
-    def __aiter__(self) -> Flight:
-        return self
-
-    async def __anext__(self) -> Piece | Ended:
-        if self.ended == self.count:
-            raise StopAsyncIteration
-        message = await self.messages.get()
-        if isinstance(message, Exception):
-            raise message
-        self.ended += isinstance(message, Ended)
-        return message
 
 
 def remembering(pair: Pair) -> Pair:
