@@ -114,10 +114,14 @@ def test_while_it_loads_it_says_so_and_refuses(pair: semspec.Pair):
 
 
 def test_a_failure_to_load_is_remembered():
+    gate = threading.Event()
+
     def load() -> semspec.Pair:
+        assert gate.wait(20)
         raise ModelError("no such model")
 
     with serving(load, ready=False) as live:
+        gate.set()
         assert until(lambda: live.engine.state in ("failed", "stopped"))
         assert isinstance(live.engine.error, ModelError) and until(lambda: live.server.should_exit)
 
