@@ -17,6 +17,7 @@ from semspec.bench.commands import draft_length
 from semspec.errors import SemspecError
 from semspec.info import info
 from semspec.probe import commands as probe_commands
+from semspec.serve import commands as serve_commands
 from semspec.show import coloured, reasons, relaxed_tokens
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
 app.add_typer(probe_commands.app, name="probe")
+app.command()(serve_commands.serve)
 app.command()(info)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from semspec.verify import Rule
 from semspec.verify.step import StepRule
 
 DEFAULT_NEW_TOKENS = 256
+PACES = 64  # combinations of rule and drafter whose draft lengths are remembered
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class Ticket:
         while self.task.events:
             event = self.task.events.popleft()
             event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
+            event.places = self.text.places
             new.append(event)
         self.events += new
         return new
@@ -206,7 +208,15 @@ class Pair:
         job = self._prepare(prompts[0], _override(options or Options(), overrides))
         return Stream(self.executor, self._submit(*job))
 
-    def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
+    def submit(self, requests: Sequence[tuple[Prompt | list[int], Options]]) -> list[Ticket]:
+        """Take prompts in, all or none, and run nothing: for those who tick the executor themselves, as a server does.
+
+        A prompt may also be the list of its tokens.
+        """
+        jobs = [self._prepare(prompt, options) for prompt, options in requests]
+        return [self._submit(*job) for job in jobs]
+
+    def _prepare(self, prompt: Prompt | list[int], options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
         rule = verify.make(options.verifier).bound(self)
         tokens = encode(self.tokenizer, prompt)
@@ -238,7 +248,12 @@ class Pair:
         """A number, or what prompts before this one have taught about drafting for this rule."""
         if isinstance(options.num_draft_tokens, int):
             return options.num_draft_tokens
-        return self._paces.setdefault((rule, options.drafter, options.unsure), Auto(shortest=rule.shortest()))
+        key = (rule, options.drafter, options.unsure)
+        pace = self._paces.pop(key, None) or Auto(shortest=rule.shortest())
+        self._paces[key] = pace  # the latest comes last, and what has not been asked for in a long time goes
+        if len(self._paces) > PACES:
+            del self._paces[next(iter(self._paces))]
+        return pace
 
     def spelling(self, token: int) -> str:
         """A single token as text."""
