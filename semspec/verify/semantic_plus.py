@@ -33,7 +33,7 @@ class SemanticPlus(StepRule):
     rewrite: str = "sampling"
     hand_over: bool = False
     least: float = -1.0  # below 0: what the judge was calibrated to
-    probes: str = ""  # folder with the judge; "": the one that came with the pair
+    probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the one of the pair
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
 
