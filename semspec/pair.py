@@ -123,6 +123,11 @@ class Stream:
         self._stopping = True
 
     @property
+    def stats(self) -> Stats:
+        """What it has taken until now."""
+        return self._ticket.stats
+
+    @property
     def error(self) -> Exception | None:
         """Why it failed, if it did."""
         return self._ticket.task.error

@@ -1,0 +1,74 @@
+"""An answer on a terminal while it is being written, with a line of figures under it.
+
+What is certain scrolls by as usual; only the row being written and the figures are redrawn. So an answer may be longer
+than the screen, and the screen as narrow as it likes. In a pipe there is only the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+CONTROLS = {c: 0x2400 + c for c in range(32) if c not in (9, 10)} | {127: 0x2421} | dict.fromkeys(range(128, 160), "�")
+
+
+class Writer:
+    """Writes an answer piece by piece. `figures` says what stands below, most important first; None: nothing does."""
+
+    def __init__(self, console: Console, figures: Callable[[], Sequence[str]] | None = None) -> None:
+        self.console, self.figures = console, figures
+        self._row = Text()  # what has been written since the last row that is certain
+        self._live: Live | None = None
+        if figures is not None and console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+
+    def __enter__(self) -> Writer:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+            if self._row:
+                self.console.print(self._row)
+        else:
+            self.console.print()
+
+    def write(self, text: Text) -> None:
+        if self.console.is_terminal:
+            text = harmless(text)
+        if not self._live or not self.figures:
+            self.console.print(text, end="", soft_wrap=True)
+            self.console.file.flush()
+            return
+        self._row.append_text(text)
+        width = self.console.width
+        *certain, self._row = self._row.wrap(self.console, width)
+        for row in certain:
+            self.console.print(row)
+        line = Text(fit(self.figures(), width), style="dim", no_wrap=True, overflow="crop")
+        self._live.update(Group(self._row, line), refresh=True)
+
+
+def fit(parts: Sequence[str], width: int) -> str:
+    """As many of the parts, from the first on, as there is room for in one row."""
+    line = ""
+    for part in parts:
+        longer = f"{line} · {part}" if line else part
+        if len(longer) > width:
+            break
+        line = longer
+    return line or (parts[0][:width] if parts else "")
+
+
+def harmless(text: Text) -> Text:
+    """Control characters as pictures of themselves: a model's text must not command the terminal."""
+    if not any(ord(c) in CONTROLS for c in text.plain):
+        return text
+    shown = text.copy()
+    shown.plain = text.plain.translate(CONTROLS)
+    return shown
