@@ -143,11 +143,13 @@ class Chat:
                 result = stream.result()
             else:
                 result = show(stream, self.console, live=not self.quiet)
-        self.turns.append((result, self.session.reused))
+        turn = (result, self.session.reused)
+        if result.text:  # else the session forgets that it was asked
+            self.turns.append(turn)
         if self.as_json:
-            typer.echo(json.dumps(self.document(*self.turns[-1]), ensure_ascii=False))
+            typer.echo(json.dumps(self.document(*turn), ensure_ascii=False))
         if not self.quiet:
-            self.say(self.fitted([*self.ending(result), *figures(result.stats), self.reading(*self.turns[-1])]))
+            self.say(self.fitted([*self.ending(result), *figures(result.stats), self.reading(*turn)]))
 
     def ending(self, result: Result) -> list[str]:
         """How an answer ended, if not by itself."""

@@ -40,7 +40,7 @@ def main(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option(envvar="SEMSPEC_CONFIG", help="Config file; by default config.toml in the user's own folder."),
+        typer.Option(envvar="SEMSPEC_CONFIG", help=f"Config file; else {settings.default_path()}, if it is there."),
     ] = None,
 ) -> None:
     if version:

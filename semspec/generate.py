@@ -13,7 +13,8 @@ import typer
 import semspec
 from semspec import arguments as args
 from semspec.errors import BadRequest
-from semspec.show import coloured, reasons, relaxed_tokens, report, show, summary, terminal
+from semspec.live import Writer
+from semspec.show import reasons, relaxed_tokens, report, show, summary, terminal
 
 SLOTS = 16  # answers decoded at a time
 
@@ -77,7 +78,9 @@ def generate(
     )
     for i, result in enumerate(results):
         if n > 1:
-            console.print(coloured(result.events), soft_wrap=True)
+            with Writer(console) as writer:
+                for event in result.events:
+                    writer.write(event)
             if i < n - 1:
                 console.print()
         if why:

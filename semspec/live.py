@@ -6,12 +6,17 @@ than the screen, and the screen as narrow as it likes. In a pipe there is only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from semspec.types import Event, Origin
+
+STYLES: dict[Origin, str] = {"draft": "green", "relaxed": "yellow", "target": "default"}
 CONTROLS = {c: 0x2400 + c for c in range(32) if c not in (9, 10)} | {127: 0x2421} | dict.fromkeys(range(128, 160), "�")
 
 
@@ -38,20 +43,30 @@ class Writer:
         else:
             self.console.print()
 
-    def write(self, text: Text) -> None:
-        if self.console.is_terminal:
-            text = harmless(text)
-        if not self._live or not self.figures:
-            self.console.print(text, end="", soft_wrap=True)
+    def write(self, event: Event) -> None:
+        if not self.console.is_terminal:  # where rich would not leave every character as it is
+            self.console.file.write(event.text)
             self.console.file.flush()
-            return
-        self._row.append_text(text)
-        width = self.console.width
-        *certain, self._row = self._row.wrap(self.console, width)
-        for row in certain:
-            self.console.print(row)
-        line = Text(fit(self.figures(), width), style="dim", no_wrap=True, overflow="crop")
-        self._live.update(Group(self._row, line), refresh=True)
+        elif not self._live or not self.figures:
+            self.console.print(coloured([event]), end="", soft_wrap=True)
+        else:
+            self._row.append_text(coloured([event]))
+            width = self.console.width
+            *certain, self._row = self._row.wrap(self.console, width)
+            for row in certain:
+                self.console.print(row)
+            line = Text(fit(self.figures(), width), style="dim", no_wrap=True, overflow="crop")
+            self._live.update(Group(self._row, line), refresh=True)
+
+
+def coloured(events: Iterable[Event]) -> Text:
+    """Green from the draft, yellow relaxed, plain from the target. Control characters become pictures of themselves:
+    a model's text must not command the terminal."""
+    text = Text()
+    for event in events:
+        for piece, origin in event.spans:
+            text.append(piece.translate(CONTROLS), style=STYLES[origin])
+    return text
 
 
 def fit(parts: Sequence[str], width: int) -> str:
@@ -63,12 +78,3 @@ def fit(parts: Sequence[str], width: int) -> str:
             break
         line = longer
     return line or (parts[0][:width] if parts else "")
-
-
-def harmless(text: Text) -> Text:
-    """Control characters as pictures of themselves: a model's text must not command the terminal."""
-    if not any(ord(c) in CONTROLS for c in text.plain):
-        return text
-    shown = text.copy()
-    shown.plain = text.plain.translate(CONTROLS)
-    return shown

@@ -19,16 +19,23 @@ PREFIX = "SEMSPEC"
 ARGUMENTS = {"target"}  # arguments that can be set like options
 HELP = (
     "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
-    "key of the config file (verifier = ..., or in a table [chat])."
+    "key of the config file (verifier = ..., in a table named chat for that command)."
 )
 
 
 def apply(context: typer.Context, config: Path | None) -> None:
     """Give the commands below their variables, and the config file's values as defaults."""
     name_variables(context.command, ())
-    path = config or Path(typer.get_app_dir("semspec")) / "config.toml"
+    path = config or default_path()
     if config is not None or path.is_file():
         context.default_map = defaults(context.command, read(path), path)
+        below = dict(commands(context.command)).get(context.invoked_subcommand or "")
+        if below is not None:
+            check(context, below, context.default_map[below.name], path)
+
+
+def default_path() -> Path:
+    return Path(typer.get_app_dir("semspec")) / "config.toml"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -82,6 +89,16 @@ def _value(parameter: Any, value: Any) -> Any:
     if getattr(parameter, "multiple", False):
         return [str(item) for item in (value if isinstance(value, list) else [value])]
     return value if getattr(parameter, "is_flag", False) else str(value)
+
+
+def check(context: typer.Context, command: Any, values: dict[str, Any], path: Path) -> None:
+    """Refuse values of the command at hand that are of the wrong kind, and say where they stand."""
+    for key, parameter in settable(command):
+        if parameter.name in values:
+            try:
+                parameter.process_value(context, values[parameter.name])
+            except typer.BadParameter as error:
+                raise BadRequest(f"{path}: {key} is {values[parameter.name]!r}: {error.message}") from error
 
 
 def settable(command: Any) -> Iterator[tuple[str, Any]]:

@@ -1,30 +1,18 @@
-"""How an answer looks to a person or a script: tokens coloured by where they came from, what it took, as JSON."""
+"""What is said of an answer, to a person or a script: what it took, why relaxed tokens stand, all of it as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from semspec.live import Writer
+from semspec.live import STYLES, Writer
 
 if TYPE_CHECKING:
     from semspec.pair import Result, Stream
     from semspec.stats import Stats
-    from semspec.types import Event, Origin
-
-STYLES: dict[Origin, str] = {"draft": "green", "relaxed": "yellow", "target": "default"}
-
-
-def coloured(events: Iterable[Event]) -> Text:
-    """Green from the draft, yellow relaxed, plain from the target."""
-    text = Text()
-    for event in events:
-        for piece, origin in event.spans:
-            text.append(piece, style=STYLES[origin])
-    return text
 
 
 def relaxed_tokens(result: Result, spelling: Callable[[int], str]) -> list[dict[str, Any]]:
@@ -63,7 +51,7 @@ def show(stream: Stream, console: Console, live: bool = True) -> Result:
     """Write an answer to the terminal as it comes, coloured by origin, its figures below if it may be `live`."""
     with Writer(console, (lambda: figures(stream.stats)) if live else None) as writer:
         for event in stream:
-            writer.write(coloured([event]))
+            writer.write(event)
     return stream.result()
 
 
