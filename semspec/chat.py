@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,8 +113,7 @@ class Chat:
         """What is typed or piped in, without empty lines."""
         prompted = self.interactive and sys.stdout.isatty()
         if prompted:
-            with suppress(ImportError):
-                import readline  # noqa: F401  # gives `input` a history and keys to edit with
+            equip_input()
         while True:
             try:
                 line = input("> ") if prompted else sys.stdin.readline()
@@ -238,6 +237,23 @@ class Chat:
 
     def fitted(self, parts: list[str]) -> str:
         return fit(parts, self.errors.width) if self.errors.is_terminal else " · ".join(parts)
+
+
+def equip_input() -> None:
+    """Give `input` a history, keys to edit with, and commands to complete, where there is a library for it."""
+    try:
+        import readline
+    except ImportError:
+        return
+    rules = [f"/method {name}" for name in args.verifiers()]
+    known = [*rules, *(name.partition(" ")[0] for name in HELP)]
+
+    def complete(text: str, state: int) -> str | None:
+        return dict(enumerate(word for word in known if word.startswith(text))).get(state)
+
+    readline.set_completer_delims("")  # a line is completed as a whole
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class Writer:
     def __enter__(self) -> Writer:
         if self._live:
             self._live.start()
+            self._draw(self._live)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,16 +48,19 @@ class Writer:
         if not self.console.is_terminal:  # where rich would not leave every character as it is
             self.console.file.write(event.text)
             self.console.file.flush()
-        elif not self._live or not self.figures:
+        elif not self._live:
             self.console.print(coloured([event]), end="", soft_wrap=True)
         else:
             self._row.append_text(coloured([event]))
-            width = self.console.width
-            *certain, self._row = self._row.wrap(self.console, width)
+            *certain, self._row = self._row.wrap(self.console, self.console.width)
             for row in certain:
                 self.console.print(row)
-            line = Text(fit(self.figures(), width), style="dim", no_wrap=True, overflow="crop")
-            self._live.update(Group(self._row, line), refresh=True)
+            self._draw(self._live)
+
+    def _draw(self, live: Live) -> None:
+        assert self.figures is not None
+        line = Text(fit(self.figures(), self.console.width), style="dim", no_wrap=True, overflow="crop")
+        live.update(Group(self._row, line), refresh=True)
 
 
 def coloured(events: Iterable[Event]) -> Text:

@@ -38,6 +38,8 @@ def reasons(relaxed: list[dict[str, Any]]) -> Text:
 
 def figures(stats: Stats) -> list[str]:
     """What an answer has taken, most important first."""
+    if not stats.tokens:
+        return ["reading"]
     seconds = sum(stats.seconds.values())
     found = [f"{stats.tokens} tokens", f"{stats.tokens / max(seconds, 1e-9):.1f}/s", f"tau {stats.tau:.2f}"]
     if stats.relaxed:

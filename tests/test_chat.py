@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -124,56 +126,51 @@ def test_a_model_without_a_chat_template_is_refused(semspec, target_folder: Path
 
 
 def test_in_a_terminal(target_folder: Path):
-    """Keys in, a screen of 50 columns out: an answer stopped by Ctrl-C, another turn, Ctrl-D."""
-    master, slave = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "semspec",
-        "chat",
-        str(target_folder),
-        "--device",
-        "cpu",
-        "-t",
-        "0.9",
-        "--context",
-        "1024",
-    ]
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "50", "LINES": "20", "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, preexec_fn=own_terminal
-    )
-    os.close(slave)
+    """Keys in, a screen of 50 columns out: an answer stopped by Ctrl-C, a command completed by a tab, Ctrl-D."""
+    terminal = Terminal("chat", str(target_folder), "--device", "cpu", "--context", "1024", "-t", "0.9", "--seed", "1")
     try:
-        seen = until(master, "> ")
-        assert "Ctrl-C stops" in seen
-        os.write(master, b"the quick brown fox\n")
-        until(master, " tokens · ")
-        os.write(master, b"\x03")
-        assert "stopped · " in until(master, "> ")
-        os.write(master, b"/method none\n")
-        assert "none, drafts" in until(master, "> ")
-        os.write(master, b"\x03")
-        assert "Ctrl-D leaves" in until(master, "> ")
-        os.write(master, b"\x04")
-        assert child.wait(timeout=30) == 0
+        terminal.expect("Ctrl-D leaves", "> ")
+        terminal.type("the quick brown fox\n")
+        terminal.expect(" tokens · ")
+        terminal.type("\x03")
+        terminal.expect("stopped · ", "> ")
+        terminal.type("/method no\t\n")
+        terminal.expect("none, drafts of 8", "> ")
+        terminal.type("\x03")
+        terminal.expect("Ctrl-D leaves", "> ")
+        terminal.type("\x04")
+        assert terminal.child.wait(timeout=30) == 0
     finally:
-        child.kill()
-        os.close(master)
+        terminal.close()
 
 
-def own_terminal() -> None:
-    """Make standard input the process's own terminal, so that Ctrl-C reaches it."""
-    import fcntl
-    import termios
+class Terminal:
+    """The command with a terminal of its own."""
 
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    def __init__(self, *arguments: str) -> None:
+        self.keys, screen = pty.openpty()
+        self.seen = ""
+        env = os.environ | {"TERM": "xterm", "COLUMNS": "50", "LINES": "20", "OMP_NUM_THREADS": "1"}
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "semspec", *arguments], stdin=screen, stdout=screen, stderr=screen, env=env,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+        )  # fmt: skip
+        os.close(screen)
 
+    def type(self, keys: str) -> None:
+        os.write(self.keys, keys.encode())
 
-def until(master: int, text: str, seconds: float = 60) -> str:
-    """What the terminal shows up to a text."""
-    seen, end = "", time.monotonic() + seconds
-    while text not in seen:
-        assert select.select([master], [], [], max(0, end - time.monotonic()))[0], f"no {text!r} in {seen!r}"
-        seen += os.read(master, 65536).decode(errors="replace")
-    return seen
+    def expect(self, *texts: str) -> None:
+        """Wait until these have been shown, one after another."""
+        end = time.monotonic() + 60
+        for text in texts:
+            while text not in self.seen:
+                assert select.select([self.keys], [], [], max(0, end - time.monotonic()))[0], (text, self.seen)
+                self.seen += os.read(self.keys, 65536).decode(errors="replace")
+            self.seen = self.seen.partition(text)[2]
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        os.close(self.keys)
