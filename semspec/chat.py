@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -135,16 +136,18 @@ class Chat:
             stream = self.session.ask(text, self.options)
         except BadRequest as error:
             raise BadRequest(f"{error} (/new begins a new chat)") if self.turns else error from None
-        with on_interrupt(stream.stop) if self.interactive else nullcontext():
-            if self.as_json:
-                for _ in stream:
-                    pass
-                result = stream.result()
-            else:
-                result = show(stream, self.console, live=not self.quiet)
-        turn = (result, self.session.reused)
-        if result.text:  # else the session forgets that it was asked
-            self.turns.append(turn)
+        try:
+            with on_interrupt(stream.stop) if self.interactive else nullcontext():
+                if self.as_json:
+                    deque(stream, maxlen=0)
+                else:
+                    show(stream, self.console, live=not self.quiet)
+        finally:
+            stream.close()
+            result = stream.result()
+            turn = (result, self.session.reused)
+            if result.text:  # else the session forgets that it was asked
+                self.turns.append(turn)
         if self.as_json:
             typer.echo(json.dumps(self.document(*turn), ensure_ascii=False))
         if not self.quiet:

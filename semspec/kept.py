@@ -55,6 +55,9 @@ class Kept:
             runner, slot, _ = self._slots.pop()
             runner.release(slot)
 
+    def __del__(self) -> None:
+        self.release()
+
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens both begin with."""

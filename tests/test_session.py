@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import islice
 
 import pytest
@@ -133,7 +134,7 @@ def test_shared(one: list[int], other: list[int]):
 
 @pytest.fixture(scope="module")
 def pocket() -> semspec.Pair:
-    return semspec.load("pocket", device="cpu", slots=2, context=512)
+    return semspec.load("pocket", device="cpu", slots=2, context=320)
 
 
 @pytest.mark.parametrize("options", [Options(), Options(verifier="sampling", temperature=0.8, seed=3)])
@@ -165,6 +166,15 @@ def test_a_turn_that_is_stopped_counts_with_what_it_had_written(pocket: semspec.
     session.ask("never read").stop()
     assert len(session.messages) == 4, "what was not answered was not asked"
     session.close()
+    assert pocket.target.free == pocket.draft.free == 2
+
+
+def test_who_forgets_a_session_gets_its_slots_back(pocket: semspec.Pair):
+    session = semspec.Session(pocket)
+    list(session.ask(TURNS[0], max_new_tokens=5))
+    assert pocket.target.free == 1
+    del session
+    gc.collect()
     assert pocket.target.free == pocket.draft.free == 2
 
 
