@@ -65,6 +65,7 @@ class Job:
     logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
     steps: Steps | None = None  # where steps end, for rules whose unit is one
     referee: Referee | None = None  # for rules that ask one
+    rewriter: Rule | None = None  # the token rule by which the draft helps where the target writes, if it does
 
 
 Referee = Callable[[list[int], list[int]], bool]

@@ -26,6 +26,7 @@ from semspec.options import Options
 from semspec.pace import Auto, Pace
 from semspec.pocket.shipped import PROBES, SHIPPED
 from semspec.probe import Probe, fingerprint
+from semspec.probe.evidence import number_tokens
 from semspec.stats import Stats
 from semspec.steps import Steps
 from semspec.stepwise import StepDecoder
@@ -167,6 +168,8 @@ class Pair:
         self.protected = self._protected()
         self.probe_folder = probe_folder
         self._probes: dict[Path, tuple[Probe, Probe]] = {}
+        self._judges: dict[Path, Probe] = {}
+        self._numbers: Tensor | None = None
         self._steps: Steps | None = None
         self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
 
@@ -246,6 +249,7 @@ class Pair:
             logprobs=options.logprobs,
             steps=self.steps(rule),
             referee=self._referee(options.referee),
+            rewriter=self._rewriter(rule),
         )
         return job, self._drafter(rule, options.drafter, options.unsure), text
 
@@ -276,6 +280,32 @@ class Pair:
             target, draft = (Probe.load(place / who, fingerprint(r), r.device) for who, r in runners.items())
             self._probes[place] = (target, draft)
         return self._probes[place]
+
+    def judge(self, folder: str = "") -> Probe:
+        """The probe that judges whole steps, from a folder that has one; by default the one that came with the pair."""
+        place = Path(folder) if folder else self.probe_folder
+        if place is None:
+            raise BadRequest(
+                "this pair has no judge, which semantic+ needs; make one with `semspec probe fit`, and name its "
+                "folder: semantic+:probes=DIR"
+            )
+        if place not in self._judges:
+            self._judges[place] = Probe.load(place / "judge", fingerprint(self.target), self.target.device)
+        return self._judges[place]
+
+    def numbers(self) -> Tensor:
+        """[V] tokens with a digit in them"""
+        if self._numbers is None:
+            self._numbers = number_tokens(self.tokenizer, self.target.vocab).to(self.target.device)
+        return self._numbers
+
+    def _rewriter(self, rule: Rule) -> Rule | None:
+        if not isinstance(rule, StepRule) or not rule.rewrite:
+            return None
+        found = verify.make(rule.rewrite).bound(self)
+        if found.unit != "token" or not found.drafts:
+            raise BadRequest(f"rewrite is {rule.rewrite!r}; give a rule that judges drafts token by token, or nothing")
+        return found
 
     def steps(self, rule: Rule) -> Steps | None:
         """Where steps end, for a rule whose unit is one."""
