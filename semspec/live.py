@@ -6,13 +6,20 @@ than the screen, and the screen as narrow as it likes. In a pipe there is only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.containers import Lines
 from rich.live import Live
 from rich.text import Text
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from semspec.types import Event, Origin
@@ -27,12 +34,14 @@ class Writer:
     def __init__(self, console: Console, figures: Callable[[], Sequence[str]] | None = None) -> None:
         self.console, self.figures = console, figures
         self._row = Text()  # what has been written since the last row that is certain
+        self._keys = ExitStack()
         self._live: Live | None = None
         if figures is not None and console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
 
     def __enter__(self) -> Writer:
         if self._live:
+            self._keys.enter_context(unechoed(sys.stdin))
             self._live.start()
             self._draw(self._live)
         return self
@@ -44,6 +53,7 @@ class Writer:
                 self.console.print(self._row)
         else:
             self.console.print()
+        self._keys.close()
 
     def write(self, event: Event) -> None:
         if not self.console.is_terminal:  # where rich would not leave every character as it is
@@ -71,6 +81,20 @@ class Writer:
         assert self.figures is not None
         line = Text(fit(self.figures(), self.console.width), style="dim", no_wrap=True, overflow="crop")
         live.update(Group(self._row, line), refresh=True)
+
+
+@contextmanager
+def unechoed(keyboard: IO[str]) -> Iterator[None]:
+    """Keys that are pressed meanwhile, Ctrl-C among them, must not move the cursor that rows are redrawn from."""
+    if termios is None or not keyboard.isatty():
+        yield
+        return
+    before = termios.tcgetattr(keyboard)
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def coloured(events: Iterable[Event]) -> Text:

@@ -133,12 +133,15 @@ def test_in_a_terminal(target_folder: Path):
         terminal.type("the quick brown fox\n")
         terminal.expect(" tokens · ")
         terminal.type("\x03")
-        terminal.expect("stopped · ", "> ")
+        assert "^C" not in terminal.expect("stopped · "), "an echo would move the cursor that rows are redrawn from"
+        terminal.expect("> ")
         terminal.type("/method no\t\n")
         terminal.expect("none, drafts of 8", "> ")
+        terminal.type("half a line")
+        terminal.expect("half a line")
         terminal.type("\x03")
         terminal.expect("Ctrl-D leaves", "> ")
-        terminal.type("\x04")
+        terminal.type("\x04")  # on an empty line, the half one is gone
         assert terminal.child.wait(timeout=30) == 0
     finally:
         terminal.close()
@@ -161,14 +164,15 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.keys, keys.encode())
 
-    def expect(self, *texts: str) -> None:
-        """Wait until these have been shown, one after another."""
-        end = time.monotonic() + 60
+    def expect(self, *texts: str) -> str:
+        """Wait until these have been shown, one after another; returns what was shown before the last."""
+        end, before = time.monotonic() + 60, ""
         for text in texts:
             while text not in self.seen:
                 assert select.select([self.keys], [], [], max(0, end - time.monotonic()))[0], (text, self.seen)
                 self.seen += os.read(self.keys, 65536).decode(errors="replace")
-            self.seen = self.seen.partition(text)[2]
+            before, _, self.seen = self.seen.partition(text)
+        return before
 
     def close(self) -> None:
         self.child.kill()
