@@ -19,6 +19,7 @@ from semspec.decode import Decoder, Job, Referee
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
 from semspec.errors import BadRequest, BatchFailed, ModelError
 from semspec.execute import Executor, Task
+from semspec.kept import Kept
 from semspec.model import ModelRunner, Source
 from semspec.model.plan import Plan, check, describe
 from semspec.options import Options
@@ -99,6 +100,7 @@ class Stream:
     def __init__(self, executor: Executor, ticket: Ticket) -> None:
         self._executor, self._ticket = executor, ticket
         self._ready: deque[Event] = deque()
+        self._stopping = False
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -112,12 +114,26 @@ class Stream:
                     return self._ready.popleft()
                 if task.error is not None:
                     raise task.error
-                if task.done:
+                if task.done or self._stopping:
                     raise StopIteration
                 self._executor.tick()
         except BaseException:  # an interrupt or a failure leaves nothing behind
             self.close()
             raise
+
+    def stop(self) -> None:
+        """End the sequence after the pass that is being made. A signal handler or another thread may ask for this."""
+        self._stopping = True
+
+    @property
+    def stats(self) -> Stats:
+        """What it has taken until now."""
+        return self._ticket.stats
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it failed, if it did."""
+        return self._ticket.task.error
 
     def close(self) -> None:
         """End the sequence, if it has not ended; what it has committed until now counts."""
@@ -178,7 +194,7 @@ class Pair:
             raise BadRequest(
                 f"there are {len(prompts)} prompts but {len(given)} options; give one for each, or one for all"
             )
-        jobs = [self._prepare(p, _override(o, overrides)) for p, o in zip(prompts, given, strict=True)]
+        jobs = [self._prepare(p, override(o, overrides)) for p, o in zip(prompts, given, strict=True)]
         tickets = [self._submit(*job) for job in jobs]  # all are checked before any is started
         try:
             while any(not ticket.task.done for ticket in tickets):
@@ -197,16 +213,19 @@ class Pair:
             raise BatchFailed(results)
         return results
 
-    def stream(self, prompt: Prompt, options: Options | None = None, **overrides: Any) -> Stream:
-        """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory.
+    def stream(
+        self, prompt: Prompt, options: Options | None = None, *, kept: Kept | None = None, **overrides: Any
+    ) -> Stream:
+        """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory, unless
+        `kept` is there to take it for the next prompt of a conversation (see `Session`).
 
         Several streams may be open at once; they are decoded as one batch. Bad input fails here, not later.
         """
         prompts, single = _prompts(prompt)
         if not single:
             raise BadRequest("a stream answers one prompt; open one stream for each, they are decoded together")
-        job = self._prepare(prompts[0], _override(options or Options(), overrides))
-        return Stream(self.executor, self._submit(*job))
+        job = self._prepare(prompts[0], override(options or Options(), overrides))
+        return Stream(self.executor, self._submit(*job, kept))
 
     def submit(self, requests: Sequence[tuple[Prompt | list[int], Options]]) -> list[Ticket]:
         """Take prompts in, all or none, and run nothing: for those who tick the executor themselves, as a server does.
@@ -327,11 +346,12 @@ class Pair:
             )
         return markers
 
-    def _submit(self, job: Job, drafter: Drafter, text: TextStream) -> Ticket:
+    def _submit(self, job: Job, drafter: Drafter, text: TextStream, kept: Kept | None = None) -> Ticket:
         stats = Stats()
-        decoder = Decoder(job, self.target, drafter, stats)
         if isinstance(drafter, ModelDrafter) and job.steps is not None:
-            decoder = StepDecoder(job, self.target, drafter, stats)
+            decoder: Decoder = StepDecoder(job, self.target, drafter, stats, kept)
+        else:
+            decoder = Decoder(job, self.target, drafter, stats, kept)
         task = self.executor.submit(decoder.decode(), stats)
         return Ticket(task, job, stats, text)
 
@@ -444,7 +464,7 @@ def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     raise BadRequest(f"a prompt is text, a list of chat messages, or a list of such prompts; this is {prompt!r:.80}")
 
 
-def _override(options: Options, overrides: dict[str, Any]) -> Options:
+def override(options: Options, overrides: dict[str, Any]) -> Options:
     known = {f.name for f in fields(Options)}
     unknown = sorted(set(overrides) - known)
     if unknown:

@@ -14,6 +14,7 @@ from typing import Any
 
 from semspec.decode import WRITE_AHEAD, Decoder, Job
 from semspec.draft.model import ModelDrafter
+from semspec.kept import Kept
 from semspec.stats import Stats
 from semspec.steps import Step
 from semspec.types import Draft, Event, Request, Rolled, Runner
@@ -28,8 +29,8 @@ class StepDecoder(Decoder):
 
     drafter: ModelDrafter
 
-    def __init__(self, job: Job, target: Runner, drafter: ModelDrafter, stats: Stats) -> None:
-        super().__init__(job, target, drafter, stats)
+    def __init__(self, job: Job, target: Runner, drafter: ModelDrafter, stats: Stats, kept: Kept | None = None) -> None:
+        super().__init__(job, target, drafter, stats, kept)
         assert isinstance(job.rule, StepRule) and job.steps is not None
         self.step_rule, self.steps = job.rule, job.steps
         self.rewriter = job.rewriter

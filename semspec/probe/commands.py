@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from semspec.arguments import tasks
 from semspec.bench.commands import bar
 from semspec.errors import BadRequest
 
@@ -25,7 +26,10 @@ Target = Annotated[str, typer.Argument(help="Target model: a checkpoint folder, 
 Draft = Annotated[str | None, typer.Argument(help="Draft model; pocket brings its own.")]
 Folder_ = Annotated[Path, typer.Argument(help="Folder of a collection.")]
 Out = Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is gone on with.")]
-Task_ = Annotated[str, typer.Option(help="Whose problems: pocket, math500, ... with options: pocket:steps=5.")]
+Task_ = Annotated[
+    str,
+    typer.Option(help="Whose problems: pocket, math500, ... with options: pocket:steps=5.", autocompletion=tasks),
+]
 N = Annotated[int | None, typer.Option(help="Number of problems.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
 Traces = Annotated[str, typer.Option(help="Who writes the answers to cut: target, draft, both, or a .jsonl of them.")]
