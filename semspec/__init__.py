@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from semspec.errors import BadRequest, BatchFailed, ModelError, SemspecError
     from semspec.options import Options
     from semspec.pair import Pair, Result, Stream, load
+    from semspec.session import Session
     from semspec.stats import Stats
     from semspec.types import Event, Sampling
     from semspec.verify import Rule, register
@@ -22,6 +23,7 @@ _HOMES = {
     "semspec.errors": ("BadRequest", "BatchFailed", "ModelError", "SemspecError"),
     "semspec.options": ("Options",),
     "semspec.pair": ("Pair", "Result", "Stream", "load"),
+    "semspec.session": ("Session",),
     "semspec.stats": ("Stats",),
     "semspec.types": ("Event", "Sampling"),
     "semspec.verify": ("Rule", "register"),
@@ -39,6 +41,7 @@ __all__ = [
     "Rule",
     "Sampling",
     "SemspecError",
+    "Session",
     "Stats",
     "Stream",
     "load",

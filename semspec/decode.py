@@ -2,7 +2,8 @@
 
 It never touches a model: it yields requests (types.Request) and is sent their results, and yields an Event for
 whatever was committed. The Executor answers the requests of many such generators together, so every rule and drafter
-is batched without knowing it. Closing the generator at any point gives its slots back.
+is batched without knowing it. Closing the generator at any point gives its slots back, or leaves them to a
+conversation's next turn (`kept`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from semspec.kept import Kept
 from semspec.loops import find_loop
 from semspec.noise import TARGET
 from semspec.pace import ALONE, Fixed, Pace
@@ -63,6 +65,7 @@ class Job:
     logprobs: int | None = None  # how many rivals to report with each token's logprob; None: no logprobs
     steps: Steps | None = None  # where steps end, for rules whose unit is one
     referee: Referee | None = None  # for rules that ask one
+    rewriter: Rule | None = None  # the token rule by which the draft helps where the target writes, if it does
 
 
 Referee = Callable[[list[int], list[int]], bool]
@@ -72,8 +75,8 @@ Referee = Callable[[list[int], list[int]], bool]
 class Decoder:
     """One sequence on its way. Between steps the target's cache holds all of the context but its last token."""
 
-    def __init__(self, job: Job, target: Runner, drafter: Drafter, stats: Stats) -> None:
-        self.job, self.target, self.drafter, self.stats = job, target, drafter, stats
+    def __init__(self, job: Job, target: Runner, drafter: Drafter, stats: Stats, kept: Kept | None = None) -> None:
+        self.job, self.target, self.drafter, self.stats, self.kept = job, target, drafter, stats, kept
         self.context = list(job.prompt)
         self.slot = -1
         self.round = 0
@@ -83,10 +86,10 @@ class Decoder:
         self.strict = False  # a loose rule went in circles, so `exact` has taken over
 
     def decode(self) -> Decoding:
-        held = False
+        runners, held = [self.target, *self.drafter.runners], list[int]()
         try:
-            self.slot, *rest = yield Acquire([self.target, *self.drafter.runners])
-            held = True
+            held = (yield from self.kept.acquire(runners, self.context)) if self.kept else (yield Acquire(runners))
+            self.slot, *rest = held
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens
             finish: FinishReason | None = None
@@ -96,7 +99,9 @@ class Decoder:
                 finish = event.finish_reason
                 yield event
         finally:
-            if held:
+            if held and self.kept:
+                self.kept.keep(runners, held, self.context)
+            elif held:
                 self.target.release(self.slot)
                 self.drafter.close()
 
@@ -109,7 +114,7 @@ class Decoder:
         # The target always adds a token of its own, so a draft may be at most one shorter than the room left.
         n, before = self.pace.length(), dict(self.stats.seconds)
         # A model that has a longer text to catch up with says nothing about its usual speed.
-        usual = self.target.length(self.slot) > 0 and not (n and self.unread)
+        usual = len(self.pending()) == 1 and not (n and self.unread)
         event = yield from (self.speculate(min(n, room - 1), room) if n else self.write(ALONE, room))
         self.unread = 0 if n else self.unread + len(event.tokens)
         if event.finish_reason is None:  # else the answer's end has cut it short

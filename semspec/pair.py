@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from semspec.decode import Decoder, Job, Referee
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
 from semspec.errors import BadRequest, BatchFailed, ModelError
 from semspec.execute import Executor, Task
+from semspec.kept import Kept
 from semspec.model import ModelRunner, Source
 from semspec.model.plan import Plan, check, describe
 from semspec.options import Options
 from semspec.pace import Auto, Pace
 from semspec.pocket.shipped import PROBES, SHIPPED
 from semspec.probe import Probe, fingerprint
+from semspec.probe.evidence import number_tokens
 from semspec.stats import Stats
 from semspec.steps import Steps
 from semspec.stepwise import StepDecoder
@@ -34,6 +36,7 @@ from semspec.verify import Rule
 from semspec.verify.step import StepRule
 
 DEFAULT_NEW_TOKENS = 256
+PACES = 64  # combinations of rule and drafter whose draft lengths are remembered
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class Ticket:
         while self.task.events:
             event = self.task.events.popleft()
             event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
+            event.places = self.text.places
             new.append(event)
         self.events += new
         return new
@@ -96,6 +100,7 @@ class Stream:
     def __init__(self, executor: Executor, ticket: Ticket) -> None:
         self._executor, self._ticket = executor, ticket
         self._ready: deque[Event] = deque()
+        self._stopping = False
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -109,12 +114,26 @@ class Stream:
                     return self._ready.popleft()
                 if task.error is not None:
                     raise task.error
-                if task.done:
+                if task.done or self._stopping:
                     raise StopIteration
                 self._executor.tick()
         except BaseException:  # an interrupt or a failure leaves nothing behind
             self.close()
             raise
+
+    def stop(self) -> None:
+        """End the sequence after the pass that is being made. A signal handler or another thread may ask for this."""
+        self._stopping = True
+
+    @property
+    def stats(self) -> Stats:
+        """What it has taken until now."""
+        return self._ticket.stats
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it failed, if it did."""
+        return self._ticket.task.error
 
     def close(self) -> None:
         """End the sequence, if it has not ended; what it has committed until now counts."""
@@ -151,6 +170,8 @@ class Pair:
         self.protected = self._protected()
         self.probe_folder = probe_folder
         self._probes: dict[Path, tuple[Probe, Probe]] = {}
+        self._judges: dict[Path, Probe] = {}
+        self._numbers: Tensor | None = None
         self._steps: Steps | None = None
         self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
 
@@ -173,7 +194,7 @@ class Pair:
             raise BadRequest(
                 f"there are {len(prompts)} prompts but {len(given)} options; give one for each, or one for all"
             )
-        jobs = [self._prepare(p, _override(o, overrides)) for p, o in zip(prompts, given, strict=True)]
+        jobs = [self._prepare(p, override(o, overrides)) for p, o in zip(prompts, given, strict=True)]
         tickets = [self._submit(*job) for job in jobs]  # all are checked before any is started
         try:
             while any(not ticket.task.done for ticket in tickets):
@@ -192,18 +213,29 @@ class Pair:
             raise BatchFailed(results)
         return results
 
-    def stream(self, prompt: Prompt, options: Options | None = None, **overrides: Any) -> Stream:
-        """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory.
+    def stream(
+        self, prompt: Prompt, options: Options | None = None, *, kept: Kept | None = None, **overrides: Any
+    ) -> Stream:
+        """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory, unless
+        `kept` is there to take it for the next prompt of a conversation (see `Session`).
 
         Several streams may be open at once; they are decoded as one batch. Bad input fails here, not later.
         """
         prompts, single = _prompts(prompt)
         if not single:
             raise BadRequest("a stream answers one prompt; open one stream for each, they are decoded together")
-        job = self._prepare(prompts[0], _override(options or Options(), overrides))
-        return Stream(self.executor, self._submit(*job))
+        job = self._prepare(prompts[0], override(options or Options(), overrides))
+        return Stream(self.executor, self._submit(*job, kept))
 
-    def _prepare(self, prompt: Prompt, options: Options) -> tuple[Job, Drafter, TextStream]:
+    def submit(self, requests: Sequence[tuple[Prompt | list[int], Options]]) -> list[Ticket]:
+        """Take prompts in, all or none, and run nothing: for those who tick the executor themselves, as a server does.
+
+        A prompt may also be the list of its tokens.
+        """
+        jobs = [self._prepare(prompt, options) for prompt, options in requests]
+        return [self._submit(*job) for job in jobs]
+
+    def _prepare(self, prompt: Prompt | list[int], options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
         rule = verify.make(options.verifier).bound(self)
         tokens = encode(self.tokenizer, prompt)
@@ -227,6 +259,7 @@ class Pair:
             logprobs=options.logprobs,
             steps=self.steps(rule),
             referee=self._referee(options.referee),
+            rewriter=self._rewriter(rule),
         )
         return job, self._drafter(rule, options.drafter, options.unsure), text
 
@@ -234,7 +267,12 @@ class Pair:
         """A number, or what prompts before this one have taught about drafting for this rule."""
         if isinstance(options.num_draft_tokens, int):
             return options.num_draft_tokens
-        return self._paces.setdefault((rule, options.drafter, options.unsure), Auto(shortest=rule.shortest()))
+        key = (rule, options.drafter, options.unsure)
+        pace = self._paces.pop(key, None) or Auto(shortest=rule.shortest())
+        self._paces[key] = pace  # the latest comes last, and what has not been asked for in a long time goes
+        if len(self._paces) > PACES:
+            del self._paces[next(iter(self._paces))]
+        return pace
 
     def spelling(self, token: int) -> str:
         """A single token as text."""
@@ -257,6 +295,32 @@ class Pair:
             target, draft = (Probe.load(place / who, fingerprint(r), r.device) for who, r in runners.items())
             self._probes[place] = (target, draft)
         return self._probes[place]
+
+    def judge(self, folder: str = "") -> Probe:
+        """The probe that judges whole steps, from a folder that has one; by default the one that came with the pair."""
+        place = Path(folder) if folder else self.probe_folder
+        if place is None:
+            raise BadRequest(
+                "this pair has no judge, which semantic+ needs; make one with `semspec probe fit`, and name its "
+                "folder: semantic+:probes=DIR"
+            )
+        if place not in self._judges:
+            self._judges[place] = Probe.load(place / "judge", fingerprint(self.target), self.target.device)
+        return self._judges[place]
+
+    def numbers(self) -> Tensor:
+        """[V] tokens with a digit in them"""
+        if self._numbers is None:
+            self._numbers = number_tokens(self.tokenizer, self.target.vocab).to(self.target.device)
+        return self._numbers
+
+    def _rewriter(self, rule: Rule) -> Rule | None:
+        if not isinstance(rule, StepRule) or not rule.rewrite:
+            return None
+        found = verify.make(rule.rewrite).bound(self)
+        if found.unit != "token" or not found.drafts:
+            raise BadRequest(f"rewrite is {rule.rewrite!r}; give a rule that judges drafts token by token, or nothing")
+        return found
 
     def steps(self, rule: Rule) -> Steps | None:
         """Where steps end, for a rule whose unit is one."""
@@ -282,11 +346,12 @@ class Pair:
             )
         return markers
 
-    def _submit(self, job: Job, drafter: Drafter, text: TextStream) -> Ticket:
+    def _submit(self, job: Job, drafter: Drafter, text: TextStream, kept: Kept | None = None) -> Ticket:
         stats = Stats()
-        decoder = Decoder(job, self.target, drafter, stats)
         if isinstance(drafter, ModelDrafter) and job.steps is not None:
-            decoder = StepDecoder(job, self.target, drafter, stats)
+            decoder: Decoder = StepDecoder(job, self.target, drafter, stats, kept)
+        else:
+            decoder = Decoder(job, self.target, drafter, stats, kept)
         task = self.executor.submit(decoder.decode(), stats)
         return Ticket(task, job, stats, text)
 
@@ -399,7 +464,7 @@ def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     raise BadRequest(f"a prompt is text, a list of chat messages, or a list of such prompts; this is {prompt!r:.80}")
 
 
-def _override(options: Options, overrides: dict[str, Any]) -> Options:
+def override(options: Options, overrides: dict[str, Any]) -> Options:
     known = {f.name for f in fields(Options)}
     unknown = sorted(set(overrides) - known)
     if unknown:

@@ -14,6 +14,7 @@ from typing import Any
 
 from semspec.decode import WRITE_AHEAD, Decoder, Job
 from semspec.draft.model import ModelDrafter
+from semspec.kept import Kept
 from semspec.stats import Stats
 from semspec.steps import Step
 from semspec.types import Draft, Event, Request, Rolled, Runner
@@ -28,10 +29,11 @@ class StepDecoder(Decoder):
 
     drafter: ModelDrafter
 
-    def __init__(self, job: Job, target: Runner, drafter: ModelDrafter, stats: Stats) -> None:
-        super().__init__(job, target, drafter, stats)
+    def __init__(self, job: Job, target: Runner, drafter: ModelDrafter, stats: Stats, kept: Kept | None = None) -> None:
+        super().__init__(job, target, drafter, stats, kept)
         assert isinstance(job.rule, StepRule) and job.steps is not None
         self.step_rule, self.steps = job.rule, job.steps
+        self.rewriter = job.rewriter
         self.step = Step(self.steps)
         self.begun = len(self.context)  # where it began
         self.lead = job.rule.lead  # steps that the target is still to write before the draft may
@@ -39,9 +41,7 @@ class StepDecoder(Decoder):
         self.alone = False  # the target writes the rest
 
     def advance(self, room: int) -> Generator[Request, Any, Event]:
-        if self.alone or self.strict:
-            return (yield from self.write(WRITE_AHEAD, room))
-        if not self.drafting:
+        if self.alone or self.strict or not self.drafting:
             return (yield from self.target_writes(room))
         draft, step = yield from self.propose(room)
         if step.end in ("blank line", "length"):
@@ -49,7 +49,7 @@ class StepDecoder(Decoder):
         # The draft would end the thinking or the text, or there is no room for a step: the target's to write.
         self.alone = self.step_rule.hand_over or step.end is None
         self.drafting = False
-        self.drafter.accept(len(self.context))
+        self.drafter.accept(len(self.context) - 1)  # so that it has something to go on from, should it help the target
         whole = self.whole(draft)
         event = yield from self.target_writes(room)
         if draft.tokens:
@@ -81,8 +81,8 @@ class StepDecoder(Decoder):
             assert job.referee is not None
             rule = rule if job.referee(self.context[len(job.prompt) :][:begun], whole) else REFUSE
         event = yield from self.check(draft, rule, room)
-        self.note(event, "accepted" if event.accepted else "refused", whole, begun)
-        self.drafting = bool(event.accepted)
+        self.drafting = event.accepted == len(draft.tokens)
+        self.note(event, "accepted" if self.drafting else "refused", whole, begun)
         self.follow(event.tokens)
         return event
 
@@ -96,8 +96,13 @@ class StepDecoder(Decoder):
         event.fate, event.step, event.begun = fate, step, begun
 
     def target_writes(self, room: int) -> Generator[Request, Any, Event]:
-        """The target goes on with its step."""
-        event = yield from self.write(min(WRITE_AHEAD, self.step.room), room, self.steps.stops)
+        """The target goes on with its step, or with the rest of the text, alone or helped along by the draft."""
+        n = min(self.step_rule.rewrite_tokens, room - 1)
+        if self.rewriter is None or n < 1:
+            event = yield from self.write(min(WRITE_AHEAD, self.step.room), room, self.steps.stops)
+        else:
+            draft = yield from self.drafter.propose(self.context, n, self.job.sampling, self.round, self.rewriter)
+            event = yield from self.check(draft, self.rewriter, room)
         self.follow(event.tokens)
         return event
 

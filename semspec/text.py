@@ -32,10 +32,12 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """A prompt's tokens: text as it is, chat messages through the model's chat template."""
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> list[int]:
+    """A prompt's tokens: text as it is, chat messages through the model's chat template, tokens as they are."""
     if isinstance(prompt, str):
         tokens = tokenizer.encode(prompt)
+    elif prompt and all(isinstance(token, int) for token in prompt):
+        tokens = prompt
     else:
         if not prompt:
             raise BadRequest("the chat has no messages; give at least one, with a role and a content")
@@ -107,6 +109,8 @@ class TextStream:
         self._ends: list[int] = []  # length of `text` after each token not yet handed out
         self._origins: list[Origin] = []
         self._given = 0
+        self._spoken = 0  # tokens whose text has been handed out whole
+        self.places: list[int] = []  # the token, counted from the first, that each span of the last `take` is of
         self._stopped = False
 
     def _last_tokens(self, prompt: list[int]) -> list[int]:
@@ -169,16 +173,19 @@ class TextStream:
                 self._ends[-1] = len(self.text)
         certain = len(self.text) if final else len(self.text) - self._possible_stop()
         spans: list[tuple[str, Origin]] = []
+        self.places = []
         while self._origins and (self._given < certain or self._ends[0] <= certain):
             end = min(self._ends[0], certain)
             piece = self.text[self._given : end]
             if piece:
                 spans.append((piece, self._origins[0]))
+                self.places.append(self._spoken)
             self._given = max(self._given, end)
             if self._ends[0] > certain:
                 break
             self._ends.pop(0)
             self._origins.pop(0)
+            self._spoken += 1
         return spans
 
     def _possible_stop(self) -> int:

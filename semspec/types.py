@@ -153,6 +153,7 @@ class Event:
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin
+    places: list[int] = field(default_factory=list)  # the token that each span is of, counted from the answer's first
 
     @property
     def text(self) -> str:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["SEMSPEC_CONFIG"] = os.devnull  # not the settings of whoever runs the tests
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
@@ -16,6 +20,7 @@ from hypothesis import settings
 from transformers.utils import logging
 
 import semspec
+from semspec import cli
 from tests.checkpoints import make_model, save
 
 logging.disable_progress_bar()
@@ -43,3 +48,29 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pair(target_folder: Path, draft_folder: Path) -> semspec.Pair:
     return semspec.load(target_folder, draft_folder, device="cpu", slots=8)
+
+
+class Keyboard(io.StringIO):
+    """Standard input that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(name="semspec")
+def semspec_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command in this process; importing torch anew for every test would take most of their time."""
+
+    def command(
+        *arguments: object, stdin: str | None = "", typed: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["semspec", *map(str, arguments)])
+        monkeypatch.setattr(
+            sys, "stdin", io.StringIO(stdin) if typed is None and stdin is not None else Keyboard(typed)
+        )
+        with pytest.raises(SystemExit) as end:
+            cli.run()
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess([], end.value.code or 0, out, err)
+
+    return command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -10,22 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semspec import __version__, cli
-
-
-@pytest.fixture
-def semspec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command in this process; importing torch anew for every test would take most of their time."""
-
-    def command(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["semspec", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as end:
-            cli.run()
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess([], end.value.code or 0, out, err)
-
-    return command
+from semspec import __version__
 
 
 def test_json_is_one_document_on_the_last_line(semspec, target_folder: Path, draft_folder: Path):
@@ -63,6 +47,33 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: P
     assert "\x1b[" not in plain.stdout, "no colour codes in a pipe"
 
 
+def test_a_prompt_is_an_argument_a_file_or_standard_input(semspec, target_folder: Path, tmp_path: Path):
+    (tmp_path / "prompt.txt").write_text("the quick\n")
+    common = ["-n", 12, "--device", "cpu", "--quiet"]
+    told = semspec("generate", target_folder, "the quick", *common).stdout
+    assert told == semspec("generate", target_folder, *common, stdin="the quick\n").stdout
+    assert told == semspec("generate", target_folder, "--file", tmp_path / "prompt.txt", *common).stdout
+    both = semspec("generate", target_folder, "the quick", "--file", tmp_path / "prompt.txt")
+    assert both.returncode == 2 and "there is a prompt and a --file; give one of them" in both.stderr
+    none = semspec("generate", target_folder, "--file", tmp_path / "nothing.txt")
+    assert none.returncode == 2 and "nothing.txt: " in none.stderr
+    nobody = semspec("generate", target_folder, stdin=None)
+    assert nobody.returncode == 2 and "there is no prompt" in nobody.stderr
+
+
+def test_several_answers_are_those_of_their_seeds(semspec, target_folder: Path):
+    command = ["generate", target_folder, "the quick", "-n", 12, "-t", 0.9, "--device", "cpu", "--ignore-eos", "--json"]
+    answers = json.loads(semspec(*command, "--n", 3, "--seed", 5).stdout)["answers"]
+    for i, answer in enumerate(answers):
+        assert answer["tokens"] == json.loads(semspec(*command, "--seed", 5 + i).stdout)["tokens"]
+        assert answer["seed"] == 5 + i
+    assert len({tuple(answer["tokens"]) for answer in answers}) == 3
+    command.remove("--json")
+    listed = semspec(*command, "--n", 3, "--seed", 5)
+    assert listed.stdout == "\n".join(answer["text"] + "\n" for answer in answers)
+    assert [line[:6] for line in listed.stderr.splitlines()[-3:]] == ["1 of 3", "2 of 3", "3 of 3"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -73,6 +84,8 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: P
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
         (["--draft", "./nowhere"], 3, "./nowhere is no folder and no .gguf file"),
         (["--temperature", "warm"], 2, "--temperature"),
+        (["--n", 0, "-t", 1], 2, "n is 0; give 1 or more"),
+        (["--n", 2], 2, "at temperature 0 all 2 answers would be the same"),
     ],
 )
 def test_refusals_are_one_line_and_an_exit_code(semspec, target_folder: Path, arguments: list, code: int, message: str):

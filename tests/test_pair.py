@@ -386,7 +386,7 @@ def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, str
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_whatever_the_rule_a_batch_equals_single_runs_and_events_tell_all(pair: semspec.Pair, temperature: float):
-    names = sorted(set(semspec.verifiers.REGISTRY) - {"semantic", "specreason"})  # this pair has no probes, nor digits
+    names = sorted(set(semspec.verifiers.REGISTRY) - {"semantic", "semantic+", "specreason"})  # no probes, no digits
     common: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 30, "referee": lambda so_far, step: True}
     options = [Options(verifier=n, seed=i, **common) for i, n in enumerate(names)]
     prompts = [("the lazy dog " * (1 + i % 4)).strip() for i in range(len(names))]
@@ -461,3 +461,24 @@ def test_bad_load_options_say_what_to_do(target_folder: Path, options: dict, mes
     with pytest.raises(BadRequest) as refusal:
         semspec.load(target_folder, **({"device": "cpu"} | options))
     assert message in str(refusal.value)
+
+
+def test_submitted_prompts_are_taken_in_all_or_none_and_may_be_tokens(pair: semspec.Pair):
+    tokens = pair.tokenizer.encode(PROMPT)
+    options = Options(max_new_tokens=8, ignore_eos=True)
+    with pytest.raises(BadRequest, match="knows ids below"):
+        pair.submit([(tokens, options), ([10**6], options)])
+    assert not pair.executor.tasks
+    tickets = pair.submit([(tokens, options), (PROMPT, options)])
+    pair.executor.run()
+    for ticket in tickets:
+        events = ticket.collect()
+        assert ticket.result().tokens == pair.generate(PROMPT, options).tokens
+        assert sum(len(event.places) for event in events) == sum(len(event.spans) for event in events)
+
+
+def test_what_is_learnt_of_draft_lengths_is_kept_for_few_rules(pair: semspec.Pair):
+    for theta in range(100):
+        pair.generate(PROMPT, verifier=f"fly:theta={theta}", num_draft_tokens="auto", max_new_tokens=1)
+    kept = [rule for rule, *_ in pair._paces]
+    assert len(kept) == 64 and kept[-1] == semspec.verify.make("fly:theta=99")

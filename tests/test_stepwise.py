@@ -268,3 +268,22 @@ def test_states_of_a_step_in_pieces_stay_in_order() -> None:
         ]
         assert text(results[0]) == text(results[1])
         assert torch.equal(*(torch.tensor([e.accepted for e in events if e.fate]) for events in results))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("spec", ["keep=true", "rewrite=exact", "keep=true,rewrite=exact,rewrite_tokens=2,lead=2"])
+def test_what_is_refused_may_be_kept_in_part_and_written_with_help(spec: str, sampling: Sampling) -> None:
+    """Whatever helps the target, with a lossless rule the text stays its own."""
+    helped = passes = alone_passes = 0
+    for seed in range(12):
+        target = language(seed)
+        models = {"target": target, "draft": lambda context: [2 * x for x in target(context)]}  # noqa: B023
+        ((alone, own),) = run(job(make("none"), sampling=sampling), **models)
+        rewriter = make("exact") if "rewrite" in spec else None
+        asked = job(make(f"random-step:rate=0,{spec}"), sampling=sampling, rewriter=rewriter)
+        ((refusing, stats),) = run(asked, **models)
+        assert text(refusing) == text(alone)
+        assert stats.tokens == len(text(alone)) and stats.accepted == sum(e.accepted for e in refusing)
+        helped += stats.accepted
+        passes, alone_passes = passes + stats.target_passes, alone_passes + own.target_passes
+    assert helped > 20 and passes < 0.9 * alone_passes

@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections import Counter, defaultdict
+from datetime import date
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,6 +194,7 @@ def main() -> None:
         record = {
             "problems": arguments.problems,
             "seed": arguments.seed,
+            "where": f"{device}, torch {torch.__version__}, {date.today().isoformat()}",
             "figures": figures,
             "bars": bars(figures),
         }

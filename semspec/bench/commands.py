@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from semspec import arguments
+from semspec.arguments import draft_length
 from semspec.errors import BadRequest
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
@@ -19,9 +21,15 @@ app = typer.Typer(help="Run methods on a task: speed and quality side by side, r
 @app.callback()
 def bench(
     context: typer.Context,
-    task: Annotated[str, typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.")] = "pocket",
+    task: Annotated[
+        str,
+        typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks),
+    ] = "pocket",
     out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is gone on with.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="exact, block:k=4, ...; may be repeated.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="exact, block:k=4, ...; may be repeated.", autocompletion=arguments.verifiers),
+    ] = None,
     n: Annotated[int | None, typer.Option(help="Number of problems; all by default.")] = None,
     target: Annotated[str, typer.Option(help="Target model.")] = "pocket",
     draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
@@ -119,14 +127,6 @@ def finish(folders: list[Path], out: Path) -> None:
     Console(stderr=True).print(said, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
     typer.echo(json.dumps(document, ensure_ascii=False))
-
-
-def draft_length(text: str) -> int | str:
-    """A number or a word such as auto, from the command line; which words there are is not decided here."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 class bar:

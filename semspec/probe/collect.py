@@ -21,7 +21,8 @@ from semspec.errors import BadRequest
 from semspec.execute import Executor
 from semspec.noise import DRAFT, TARGET
 from semspec.pair import Pair
-from semspec.probe.data import MODELS, Folder, Prefix, Sample, Trace
+from semspec.probe.data import EVIDENCE, MODELS, Folder, Prefix, Sample, Trace
+from semspec.probe.evidence import NAMES, evidence, number_tokens
 from semspec.probe.features import POOLINGS, pool, resolve_layers
 from semspec.probe.identity import fingerprint
 from semspec.probe.traces import cut, read_traces, write_traces
@@ -75,6 +76,8 @@ class Sampler:
         self.config, self.steps, self.tokenizer = config, steps, pair.tokenizer
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
         wanted = {"target": config.target_layers, "draft": config.draft_layers}
+        numbers = number_tokens(pair.tokenizer, pair.target.vocab)
+        self.numbers = {m: numbers.to(runner.device) for m, runner in self.runners.items()}
         self.layers = {m: resolve_layers(wanted[m], runner.depth) for m, runner in self.runners.items()}
 
     def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:
@@ -130,7 +133,7 @@ class Sampler:
     def look(
         self, prefix: Prefix, tokens: list[int], slots: dict[str, int]
     ) -> Generator[tuple[Request, ...], Any, tuple[dict[str, float], dict[str, Tensor]]]:
-        """What both models make of a step: the mean log-probability of its tokens, and its states, pooled."""
+        """What both models make of a step: the mean log-probability of its tokens, its states, pooled, and evidence."""
         fed = prefix.tokens + tokens[:-1]
         seen: tuple[Rows, ...] = yield tuple(
             Score(runner, slots[m], fed[runner.length(slots[m]) :], keep=len(tokens), layers=self.layers[m])
@@ -145,8 +148,10 @@ class Sampler:
             for layer in self.layers[m]:
                 for pooling in POOLINGS:
                     states[f"{m}.{layer}.{pooling}"] = pool(rows.hidden[layer], first, count, pooling).cpu()
-            at = torch.tensor(tokens, device=device)[:, None]
-            logprob[m] = float(rows.logits.float().log_softmax(-1).gather(1, at).mean())
+            ids, steps = torch.tensor([tokens], device=device), torch.arange(len(tokens), device=device)[None]
+            seen_by = evidence(rows.logits, steps, ids, torch.ones_like(ids, dtype=torch.bool), self.numbers[m])
+            states[f"{m}.{EVIDENCE}"] = seen_by.cpu()
+            logprob[m] = float(seen_by[0, NAMES.index("mean")])
         return logprob, states
 
     def _rewind(self, prefix: Prefix, slots: dict[str, int]) -> None:
@@ -195,7 +200,7 @@ def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> l
             traces = read_traces(Path(config.traces), pair.tokenizer)
             folder.write_traces(traces)
         return traces
-    task = tasks.make(config.task, Path(config.data) if config.data else None)
+    task = tasks.make(config.task, Path(config.data) if config.data else None).for_fitting()
     jobs = list(enumerate(task.problems(config.n, config.seed)))
     while len(traces) < len(jobs):
         progress(len(traces), len(jobs))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from semspec.arguments import tasks
 from semspec.bench.commands import bar
 from semspec.errors import BadRequest
 
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
     from semspec.pair import Pair
     from semspec.probe.collect import Config
 
+JUDGE_WIDTHS = (64, 32)  # evidence is a handful of numbers
+
 app = typer.Typer(help="Fit the probes that predict what a step's meaning is worth to a model.", no_args_is_help=True)
 
 Target = Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")]
 Draft = Annotated[str | None, typer.Argument(help="Draft model; pocket brings its own.")]
 Folder_ = Annotated[Path, typer.Argument(help="Folder of a collection.")]
 Out = Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is gone on with.")]
-Task_ = Annotated[str, typer.Option(help="Whose problems: pocket, math500, ... with options: pocket:steps=5.")]
+Task_ = Annotated[
+    str,
+    typer.Option(help="Whose problems: pocket, math500, ... with options: pocket:steps=5.", autocompletion=tasks),
+]
 N = Annotated[int | None, typer.Option(help="Number of problems.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
 Traces = Annotated[str, typer.Option(help="Who writes the answers to cut: target, draft, both, or a .jsonl of them.")]
@@ -140,12 +146,43 @@ def train(
     calibration: Calibration = "isotonic",
     layers: Annotated[str, typer.Option(help="Of the target's collected layers, those to use; all by default.")] = "",
     draft_layers: Annotated[str, typer.Option(help="Of the draft's collected layers, those to use.")] = "",
+    judge_states: Annotated[
+        bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
+    ] = False,
     epochs: Epochs = 100,
     train_seed: TrainSeed = 42,
     device: Device = "auto",
 ) -> None:
-    """Train, calibrate and measure both probes on a labelled collection."""
-    _train(folder, device, labels, leave_one_out, pooling, calibration, epochs, train_seed, layers, draft_layers)
+    """Train, calibrate and measure both probes, and the judge of semantic+, on a labelled collection."""
+    _train(
+        folder, device, labels, leave_one_out, pooling, calibration, epochs, train_seed, layers, draft_layers,
+        judge_states,
+    )  # fmt: skip
+
+
+@app.command()
+def calibrate(
+    probes: Annotated[Path, typer.Argument(help="Folder in which probes were fitted.")],
+    folder: Annotated[Path, typer.Argument(help="Labelled collection of other problems, made with another --seed.")],
+    risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ lets stand.")],
+    confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
+    bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
+) -> None:
+    """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
+    from dataclasses import asdict
+
+    from semspec.probe.data import Folder
+    from semspec.probe.evaluate import judged_steps
+    from semspec.probe.head import Probe
+    from semspec.probe.risk import choose_least
+
+    collection = Folder(folder)
+    judge = Probe.load(probes / "judge", collection.run["models"]["target"])
+    steps = judged_steps(judge, collection, bad)
+    bound = choose_least(steps.scores, steps.bad, risk, confidence)
+    judge.data |= {"least": bound.least, "bound": asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad}}
+    judge.save(probes / "judge")
+    typer.echo(json.dumps(judge.data["bound"], ensure_ascii=False))
 
 
 @app.command()
@@ -161,10 +198,11 @@ def measure(
     from semspec.probe.head import Probe
 
     collection, document = Folder(folder), {}
-    for model in MODELS:
-        probe = Probe.load(probes / model, collection.run["models"][model])
-        kind = "own" if labels == "cross" and model == "draft" else labels
-        document[model] = evaluate(probe, collection, model, kind, leave_one_out)
+    kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": "written"}
+    for name, kind in kinds.items():
+        model = name if name in MODELS else "target"
+        probe = Probe.load(probes / name, collection.run["models"][model])
+        document[name] = evaluate(probe, collection, model, kind, leave_one_out)
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
@@ -225,7 +263,7 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
 
     folder = Folder(out)
     config = folder.run["config"]
-    task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None)
+    task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None).for_fitting()
     clusterer = cluster.make(clusters, cluster.Source(parser(task), pair, device))
     with bar("label") as progress:
         run(folder, clusterer, {"clusters": clusters}, truth(task), progress)
@@ -233,9 +271,9 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
 
 def _train(
     out: Path, device: str, labels: str, leave_one_out: bool, pooling: str, calibration: str, epochs: int, seed: int,
-    layers: str = "", draft_layers: str = "",
+    layers: str = "", draft_layers: str = "", judge_states: bool = False,
 ) -> None:  # fmt: skip
-    """Both probes, their plots, and one JSON document as the last line."""
+    """Both probes and the judge, their plots, and one JSON document as the last line."""
     from semspec.model.runner import choose_device
     from semspec.probe.data import MODELS, Folder
     from semspec.probe.fit import Training
@@ -245,18 +283,20 @@ def _train(
     training = Training(
         labels=labels, leave_one_out=leave_one_out, pooling=pooling, calibration=calibration, epochs=epochs, seed=seed
     )
-    document: dict[str, Any] = {}
     chosen = dict(zip(MODELS, (layers, draft_layers), strict=True))
-    for model in MODELS:
-        training = replace(training, layers=read_layers(chosen[model]) if chosen[model] else ())
-        with bar(f"train {model}") as progress:
-            fitted = run(Folder(out), model, training, choose_device(device), progress)
-        fitted.probe.save(out / model)
-        said = f"{model}: probe in {out / model}"
+    kinds = {m: (m, replace(training, layers=read_layers(chosen[m]) if chosen[m] else ())) for m in MODELS}
+    judge = replace(kinds["target"][1], labels="written", states=judge_states, evidence=True, widths=JUDGE_WIDTHS)
+    kinds["judge"] = ("target", judge)
+    document: dict[str, Any] = {}
+    for name, (model, how) in kinds.items():
+        with bar(f"train {name}") as progress:
+            fitted = run(Folder(out), model, how, choose_device(device), progress)
+        fitted.probe.save(out / name)
+        said = f"{name}: probe in {out / name}"
         try:
-            draw_reliability(out / model / "reliability.png", f"{model} probe", fitted.raw, fitted.said, fitted.labels)
+            draw_reliability(out / name / "reliability.png", f"{name} probe", fitted.raw, fitted.said, fitted.labels)
         except BadRequest as error:  # no plots can be drawn here; the probe stands all the same
             said += f"; no plot: {error}"
         Console(stderr=True).print(said, soft_wrap=True)
-        document[model] = {"probe": str(out / model), "metrics": fitted.probe.metrics}
+        document[name] = {"probe": str(out / name), "metrics": fitted.probe.metrics}
     typer.echo(json.dumps(document, ensure_ascii=False))

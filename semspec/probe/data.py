@@ -4,7 +4,8 @@ run.json       what was asked for, and the fingerprints of both models
 traces.jsonl   whole answers, from which prefixes are cut
 prefixes.jsonl the text in front of every prefix's end, by its id
 samples/       shards: NNNNN.jsonl has a line for each sampled step, NNNNN.safetensors the pooled states of the same
-               rows, "MODEL.LAYER.POOLING" [rows, d]: how each model sees every step, whoever wrote it
+               rows, "MODEL.LAYER.POOLING" [rows, d] and "MODEL.evidence": how each model sees every step, whoever
+               wrote it
 labels/        NNNNN.jsonl for the shard of that number: its rows with their clusters and counts
 """
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 
 MODELS = ("target", "draft")
+EVIDENCE = "evidence"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Intervals are 95 %, from drawing problems: steps of one problem are not independ
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from semspec.probe import metrics
 from semspec.probe.data import Folder
 from semspec.probe.fit import baselines, measure, predict
 from semspec.probe.head import Probe
+from semspec.probe.risk import one_each
 from semspec.probe.rows import Rows, load_rows
 
 DRAWS = 400
@@ -22,24 +24,55 @@ DRAWS = 400
 
 def evaluate(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> dict[str, Any]:
     """A card's figures, with intervals. Baselines are fitted to the very rows they are tested on, in their favour."""
-    run, _ = folder.run, folder.labelled
-    if run["models"][model] != probe.model:
-        raise ModelError(
-            f"the samples in {folder.path} are of model {run['models'][model]}, the probe is of {probe.model}; "
-            "collect with the probe's own model"
-        )
-    rows = load_rows(folder, model, probe.layers, probe.features.pooling, kind, leave_one_out)
-    seen = sorted(set(probe.data.get("seen", ())) & set(rows.problems))
-    if seen:
-        raise BadRequest(
-            f"the probe was trained on {len(seen)} of these problems, such as {seen[0]}; collect with another --seed"
-        )
+    rows = unseen(probe, folder, model, kind, leave_one_out)
     logits = predict(probe.head, rows.features)
     said = probe.calibrator(logits)
     return measure(rows, said, logits.sigmoid()) | {
         "intervals": intervals(rows, said),
         "baselines": baselines(rows, rows),
     }
+
+
+def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> Rows:
+    """A collection's steps as a probe sees them, if it has never seen their problems."""
+    run, _ = folder.run, folder.labelled
+    if run["models"][model] != probe.model:
+        raise ModelError(
+            f"the samples in {folder.path} are of model {run['models'][model]}, the probe is of {probe.model}; "
+            "collect with the probe's own model"
+        )
+    features = probe.features
+    rows = load_rows(folder, model, probe.layers, features.pooling, kind, leave_one_out, features.evidence)
+    seen = sorted(set(probe.data.get("seen", ())) & set(rows.problems))
+    if seen:
+        raise BadRequest(
+            f"the probe was trained on {len(seen)} of these problems, such as {seen[0]}; collect with another --seed"
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Independent draft steps, one a problem, with a judge's scores."""
+
+    scores: list[float]
+    bad: list[bool]
+    meant_by_bad: str
+
+
+def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> Judged:
+    """What a judge says of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
+    or those that the target never wrote in any words."""
+    rows = unseen(judge, folder, "target", "written")
+    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows.features))[rows.cross]
+    bad = bad or ("unwritten" if rows.valid is None else "invalid")
+    if bad not in ("invalid", "unwritten") or (bad == "invalid" and rows.valid is None):
+        raise BadRequest(
+            f"steps cannot be called bad for being {bad!r} here; give unwritten, or invalid if the task can tell"
+        )
+    wrong = ~rows.valid if bad == "invalid" and rows.valid is not None else rows.labels < 0.5
+    at = one_each(rows.problems, seed)
+    return Judged(said[at].tolist(), wrong[at].tolist(), bad)
 
 
 def intervals(rows: Rows, said: Tensor, draws: int = DRAWS, seed: int = 0) -> dict[str, list[float] | None]:

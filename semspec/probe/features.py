@@ -24,16 +24,23 @@ class Features:
 
     layers: tuple[int, ...]  # 0 is the embedding, the model's depth what comes after the final norm
     pooling: str = "mean"  # over the step's tokens, or the state that predicted its last token
+    evidence: bool = False  # also what the model's logits say about the step's tokens, see `evidence`
 
     def __post_init__(self) -> None:
-        if not self.layers or len(set(self.layers)) < len(self.layers):
+        if not (self.layers or self.evidence) or len(set(self.layers)) < len(self.layers):
             raise BadRequest(f"a probe's layers are {list(self.layers)}; give at least one, each once")
         if self.pooling not in POOLINGS:
             raise BadRequest(f"there is no pooling {self.pooling!r}; give one of: {', '.join(POOLINGS)}")
 
-    def __call__(self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor) -> Tensor:
-        """layer -> [R, d], [B], [B] -> [B, features] float32. Steps lie in order; step b has counts[b] rows."""
-        return torch.cat([pool(states[layer], first_row, counts, self.pooling) for layer in self.layers], dim=-1)
+    def __call__(
+        self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor, evidence: Tensor | None = None
+    ) -> Tensor:
+        """layer -> [R, d], [B], [B], [B, E] -> [B, features] float32. Steps lie in order; step b has counts[b] rows."""
+        parts = [pool(states[layer], first_row, counts, self.pooling) for layer in self.layers]
+        if self.evidence:
+            assert evidence is not None, "this probe wants to see what the logits say"
+            parts.append(evidence)
+        return torch.cat(parts, dim=-1)
 
 
 def pool(states: Tensor, first_row: Tensor, counts: Tensor, pooling: str) -> Tensor:

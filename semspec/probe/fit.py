@@ -28,6 +28,8 @@ class Training:
     leave_one_out: bool = False
     pooling: str = "mean"
     layers: tuple[int, ...] = ()  # of those that were collected; none named: all
+    states: bool = True  # False: evidence alone
+    evidence: bool = False  # also what the logits say, see `evidence`
     widths: tuple[int, ...] | None = None  # None: the paper's
     dropout: float = 0.3
     rate: float = 1e-3
@@ -64,16 +66,17 @@ def fit(
 ) -> Fit:
     """The probe of the target or the draft."""
     run, about = folder.run, folder.labelled
-    layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model])
+    layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
-    rows = load_rows(folder, model, layers, training.pooling, kind, training.leave_one_out)
+    rows = load_rows(folder, model, layers, training.pooling, kind, training.leave_one_out, training.evidence)
     parts = split(rows, training.seed)
     head, epochs = train(parts["train"], parts["validation"], training, device, progress)
     logits = {name: predict(head, parts[name].features) for name in PARTS}
     calibrator = Calibrator.fit(training.calibration, logits["validation"], parts["validation"].labels)
     test = parts["test"]
     raw, said = logits["test"].sigmoid(), calibrator(logits["test"])
-    probe = Probe(head.cpu(), Features(layers, training.pooling), run["models"][model], calibrator)
+    features = Features(layers, training.pooling, training.evidence)
+    probe = Probe(head.cpu(), features, run["models"][model], calibrator)
     own = {key: value for key, value in asdict(training).items() if key not in probe.card}
     probe.data = {
         "collection": run["config"],

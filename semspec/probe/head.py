@@ -20,7 +20,7 @@ from semspec.errors import ModelError
 from semspec.probe.calibrate import Calibrator
 from semspec.probe.features import Features
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, CARD = "probe.safetensors", "card.json"
 
 
@@ -76,9 +76,11 @@ class Probe:
         return self.features.layers
 
     @torch.no_grad()
-    def __call__(self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor) -> Tensor:
+    def __call__(
+        self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor, evidence: Tensor | None = None
+    ) -> Tensor:
         """layer -> [R, d], [B], [B] -> [B] in [0, 1]; no host synchronisation. See `features` for which rows."""
-        return self.calibrator(self.head(self.features(states, first_row, counts)))
+        return self.calibrator(self.head(self.features(states, first_row, counts, evidence)))
 
     def to(self, device: torch.device | str) -> Probe:
         self.head.to(device)
@@ -92,6 +94,7 @@ class Probe:
             "model": self.model,
             "layers": list(self.layers),
             "pooling": self.features.pooling,
+            "evidence": self.features.evidence,
             "inputs": self.head.inputs,
             "widths": list(self.head.widths),
             "dropout": self.head.dropout,
@@ -132,7 +135,7 @@ class Probe:
             calibrator.load_state_dict(_part(tensors, "calibrator."))
         except RuntimeError as error:
             raise ModelError(f"the weights and the card in {folder} do not fit each other: {error}") from error
-        features = Features(tuple(card["layers"]), card["pooling"])
+        features = Features(tuple(card["layers"]), card["pooling"], card["evidence"])
         return Probe(head, features, card["model"], calibrator, card["data"], card["metrics"]).to(device)
 
 

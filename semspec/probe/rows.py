@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.probe.data import Folder
+from semspec.probe.data import EVIDENCE, Folder, Label
 from semspec.probe.label import combined_share, share
 
-KINDS = ("own", "cross", "combined")
+KINDS = ("own", "cross", "combined", "written")
 PARTS = ("train", "validation", "test")
 
 
@@ -47,30 +47,37 @@ class Rows:
 
 
 def load_rows(
-    folder: Folder, model: str, layers: tuple[int, ...], pooling: str, kind: str, leave_one_out: bool
+    folder: Folder,
+    model: str,
+    layers: tuple[int, ...],
+    pooling: str,
+    kind: str,
+    leave_one_out: bool,
+    evidence: bool = False,
 ) -> Rows:
     """The steps that a model's probe learns from.
 
     kind  own: the model's own steps, each with its share of that model's samples, as in the paper
           cross: also the other model's steps, each with its share of this model's samples
           combined: own steps, with shares of both models' samples together
+          written: both models' steps, 1 where the model has another sample of the same meaning, else 0
     Steps that end the thinking or the text are left out: at run time the target writes those itself."""
     if kind not in KINDS:
         raise BadRequest(f"there are no labels {kind!r}; give one of: {', '.join(KINDS)}")
     parts, labels, problems, prefixes, cross, logprob, surface, valid = [], [], [], [], [], [], [], []
     for shard in folder.shards:
         samples, states = folder.read_samples(shard), folder.read_states(shard)
-        names = [f"{model}.{layer}.{pooling}" for layer in layers]
+        names = [f"{model}.{layer}.{pooling}" for layer in layers] + [f"{model}.{EVIDENCE}"] * evidence
         missing = [name for name in names if name not in states]
         if missing:
             raise BadRequest(f"the states {missing[0]} were not collected; there are: {', '.join(sorted(states))}")
         at = []
         for i, (sample, label) in enumerate(zip(samples, folder.read_labels(shard), strict=True)):
             foreign = sample.model != model
-            if sample.end not in ("blank line", "length") or (foreign and kind != "cross"):
+            if sample.end not in ("blank line", "length") or (foreign and kind not in ("cross", "written")):
                 continue
             at.append(i)
-            labels.append(combined_share(label) if kind == "combined" else share(label, model, leave_one_out))
+            labels.append(_label(label, model, kind, leave_one_out))
             problems.append(sample.problem)
             prefixes.append(sample.prefix)
             cross.append(foreign)
@@ -90,6 +97,14 @@ def load_rows(
         torch.tensor(surface),
         None if None in valid else torch.tensor([bool(v) for v in valid]),
     )
+
+
+def _label(label: Label, model: str, kind: str, leave_one_out: bool) -> float:
+    if kind == "combined":
+        return combined_share(label)
+    if kind == "written":
+        return float(share(label, model, leave_one_out=True) > 0)
+    return share(label, model, leave_one_out)
 
 
 def split(rows: Rows, seed: int, shares: tuple[float, float] = (0.7, 0.2)) -> dict[str, Rows]:

@@ -50,6 +50,10 @@ class Task(ABC):
         """Whether `text`, all that the model wrote, solves the problem."""
         raise BadRequest(f"task {self.name!r} has prompts but no right answers, so nothing can be scored with it")
 
+    def for_fitting(self) -> Task:
+        """The same task with problems that are never tested on, if it can tell; for whatever learns from problems."""
+        return self
+
     def referee(self, problem: Problem) -> Referee | None:
         """Somebody who can tell right steps from wrong ones, if the task knows any; for the verifier `oracle`."""
         return None

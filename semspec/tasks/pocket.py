@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semspec import pocket
 from semspec.errors import BadRequest
@@ -36,6 +36,9 @@ class Pocket(Task):
 
     def score(self, problem: Problem, text: str) -> bool:
         return pocket.answer_of(text) == problem.answer
+
+    def for_fitting(self) -> Task:
+        return replace(self, split="probe") if self.split == "test" else self
 
     def referee(self, problem: Problem) -> Referee:
         story = self.story(problem)

@@ -180,6 +180,14 @@ class Binding(Protocol):
         """The target's and the draft's probe in this folder; "" for those that came with the pair."""
         ...
 
+    def judge(self, folder: str) -> Probe:
+        """The probe that judges whole steps, see `semantic+`."""
+        ...
+
+    def numbers(self) -> Tensor:
+        """[V] tokens with a digit in them."""
+        ...
+
 
 class Rule(ABC):
     """Decides what counts as right. Subclasses are frozen dataclasses: their fields are the rule's options."""

@@ -34,7 +34,8 @@ class Semantic(StepRule):
     tau: float = 0.0
     top: int = 2
     floor: float = 0.0
-    probes: str = ""  # folder with the probes of both models; "": those that came with the pair
+    # Folder with the probes of both models; "": those that came with the pair. Clients of a server may not name one.
+    probes: str = field(default="", metadata={"path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})
     draft_probe: Probe | None = field(default=None, metadata={"option": False})
 

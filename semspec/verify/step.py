@@ -18,7 +18,7 @@ from semspec import noise
 from semspec.errors import BadRequest
 from semspec.sampling import pick
 from semspec.steps import MAX_STEP_TOKENS
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, Drafts, Rule, accepted_prefix
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class StepRule(Rule):
     lead: int = 1  # steps that the target writes before the draft may
     max_step_tokens: int = MAX_STEP_TOKENS
     hand_over: bool = True  # once the draft wants to end the thinking, the target writes the rest alone
+    keep: bool = False  # of a step that falls, keep the beginning that the target would have written as well
+    rewrite: str = ""  # the token rule by which the draft helps the target with what it writes; "": not at all
+    rewrite_tokens: int = 4  # how far the draft then writes ahead
     bonus: float = 0.1  # temperature of the token the target adds to a step that stands, if the request's is not lower
 
     def __post_init__(self) -> None:
@@ -40,6 +43,8 @@ class StepRule(Rule):
             raise BadRequest(f"{self.name}'s lead is {self.lead}; give the number of steps the target writes first")
         if self.max_step_tokens < 1:
             raise BadRequest(f"{self.name}'s max_step_tokens is {self.max_step_tokens}; give 1 or more")
+        if self.rewrite_tokens < 1:
+            raise BadRequest(f"{self.name}'s rewrite_tokens is {self.rewrite_tokens}; give 1 or more")
         if self.bonus <= 0:
             raise BadRequest(f"{self.name}'s bonus is {self.bonus}; give a temperature above 0")
 
@@ -50,8 +55,10 @@ class StepRule(Rule):
         if drafts.protected is not None:
             special = drafts.protected[drafts.safe_ids] | drafts.protected[choice[:, :-1]]
             stands = stands & ~(special & differs).any(-1)
-        accepted = torch.where(stands, drafts.counts, 0)
-        follows = torch.where(stands & (drafts.counts > 0), self._bonus(drafts, choice), choice[:, 0])
+        same = accepted_prefix(~differs, drafts.exists) if self.keep else torch.zeros_like(drafts.counts)
+        accepted = torch.where(stands, drafts.counts, same)
+        own = choice.gather(1, same[:, None])[:, 0]
+        follows = torch.where(stands & (drafts.counts > 0), self._bonus(drafts, choice), own)
         whole = [e.float()[:, None].expand(drafts.ids.shape) for e in evidence]
         return Decisions(
             accepted,

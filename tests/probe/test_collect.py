@@ -48,7 +48,8 @@ def test_states_and_logprobs_are_those_that_predicted_the_tokens() -> None:
     samples, states = Sampler(fake_pair(), CONFIG, steps()).run(prefixes())
     where = {p.id: p.tokens for _, p in prefixes()}
     assert len(samples) == len(where) * 2 * 3
-    assert sorted(states) == ["draft.0.last", "draft.0.mean", *(f"target.{i}.{p}" for i in (1, 2) for p in ("last", "mean"))]  # noqa: E501  # fmt: skip
+    wanted = ["draft.0.last", "draft.0.mean", "draft.evidence", "target.evidence"]
+    assert sorted(states) == sorted([*wanted, *(f"target.{i}.{p}" for i in (1, 2) for p in ("last", "mean"))])
     for row, sample in enumerate(samples):
         for model, layer in (("target", 1), ("target", 2), ("draft", 0)):
             logits = torch.tensor([LANGUAGES[model](where[sample.prefix] + sample.tokens[:k]) for k in range(len(sample.tokens))])  # noqa: E501  # fmt: skip
@@ -56,6 +57,7 @@ def test_states_and_logprobs_are_those_that_predicted_the_tokens() -> None:
             torch.testing.assert_close(states[f"{model}.{layer}.last"][row], logits[-1] + layer)
             own = logits.log_softmax(-1)[range(len(sample.tokens)), sample.tokens]
             assert sample.logprob[model] == pytest.approx(own.mean().item(), abs=1e-5)
+            assert states[f"{model}.evidence"][row, 0] == pytest.approx(min(own.min().item(), 0.0), abs=1e-5)
 
 
 def test_samples_are_whole_steps_and_do_not_depend_on_their_neighbours() -> None:

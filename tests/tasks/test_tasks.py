@@ -374,3 +374,12 @@ def test_jsonl_names_the_missing_file(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text("[1]\n")
     with pytest.raises(BadRequest, match=r"row 1 .* is not a JSON object"):
         make("jsonl:path=list.jsonl", tmp_path).problems(None, 0)
+
+
+def test_what_is_fitted_is_never_tested_on() -> None:
+    """Probes learn from other pocket problems than those that methods are measured on."""
+    task = make("pocket")
+    tested, fitted = ({p.id for p in t.problems(20, 0)} for t in (task, task.for_fitting()))
+    assert not tested & fitted
+    stories = [{p.prompt[-1]["content"] for p in t.problems(20, 0)} for t in (task, task.for_fitting())]  # type: ignore[index]
+    assert not stories[0] & stories[1] and task.for_fitting().for_fitting() == task.for_fitting()

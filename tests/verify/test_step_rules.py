@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 
 from semspec import noise
 from semspec.errors import BadRequest
+from semspec.probe.evidence import WIDTH, evidence
+from semspec.probe.features import Features
 from semspec.types import Sampling
 from semspec.verify import Drafts, make
 from semspec.verify.base import verdicts
 from semspec.verify.semantic import LEAST, Semantic
+from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
 from tests.verify.binding import Binding
 from tests.verify.build import GREEDY, One, build, hot, judge, random_one
@@ -166,3 +170,48 @@ def test_specreason_reads_the_digit_behind_its_question() -> None:
 def test_bad_options_are_refused(spec: str) -> None:
     with pytest.raises(BadRequest, match="; give"):
         make(spec)
+
+
+def test_semantic_plus_stands_by_its_judge() -> None:
+    rule = make("semantic+").bound(Binding())
+    assert isinstance(rule, SemanticPlus) and rule.least == 0.25, "what the judge was calibrated to"
+    asked = make("semantic+:least=0.7").bound(Binding())
+    assert isinstance(asked, SemanticPlus) and asked.least == 0.7 and asked.layers == (2,)
+    for sure, stands_ in ((0.7, True), (0.69, False)):
+
+        class Sure:
+            features = Features((), evidence=True)
+            layers = ()
+
+            def __call__(self, states: Any, first_row: Any, counts: Any, seen: torch.Tensor) -> torch.Tensor:
+                assert seen.shape == (1, WIDTH)
+                return torch.tensor([sure])  # noqa: B023
+
+        one = One([hot(1), hot(2), hot(0)], [1, 3])
+        decisions = replace(asked, judge_probe=Sure(), numbers=torch.zeros(VOCAB, dtype=torch.bool)).judge(build(one))
+        assert decisions.accepted.tolist() == [2 if stands_ else 1], "what the target would have written too is kept"
+        assert decisions.next.tolist() == [0 if stands_ else 2]
+
+
+def plain_evidence(rows: list[list[float]], ids: list[int], numbers: set[int]) -> list[float]:
+    logp = [[x - math.log(sum(math.exp(y) for y in row)) for x in row] for row in rows]
+    own = [row[i] for row, i in zip(logp, ids, strict=False)]
+    entropy = [-sum(math.exp(x) * x for x in row) for row in logp[: len(ids)]]
+    low = sorted([*own, 0.0])[:2] if len(own) < 2 else sorted(own)[:2]
+    return [
+        *low,
+        sum(own) / len(own),
+        min([x for x, i in zip(own, ids, strict=True) if i in numbers] + [0.0]),
+        max(max(row) - x for row, x in zip(logp, own, strict=False)),
+        sum(entropy) / len(ids),
+        max(entropy),
+        math.log(len(ids)),
+    ]
+
+
+def test_evidence_is_what_plain_python_finds() -> None:
+    ones = [random_one(seed, k, Sampling(0.8), VOCAB, certain=True) for seed, k in enumerate([3, 1, 6, 2])]
+    drafts, numbers = build(*ones), torch.tensor([i in (2, 4) for i in range(VOCAB)])
+    found = evidence(drafts.target_logits, drafts.rows[:, :-1], drafts.safe_ids, drafts.exists, numbers)
+    for one, row in zip(ones, found.tolist(), strict=True):
+        assert row == pytest.approx(plain_evidence(one.target, one.ids, {2, 4}), abs=1e-4)

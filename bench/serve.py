@@ -1,0 +1,236 @@
+"""Load: many clients at once on the pocket pair, against one at a time. Errors, equal answers, speed, latency, memory.
+
+    python -m bench.serve --clients 64 --seconds 120 --out results
+
+Starts a server of its own, measures each method with one client and then with many, and writes a dated result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+import semspec
+from semspec.tasks.pocket import Pocket
+
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {"off": True},
+    "exact, k=2": {"verifier": "exact", "num_draft_tokens": 2},
+    "block, k=2": {"verifier": "block", "num_draft_tokens": 2},
+    "topk, k=4": {"verifier": "topk", "num_draft_tokens": 4, "top": 2, "delta": 0.3},
+}
+LOSSLESS = ("none", "exact, k=2", "block, k=2")
+LONGEST = 120  # tokens of an answer
+THREADS = 1  # of the model's arithmetic; the other core is for HTTP and the clients
+
+
+@dataclass
+class Run:
+    """What one method did with one number of clients."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    latencies: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    unequal: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "requests": len(self.latencies),
+            "errors": len(self.errors),
+            "unequal_answers": self.unequal,
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "latency_p50": quantile(self.latencies, 50),
+            "latency_p95": quantile(self.latencies, 95),
+            "first_token_p50": quantile(self.first, 50),
+            "first_token_p95": quantile(self.first, 95),
+        }
+
+
+def quantile(values: list[float], percent: int) -> float | None:
+    if len(values) < 2:
+        return None
+    return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
+
+
+class Load:
+    def __init__(self, url: str, prompts: list[Any]) -> None:
+        self.url, self.prompts = url, prompts
+        self.answers: dict[int, str] = {}  # the target's own, one request at a time
+
+    async def measure(self, method: str, clients: int, seconds: float) -> Run:
+        run, began = Run(), time.perf_counter()
+        end = began + seconds
+        limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+        async with httpx.AsyncClient(base_url=self.url, timeout=300, limits=limits) as http:
+            turns = iter(range(10**9))  # every client takes the next problem
+
+            async def client() -> None:
+                while time.perf_counter() < end:
+                    await self.ask(http, run, method, next(turns) % len(self.prompts))
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+        run.seconds = time.perf_counter() - began
+        return run
+
+    async def refer(self) -> None:
+        """Every problem by itself, the target alone: what all other answers are compared with."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
+            for problem in range(len(self.prompts)):
+                await self.ask(http, Run(), "none", problem)
+        assert len(self.answers) == len(self.prompts), "the server answers nobody"
+
+    async def ask(self, http: httpx.AsyncClient, run: Run, method: str, problem: int) -> None:
+        body = {
+            "model": "pocket", "messages": self.prompts[problem], "temperature": 0, "max_tokens": LONGEST,
+            "speculation": METHODS[method],
+        }  # fmt: skip
+        began = time.perf_counter()
+        try:
+            response = await http.post("/v1/chat/completions", json=body)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            run.errors.append(repr(error))
+            return
+        told = response.json()
+        message = told["choices"][0]["message"]
+        text = message.get("reasoning_content", "") + message["content"]
+        run.latencies.append(time.perf_counter() - began)
+        run.first.append(told["metrics"]["time_to_first_token_ms"] / 1000)
+        run.tokens += told["usage"]["completion_tokens"]
+        if method in LOSSLESS and self.answers.setdefault(problem, text) != text:
+            run.unequal += 1
+
+
+@contextmanager
+def server(slots: int) -> Iterator[tuple[str, int]]:
+    """A server of its own; its URL and process id."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "semspec", "serve", "pocket", "--allow-lossy"]
+    command += ["--port", str(port), "--slots", str(slots), "--context", "512"]
+    env = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                if httpx.get(url + "/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        else:
+            raise RuntimeError("the server did not get ready within a minute")
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def resident(pid: int) -> float:
+    """MiB of memory that a process has now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+async def sample(pid: int, into: list[tuple[float, float]]) -> None:
+    began = time.monotonic()
+    while True:
+        into.append((round(time.monotonic() - began, 1), round(resident(pid), 1)))
+        await asyncio.sleep(1)
+
+
+async def measure(clients: int, seconds: float, slots: int) -> dict[str, Any]:
+    task = Pocket(split="test")
+    with server(slots) as (url, pid):
+        load = Load(url, [problem.prompt for problem in task.problems(24, 0)])
+        memory: list[tuple[float, float]] = []
+        rows = {}
+        alone = {}
+        await load.refer()
+        for method in METHODS:
+            alone[method] = await load.measure(method, 1, max(4.0, seconds / 16))
+        sampler = asyncio.create_task(sample(pid, memory))
+        share = seconds / len(METHODS)
+        for method in METHODS:
+            together = await load.measure(method, clients, share)
+            one, many = alone[method].summary(), together.summary()
+            times = many["tokens_per_second"] / one["tokens_per_second"]
+            rows[method] = {"one_client": one, "many_clients": many, "times": round(times, 2)}
+            print(json.dumps({method: rows[method]}), flush=True)
+        sampler.cancel()
+        metrics = httpx.get(url + "/metrics").text
+    running = next(line for line in metrics.splitlines() if line.startswith("semspec:num_requests_running"))
+    warm = [mib for at, mib in memory if at >= memory[-1][0] / 4]  # after warm-up
+    return {
+        "clients": clients,
+        "seconds": seconds,
+        "slots": slots,
+        "longest_answer": LONGEST,
+        "threads": THREADS,
+        "methods": rows,
+        "slots_in_use_at_the_end": float(running.split()[-1]),
+        "memory_mib": {"after_warm_up": warm[0], "at_the_end": warm[-1], "most": max(warm)},
+    }
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "semspec": semspec.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "processor": processor(),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    result = machine()
+    result |= asyncio.run(measure(arguments.clients, arguments.seconds, arguments.slots))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / f"serve-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
+    many = [row["many_clients"] for row in result["methods"].values()]
+    failed = sum(row["errors"] + row["unequal_answers"] for row in many)
+    print(json.dumps({k: v for k, v in result.items() if k != "methods"}))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

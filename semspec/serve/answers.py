@@ -1,0 +1,188 @@
+"""From pieces to the JSON that OpenAI's clients expect: whole answers and chunks, for chats and for plain text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from semspec.serve.pieces import Ended, Mark, Piece, Spelled
+from semspec.serve.reasoning import Channel, Splitter
+from semspec.serve.report import metrics_of, usage_of
+
+Parts = list[tuple[Channel, str, Mark]]
+
+
+@dataclass
+class Choice:
+    """One answer as it grows."""
+
+    splitter: Splitter
+    texts: dict[Channel, str] = field(default_factory=lambda: {"reasoning": "", "content": ""})
+    logprobs: list[Spelled] = field(default_factory=list)
+    trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
+    finish: str | None = None
+    offset: int = 0  # characters of the tokens whose logprobs have been told
+
+    def add(self, piece: Piece) -> Parts:
+        parts = self.splitter.feed(piece.spans, final=piece.finish is not None)
+        for channel, text, _ in parts:
+            self.texts[channel] += text
+        self.finish = piece.finish
+        return parts
+
+
+class Answer:
+    """One response. Subclasses know the two shapes there are."""
+
+    kind = ""
+    chunk_kind = ""
+    prefix = ""
+
+    def __init__(
+        self, name: str, model: str, choices: Sequence[Choice], n: int, trace: bool = False, detailed: bool = False
+    ) -> None:
+        self.id, self.model, self.created = f"{self.prefix}-{name}", model, int(time.time())
+        self.choices, self.n, self.trace, self.detailed = choices, n, trace, detailed
+        self.ends: list[Ended] = []
+
+    # -- the whole
+
+    def take(self, message: Piece | Ended) -> None:
+        if isinstance(message, Ended):
+            self.ends.append(message)
+            return
+        choice = self.choices[message.choice]
+        parts = choice.add(message)
+        choice.logprobs += message.logprobs or []
+        if self.trace:
+            traced = trace_of(message, parts)
+            choice.trace["spans"] += traced["spans"]
+            choice.trace["relaxed"] += traced["relaxed"]
+
+    def whole(self) -> dict[str, Any]:
+        choices = []
+        for i, choice in enumerate(self.choices):
+            logprobs = self.logprobs(choice, choice.logprobs) if choice.logprobs else None
+            shaped = {"index": i, **self.said(choice), "logprobs": logprobs, "finish_reason": choice.finish}
+            choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
+        return self._frame(self.kind) | {"choices": choices} | self._totals()
+
+    def said(self, choice: Choice) -> dict[str, Any]:
+        raise NotImplementedError
+
+    # -- in chunks
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Chunks before any text."""
+        return []
+
+    def chunk(self, message: Piece | Ended) -> dict[str, Any] | None:
+        if isinstance(message, Ended):
+            self.ends.append(message)
+            return None
+        choice = self.choices[message.choice]
+        parts = choice.add(message)
+        logprobs = self.logprobs(choice, message.logprobs) if message.logprobs else None
+        if not (parts or logprobs or message.finish or self.trace):
+            return None
+        shaped = {"index": message.choice, **self.delta(parts), "logprobs": logprobs, "finish_reason": message.finish}
+        if self.trace:
+            shaped["trace"] = trace_of(message, parts)
+        return self._frame(self.chunk_kind) | {"choices": [shaped]}
+
+    def delta(self, parts: Parts) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def closing(self) -> dict[str, Any]:
+        """The chunk after all text, with what it took."""
+        return self._frame(self.chunk_kind) | {"choices": []} | self._totals()
+
+    # -- both
+
+    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _totals(self) -> dict[str, Any]:
+        return {"usage": usage_of(self.ends, self.n), "metrics": metrics_of(self.ends, self.detailed)}
+
+
+class ChatAnswer(Answer):
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def said(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.texts["content"], "refusal": None}
+        if choice.texts["reasoning"]:
+            message["reasoning_content"] = choice.texts["reasoning"]
+        return {"message": message}
+
+    def opening(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [
+            self._frame(self.chunk_kind)
+            | {"choices": [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None}]}
+            for i in range(len(self.choices))
+        ]
+
+    def delta(self, parts: Parts) -> dict[str, Any]:
+        delta: dict[str, str] = {}
+        for channel, text, _ in parts:
+            key = "content" if channel == "content" else "reasoning_content"
+            delta[key] = delta.get(key, "") + text
+        return {"delta": delta}
+
+    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]:
+        return {
+            "content": [
+                _entry(t.text, t.logprob) | {"top_logprobs": [_entry(text, p) for text, p in t.top]} for t in tokens
+            ],
+            "refusal": None,
+        }
+
+
+class TextAnswer(Answer):
+    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def said(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.texts["content"]}
+
+    def delta(self, parts: Parts) -> dict[str, Any]:
+        return {"text": "".join(text for _, text, _ in parts)}
+
+    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(choice.offset)
+            choice.offset += len(token.text)
+        return {
+            "tokens": [t.text for t in tokens],
+            "token_logprobs": [t.logprob for t in tokens],
+            "top_logprobs": [dict(t.top) for t in tokens],
+            "text_offset": offsets,
+        }
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    whole = "\ufffd" not in text  # else it is a part of a character, whose bytes its text does not tell
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+def trace_of(piece: Piece, parts: Parts) -> dict[str, Any]:
+    """Where every piece of text came from, and why relaxed tokens stand."""
+    return {
+        "spans": [
+            {"text": text, "origin": mark.origin, "channel": channel, "token": mark.token}
+            for channel, text, mark in parts
+        ],
+        "relaxed": [
+            {"token": token, "text": text, "instead": instead, "why": why}
+            for token, text, instead, why in piece.relaxed
+        ],
+        "tokens": piece.tokens,
+        "drafted": piece.drafted,
+        "accepted": piece.accepted,
+    }

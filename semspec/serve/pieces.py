@@ -1,0 +1,104 @@
+"""What the engine hands to the event loop: plain data, no tensors, text already spelled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec.pair import Pair, Ticket
+from semspec.stats import Stats
+from semspec.types import Event, Origin, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a piece of text came from."""
+
+    origin: Origin
+    token: int  # counted from the answer's first
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """A token with its logprob and its rivals, as text."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one step added to one answer."""
+
+    choice: int
+    tokens: int
+    spans: list[tuple[str, Mark]]
+    relaxed: list[
+        tuple[int, str, str | None, str]
+    ]  # token, its text, what the target would have written, why it stands
+    drafted: int
+    accepted: int
+    logprobs: list[Spelled] | None
+    finish: str | None
+
+
+@dataclass(slots=True)
+class Ended:
+    """One answer, complete or not, and what it took. Times in seconds since the request arrived."""
+
+    choice: int
+    outcome: str  # stop, length, aborted, deadline or error
+    stats: Stats
+    steps: list[tuple[int, int]]  # drafted and accepted, step by step
+    verifier: str
+    lossless: bool
+    seed: int
+    prompt_tokens: int
+    longest: int  # draft asked for
+    queued: float = 0.0
+    first_token: float = 0.0
+    seconds: float = 0.0
+
+    @staticmethod
+    def of(ticket: Ticket, choice: int, outcome: str | None) -> Ended:
+        result = ticket.result()
+        asked = ticket.job.num_draft_tokens
+        longest = asked if isinstance(asked, int) else max(result.stats.drafts, default=0)
+        return Ended(
+            choice=choice,
+            outcome=outcome or result.finish_reason or "error",
+            stats=result.stats,
+            steps=[(event.drafted, event.accepted) for event in result.events],
+            verifier=result.verifier,
+            lossless=result.lossless,
+            seed=result.seed,
+            prompt_tokens=result.prompt_tokens,
+            longest=longest if ticket.job.rule.drafts else 0,
+        )
+
+
+def piece_of(pair: Pair, choice: int, event: Event, start: int) -> Piece:
+    """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer."""
+    relaxed = []
+    for i, why in sorted(event.relaxed.items()):
+        instead = None if why.instead is None else pair.spelling(why.instead)
+        relaxed.append((start + i, pair.spelling(event.tokens[i]), instead, why.reason))
+    return Piece(
+        choice,
+        len(event.tokens),
+        [(text, Mark(origin, place)) for (text, origin), place in zip(event.spans, event.places, strict=True)],
+        relaxed,
+        event.drafted,
+        event.accepted,
+        None if event.logprobs is None else [spelled(pair, lp) for lp in event.logprobs],
+        event.finish_reason,
+    )
+
+
+def spelled(pair: Pair, lp: TokenLogprob) -> Spelled:
+    return Spelled(pair.spelling(lp.token), finite(lp.logprob), tuple((pair.spelling(t), finite(p)) for t, p in lp.top))
+
+
+def finite(logprob: float) -> float:
+    """JSON has no minus infinity; OpenAI writes this for it."""
+    return logprob if logprob > -9999.0 else -9999.0

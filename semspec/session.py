@@ -1,0 +1,83 @@
+"""A conversation with a pair: turns that do not read again what earlier ones have read or written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from semspec.errors import BadRequest
+from semspec.kept import Kept
+from semspec.options import Options
+from semspec.pair import Pair, Stream, override
+from semspec.text import Messages, encode
+
+
+class Session:
+    """Messages, and the slots in which their keys and values lie. It holds a slot on each model until it is closed.
+
+    Every turn's text is what `pair.stream(messages)` writes: the prompt is made from the messages anew, and of what
+    the slots hold only its beginning is used.
+    """
+
+    def __init__(self, pair: Pair, system: str | None = None) -> None:
+        self.pair = pair
+        self._messages: Messages = [] if system is None else [{"role": "system", "content": system}]
+        self._turn: Stream | None = None
+        self._kept = Kept()
+
+    @property
+    def messages(self) -> Messages:
+        """The conversation so far. A turn that was stopped counts with what it had written."""
+        self._settle()
+        return self._messages
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the last prompt that the target did not have to read."""
+        return self._kept.reused
+
+    def ask(self, text: str, options: Options | None = None, **overrides: Any) -> Stream:
+        """The next turn. A turn that is still being written ends here."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        stream = self.pair.stream(messages, self._fitted(messages, options, overrides), kept=self._kept)
+        self._messages, self._turn = messages, stream
+        return stream
+
+    def _fitted(self, messages: Messages, options: Options | None, overrides: dict[str, Any]) -> Options:
+        """As a conversation grows, there is less and less room for an answer; it gets what there is."""
+        options = override(options or Options(), overrides)
+        if options.max_new_tokens is None:
+            return options
+        read = len(encode(self.pair.tokenizer, messages))
+        left = self.pair.target.capacity - read
+        if left < 1:
+            raise BadRequest(
+                f"the conversation has {read} tokens and the context is {self.pair.target.capacity}; begin a new one, "
+                "or load the model with a larger context"
+            )
+        return replace(options, max_new_tokens=min(options.max_new_tokens, left))
+
+    def _settle(self) -> None:
+        """Take what the last turn has written into the conversation."""
+        if self._turn is None:
+            return
+        turn, self._turn = self._turn, None
+        turn.close()
+        if turn.error is not None:  # a pass that broke may have left anything in its slots
+            self._kept.release()
+        said = turn.result().text
+        if said:
+            self._messages.append({"role": "assistant", "content": said})
+        else:  # nothing was answered, so nothing was asked
+            self._messages.pop()
+
+    def close(self) -> None:
+        """Give the slots back. The messages remain, and a further turn reads them again."""
+        self._settle()
+        self._kept.release()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,123 @@
+"""Options from elsewhere: environment variables and a config file, for every option of every command.
+
+Command line before environment before file before default. `SEMSPEC_VERIFIER` and a `verifier` at the top of the file
+serve every command that has such an option; `SEMSPEC_CHAT_VERIFIER` and a `[chat]` table serve one, and go before.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from semspec.errors import BadRequest
+
+PREFIX = "SEMSPEC"
+ARGUMENTS = {"target"}  # arguments that can be set like options
+HELP = (
+    "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
+    "key of the config file (verifier = ..., in a table named chat for that command)."
+)
+
+
+def apply(context: typer.Context, config: Path | None) -> None:
+    """Give the commands below their variables, and the config file's values as defaults."""
+    name_variables(context.command, ())
+    path = config or default_path()
+    if config is not None or path.is_file():
+        context.default_map = defaults(context.command, read(path), path)
+        below = dict(commands(context.command)).get(context.invoked_subcommand or "")
+        if below is not None:
+            check(context, below, context.default_map[below.name], path)
+
+
+def default_path() -> Path:
+    return Path(typer.get_app_dir("semspec")) / "config.toml"
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"the config file {path} cannot be read: {error}") from error
+
+
+def name_variables(command: Any, names: tuple[str, ...]) -> None:
+    for key, parameter in settable(command):
+        if not parameter.envvar:
+            own = "_".join((PREFIX, *names, key)).upper().replace("-", "_")
+            parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper()], False
+    for name, below in commands(command):
+        name_variables(below, (*names, name))
+
+
+def defaults(root: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The file as click's default_map: for each command a table of values by parameter name."""
+    known = {key for command in everything(root) for key, _ in settable(command)}
+    tables = {name for name, _ in commands(root)}
+    common = {}
+    for key, value in values.items():
+        if not isinstance(value, dict) and _normal(key) in known:
+            common[_normal(key)] = value
+        elif not (isinstance(value, dict) and key in tables):
+            raise BadRequest(
+                f"{path}: there is no {'command' if isinstance(value, dict) else 'option'} {key!r}; the options are: "
+                f"{', '.join(sorted(known))}; the commands, which may have tables: {', '.join(sorted(tables))}"
+            )
+    return {name: _table(below, values.get(name, {}), common, f"{path}: {name}") for name, below in commands(root)}
+
+
+def _table(command: Any, own: dict[str, Any], common: dict[str, Any], where: str) -> dict[str, Any]:
+    parameters, below = dict(settable(command)), dict(commands(command))
+    given = dict(common)
+    for key, value in own.items():
+        if _normal(key) in parameters:
+            given[_normal(key)] = value
+        elif not (isinstance(value, dict) and key in below):
+            raise BadRequest(
+                f"{where} has no option {key!r}; its options are: {', '.join(sorted([*parameters, *below]))}"
+            )
+    found = {p.name: _value(p, given[key]) for key, p in parameters.items() if key in given}
+    return found | {name: _table(c, own.get(name, {}), common, f"{where} {name}") for name, c in below.items()}
+
+
+def _value(parameter: Any, value: Any) -> Any:
+    """As it would be written on the command line, where all but switches is text."""
+    if getattr(parameter, "multiple", False):
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+    return value if getattr(parameter, "is_flag", False) else str(value)
+
+
+def check(context: typer.Context, command: Any, values: dict[str, Any], path: Path) -> None:
+    """Refuse values of the command at hand that are of the wrong kind, and say where they stand."""
+    for key, parameter in settable(command):
+        if parameter.name in values:
+            try:
+                parameter.process_value(context, values[parameter.name])
+            except typer.BadParameter as error:
+                raise BadRequest(f"{path}: {key} is {values[parameter.name]!r}: {error.message}") from error
+
+
+def settable(command: Any) -> Iterator[tuple[str, Any]]:
+    """A command's options and settable arguments, by the key that stands for each."""
+    for parameter in command.params:
+        key = _normal(max(parameter.opts, key=len).lstrip("-"))
+        if parameter.param_type_name == "option" or key in ARGUMENTS:
+            yield key, parameter
+
+
+def commands(command: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(command, "commands", {}).items()
+
+
+def everything(root: Any) -> Iterator[Any]:
+    for _, command in commands(root):
+        yield command
+        yield from everything(command)
+
+
+def _normal(key: str) -> str:
+    return key.replace("-", "_")

@@ -1,0 +1,65 @@
+"""`semantic+`: a step stands if a judge, who has seen what the target's pass says about it, is sure enough. Lossy.
+
+    stands if judge(step) >= least
+The judge is a probe of the target trained on both models' steps to say whether the step is one the target would write
+itself, in whatever words. Besides states it may look at evidence: the target's probabilities of the step's tokens, of
+its numbers above all, and their entropies, which the same pass has computed. One wrong digit, which drowns in a mean
+of states, is plain there. What is refused is not lost: the target keeps a step's beginning as far as it would have
+written the same (`keep`), and writes the rest, as everything it writes here, with token-level speculation (`rewrite`,
+lossless by default).
+May break: as often as `least` allows; `semspec probe calibrate` finds it from a bound on the share of bad steps.
+Needs the target's rows and the judge's layers of states, if it has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.probe.evidence import evidence
+from semspec.probe.head import Probe
+from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.step import StepRule
+
+
+@dataclass(frozen=True)
+class SemanticPlus(StepRule):
+    name = "semantic+"
+
+    keep: bool = True
+    rewrite: str = "sampling"
+    hand_over: bool = False
+    least: float = -1.0  # below 0: what the judge was calibrated to
+    probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the one of the pair
+    judge_probe: Probe | None = field(default=None, metadata={"option": False})
+    numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least > 1:
+            raise BadRequest(f"semantic+'s least is {self.least}; give a probability from 0 to 1")
+
+    def bound(self, pair: Binding) -> Rule:
+        judge = pair.judge(self.probes)
+        least = self.least if self.least >= 0 else float(judge.data.get("least", 0.5))
+        rule = replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
+        return rule
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.judge_probe.layers if self.judge_probe else ()
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        assert self.judge_probe is not None and self.numbers is not None, "a rule judges once it is bound to a pair"
+        seen = None
+        if self.judge_probe.features.evidence:
+            ids, rows = drafts.safe_ids, drafts.rows[:, :-1]
+            seen = evidence(drafts.target_logits, rows, ids, drafts.exists, self.numbers)
+        sure = self.judge_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, seen)
+        return self.conclude(drafts, sure >= self.least, (sure,))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return f"a step the target would write, to {evidence[0]:.2f}, at least {self.least:.2f}"

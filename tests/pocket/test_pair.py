@@ -1,0 +1,49 @@
+"""The shipped pair against its card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import semspec
+from recipes.pocket.card import card
+from semspec import Options, pocket
+from semspec.bench.statistics import Share
+from semspec.pocket.shipped import SHIPPED
+from semspec.tasks.pocket import Pocket
+
+MODELS = Path(SHIPPED["pocket"]).parent
+MEASURES = json.loads((MODELS / "measures.json").read_text())
+LOGS = {who: json.loads((MODELS / who / "training_log.json").read_text()) for who in ("target", "draft")}
+PROBLEMS, SEED = 100, 7  # others than those the card was measured on
+
+
+@pytest.fixture(scope="module")
+def pair() -> semspec.Pair:
+    return semspec.load("pocket", device="cpu", slots=25, context=1024)
+
+
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_the_cards_accuracy_is_found_again(pair: semspec.Pair, who: str) -> None:
+    task = Pocket(split="test")
+    problems = task.problems(PROBLEMS, SEED)
+    writer = pair if who == "target" else semspec.Pair(pair.draft, pair.tokenizer, eos=pair.eos)
+    options = [Options(verifier="none", temperature=0.6, seed=i, max_new_tokens=640) for i in range(PROBLEMS)]
+    results = writer.generate([problem.prompt for problem in problems], options)
+    right = sum(task.score(problem, r.text) for problem, r in zip(problems, results, strict=True))
+    said = MEASURES["figures"][f"{who} T 0.6"]["correct"]
+    found = Share(right, PROBLEMS).as_dict()
+    assert found["low"] <= said["high"] and said["low"] <= found["high"], (found, said)
+    steps = [ok for p, r in zip(problems, results, strict=True) for ok in pocket.judge_steps(r.text, task.story(p))]
+    assert len(steps) > 3 * PROBLEMS and sum(steps) > 0.3 * len(steps), "its steps are understood"
+
+
+def test_the_card_says_what_was_measured() -> None:
+    """The README is made from the figures beside it, and all weights together stay small."""
+    text = (MODELS / "README.md").read_text()
+    title = text.splitlines()[0].removeprefix("# The pocket pair, ")
+    note = text.split(f"seed {LOGS['draft']['seed']}\n")[-1].split("\nMeasured on")[0]
+    assert card(MEASURES, LOGS, title, note) == text
+    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= 40e6

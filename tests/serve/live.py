@@ -1,0 +1,85 @@
+"""A real server on a free port, in a thread of the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from semspec import Pair
+from semspec.serve.app import make_app
+from semspec.serve.engine import Engine
+from semspec.serve.limits import Settings
+from semspec.serve.metrics import Metrics
+from semspec.serve.server import Server, configure
+
+JSON = {"content-type": "application/json"}
+
+
+@dataclass
+class Live:
+    url: str
+    engine: Engine
+    server: Server
+    settings: Settings
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30, **more)
+
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60, **more)
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels."""
+        lines = self.get("/metrics").text.splitlines()
+        found = [line.rsplit(" ", 1) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        assert found, f"there is no metric {name}"
+        return sum(float(value) for _, value in found)
+
+    def idle(self, seconds: float = 10.0) -> bool:
+        """Whether every slot comes back, on both models, and nothing is left waiting."""
+        pair = self.engine.pair
+        assert pair is not None
+        return until(
+            lambda: self.engine.live == 0 and not pair.executor.tasks and pair.target.free == self.engine.slots, seconds
+        ) and (pair.draft is None or pair.draft.free == self.engine.slots)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+@contextmanager
+def serving(load: Callable[[], Pair], settings: Settings | None = None, ready: bool = True) -> Iterator[Live]:
+    settings = settings or Settings(name="pair")
+    metrics = Metrics()
+    engine = Engine(load, queue=settings.limits.queue, on_end=metrics.end)
+    metrics.watch(engine)
+    server = Server(configure(make_app(engine, metrics, settings), "127.0.0.1", 0), engine, settings.limits)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert until(lambda: server.started), "the server did not start"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    live = Live(f"http://127.0.0.1:{port}", engine, server, settings)
+    try:
+        if ready:
+            assert until(lambda: engine.state != "loading", 60) and engine.error is None
+        yield live
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not end"

@@ -1,0 +1,139 @@
+"""Loading, ready, draining, gone: as a process that is started and told to end while clients are being answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+import semspec
+from semspec.errors import ModelError
+from semspec.serve.limits import Limits, Settings
+from tests.serve.live import serving, until
+
+ASK = {"model": "pocket", "messages": [{"role": "user", "content": "Ana has 3 pens. How many pens does Ana have?"}]}
+LONG = ASK | {"temperature": 0, "max_tokens": 80, "ignore_eos": True}
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "semspec", "serve", *arguments, "--port", str(port)]
+    running = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        yield running, f"http://127.0.0.1:{port}"
+    finally:
+        running.kill()
+        running.wait(10)
+        assert running.stderr is not None
+        running.stderr.close()
+
+
+def status(url: str) -> str:
+    try:
+        return str(httpx.get(url + "/health", timeout=5).json()["status"])
+    except httpx.TransportError:
+        return "unreachable"
+
+
+def whole_or_error(url: str, stream: bool) -> str:
+    """What a client makes of it: whole, or error. A cut answer that looks whole is neither."""
+    try:
+        if not stream:
+            answer = httpx.post(url + "/v1/chat/completions", json=LONG, timeout=60)
+            return "whole" if answer.is_success and answer.json()["usage"]["completion_tokens"] == 80 else "error"
+        with httpx.stream("POST", url + "/v1/chat/completions", json=LONG | {"stream": True}, timeout=60) as answer:
+            if not answer.is_success:
+                return "error"
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        if "error" in json.loads(lines[-1] if lines[-1] != "[DONE]" else "{}"):
+            return "error"
+        assert lines[-1] == "[DONE]", "the stream ended in the middle without a word"
+        assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
+        return "whole"
+    except httpx.TransportError:
+        return "error"
+
+
+def test_a_restart_under_load_cuts_nobody_short_in_silence():
+    with process("pocket", "--slots", "2", "--context", "256", "--drain", "0.3") as (running, url):
+        seen = set()
+        while "ready" not in seen:
+            assert running.poll() is None
+            seen.add(status(url))
+            time.sleep(0.02)
+        assert "loading" in seen
+        with ThreadPoolExecutor(8) as threads:
+            answers = [threads.submit(whole_or_error, url, stream=i % 2 == 0) for i in range(4)]
+            time.sleep(0.5)
+            running.send_signal(signal.SIGTERM)
+            assert until(lambda: status(url) in ("draining", "unreachable"), 5)
+            late = threads.submit(whole_or_error, url, stream=False)
+            outcomes = [answer.result() for answer in answers]
+            assert late.result() == "error"
+        assert running.wait(20) == 0
+    assert "error" in outcomes and set(outcomes) <= {"whole", "error"}
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path):
+    with process(str(tmp_path)) as (running, _):
+        assert running.wait(60) == 3
+        assert running.stderr is not None and "semspec: " in running.stderr.read()
+
+
+def test_while_it_loads_it_says_so_and_refuses(pair: semspec.Pair):
+    gate = threading.Event()
+
+    def load() -> semspec.Pair:
+        assert gate.wait(20)
+        return pair
+
+    with serving(load, Settings(name="tiny"), ready=False) as live:
+        assert live.get("/health").status_code == 503 and live.get("/health").json() == {"status": "loading"}
+        refusal = live.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+        assert refusal.status_code == 503 and "loaded" in refusal.json()["error"]["message"]
+        assert refusal.headers["retry-after"] and live.post("/tokenize", {"prompt": "x"}).status_code == 503
+        gate.set()
+        assert until(lambda: live.get("/health").status_code == 200)
+        live.server.drain()
+        assert until(lambda: live.engine.state in ("draining", "stopped"))
+
+
+def test_a_failure_to_load_is_remembered():
+    gate = threading.Event()
+
+    def load() -> semspec.Pair:
+        assert gate.wait(20)
+        raise ModelError("no such model")
+
+    with serving(load, ready=False) as live:
+        gate.set()
+        assert until(lambda: live.engine.state in ("failed", "stopped"))
+        assert isinstance(live.engine.error, ModelError) and until(lambda: live.server.should_exit)
+
+
+def test_draining_waits_for_answers_and_then_ends(pair: semspec.Pair):
+    limits = Limits(drain=20, new_tokens=300)
+    with serving(lambda: pair, Settings(name="tiny", limits=limits)) as live, ThreadPoolExecutor(1) as thread:
+        body = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
+        running = thread.submit(live.post, "/v1/completions", body)
+        assert until(lambda: live.engine.running == 1)
+        live.server.drain()
+        assert live.get("/health").json() == {"status": "draining"}
+        assert live.post("/v1/completions", body).status_code == 503
+        assert running.result().json()["usage"]["completion_tokens"] == 120
+        assert until(lambda: live.server.should_exit)
