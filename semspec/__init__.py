@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semspec import verify as verifiers
+    from semspec.answer import Result, Stream
     from semspec.errors import BadRequest, BatchFailed, ModelError, SemspecError
+    from semspec.loading import load
     from semspec.options import Options
-    from semspec.pair import Pair, Result, Stream, load
+    from semspec.pair import Pair
     from semspec.session import Session
     from semspec.stats import Stats
     from semspec.types import Event, Sampling
@@ -22,7 +24,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "semspec.errors": ("BadRequest", "BatchFailed", "ModelError", "SemspecError"),
     "semspec.options": ("Options",),
-    "semspec.pair": ("Pair", "Result", "Stream", "load"),
+    "semspec.answer": ("Result", "Stream"),
+    "semspec.loading": ("load",),
+    "semspec.pair": ("Pair",),
     "semspec.session": ("Session",),
     "semspec.stats": ("Stats",),
     "semspec.types": ("Event", "Sampling"),

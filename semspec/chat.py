@@ -23,8 +23,9 @@ from semspec.live import fit
 from semspec.show import figures, report, show, terminal
 
 if TYPE_CHECKING:
+    from semspec.answer import Result
     from semspec.options import Options
-    from semspec.pair import Pair, Result
+    from semspec.pair import Pair
 
 HELP = {
     "/method SPEC": "answer with another rule from here on, e.g. none, fly:window=4 or exact:k=4,drafter=ngram",

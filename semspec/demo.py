@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from semspec.answer import Result
 from semspec.live import coloured
+from semspec.loading import load
 from semspec.options import Options
-from semspec.pair import Pair, Result, load
+from semspec.pair import Pair
 from semspec.stats import Stats
 from semspec.tasks.base import Problem
 from semspec.tasks.pocket import Pocket

@@ -1,12 +1,10 @@
-"""A target and its draft, ready to answer: `load`, `Pair.generate`, `Pair.stream`."""
+"""A target and its draft, ready to answer: `Pair.generate`, `Pair.stream`."""
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,143 +13,26 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec import verify
+from semspec.answer import Stream, Ticket
 from semspec.decode import Decoder, Job, Referee
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
-from semspec.errors import BadRequest, BatchFailed, ModelError
-from semspec.execute import Executor, Task
+from semspec.errors import BadRequest, BatchFailed
+from semspec.execute import Executor
 from semspec.kept import Kept
-from semspec.model import ModelRunner, Source
-from semspec.model.plan import Plan, check, describe
 from semspec.options import Options
 from semspec.pace import Auto, Pace
-from semspec.pocket.shipped import PROBES, SHIPPED
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.stats import Stats
 from semspec.steps import Steps
 from semspec.stepwise import StepDecoder
-from semspec.text import Prompt, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
-from semspec.types import Drafter, Event, FinishReason, Runner, TokenLogprob
+from semspec.text import Prompt, TextStream, encode, thinking_markers
+from semspec.types import Drafter, Runner
 from semspec.verify import Rule
 from semspec.verify.step import StepRule
 
 DEFAULT_NEW_TOKENS = 256
 PACES = 64  # combinations of rule and drafter whose draft lengths are remembered
-
-
-@dataclass(slots=True)
-class Result:
-    """An answer, with what it took and what it guarantees."""
-
-    text: str
-    tokens: list[int]
-    events: list[Event]
-    stats: Stats
-    lossless: bool  # the text is, or is distributed as, the target's own
-    finish_reason: FinishReason | None  # None: not finished yet
-    verifier: str
-    seed: int
-    prompt_tokens: int
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        return [lp for event in self.events for lp in event.logprobs or []]
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A submitted prompt: its task in the Executor and its growing text."""
-
-    task: Task
-    job: Job
-    stats: Stats
-    text: TextStream
-    events: list[Event] = field(default_factory=list)
-
-    def collect(self) -> list[Event]:
-        """New events, their text filled in."""
-        new = []
-        while self.task.events:
-            event = self.task.events.popleft()
-            event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
-            event.places = self.text.places
-            new.append(event)
-        self.events += new
-        return new
-
-    def result(self) -> Result:
-        finish = self.events[-1].finish_reason if self.events else None
-        return Result(
-            text="".join(event.text for event in self.events),
-            tokens=[token for event in self.events for token in event.tokens],
-            events=self.events,
-            stats=self.stats,
-            lossless=self.job.rule.lossless,
-            finish_reason=finish or ("cancelled" if self.task.done else None),
-            verifier=self.job.rule.name,
-            seed=self.job.sampling.seed,
-            prompt_tokens=len(self.job.prompt),
-        )
-
-
-class Stream:
-    """An answer on its way: iterate for events, then ask for the `result`."""
-
-    def __init__(self, executor: Executor, ticket: Ticket) -> None:
-        self._executor, self._ticket = executor, ticket
-        self._ready: deque[Event] = deque()
-        self._stopping = False
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        task = self._ticket.task
-        try:
-            while True:
-                self._ready += self._ticket.collect()
-                if self._ready:
-                    return self._ready.popleft()
-                if task.error is not None:
-                    raise task.error
-                if task.done or self._stopping:
-                    raise StopIteration
-                self._executor.tick()
-        except BaseException:  # an interrupt or a failure leaves nothing behind
-            self.close()
-            raise
-
-    def stop(self) -> None:
-        """End the sequence after the pass that is being made. A signal handler or another thread may ask for this."""
-        self._stopping = True
-
-    @property
-    def stats(self) -> Stats:
-        """What it has taken until now."""
-        return self._ticket.stats
-
-    @property
-    def error(self) -> Exception | None:
-        """Why it failed, if it did."""
-        return self._ticket.task.error
-
-    def close(self) -> None:
-        """End the sequence, if it has not ended; what it has committed until now counts."""
-        self._executor.cancel(self._ticket.task)
-        self._ticket.collect()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def result(self) -> Result:
-        """The answer so far; complete once the stream has ended."""
-        return self._ticket.result()
 
 
 class Pair:
@@ -387,69 +268,6 @@ class Pair:
         if kind == "cascade":
             return CascadeDrafter(self.draft, NgramDrafter(), unsure=unsure)
         return ModelDrafter(self.draft, unsure)
-
-
-def load(
-    target: str | Path,
-    draft: str | Path | None = None,
-    *,
-    device: str = "auto",
-    draft_device: str | None = None,
-    dtype: str = "auto",
-    slots: int = 8,
-    context: int | None = None,
-    report: Callable[[str], None] | None = None,
-) -> Pair:
-    """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
-    package. `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
-
-    `report` is told in one line, before anything is loaded, what memory will be taken.
-    """
-    if slots < 1:
-        raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
-    if target == "pocket" and draft is None:
-        draft = "pocket-draft"
-    source = Source.find(SHIPPED.get(str(target), target))
-    tokenizer = load_tokenizer(source.path)
-    eos = source.stop | _end_of_text(source.path, tokenizer)
-    plans = [source.plan(device, dtype, slots, context)]
-    if draft is None:
-        _announce(plans, report)
-        return Pair(source.load(device, dtype, slots, context), tokenizer, eos=eos)
-    partner = Source.find(SHIPPED.get(str(draft), draft))
-    common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
-    place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
-    twins = partner.path == source.path and place == device  # the same weights serve both
-    plan = partner.plan(place, dtype, slots, room)
-    _announce([*plans, replace(plan, weights=0) if twins else plan], report)
-    runner = source.load(device, dtype, slots, context)
-    if twins and isinstance(runner, ModelRunner):
-        drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
-    else:
-        drafter = partner.load(place, dtype, slots, room)
-    runner.vocab = drafter.vocab = common
-    shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
-    return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped)
-
-
-def _announce(plans: list[Plan], report: Callable[[str], None] | None) -> None:
-    """Say what memory will be taken, and refuse what cannot be had."""
-    if report is not None:
-        report(describe(plans))
-    check(plans)
-
-
-def _end_of_text(path: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-text tokens that the tokenizer and the generation settings name beside the model's own config."""
-    ids = [tokenizer.eos_token_id]
-    settings = path / "generation_config.json"
-    if settings.is_file():
-        try:
-            named = json.loads(settings.read_text()).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise ModelError(f"{settings} cannot be read: {error}") from error
-        ids += named if isinstance(named, list) else [named]
-    return frozenset(i for i in ids if i is not None)
 
 
 def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from semspec.answer import Stream
 from semspec.errors import BadRequest
 from semspec.kept import Kept
 from semspec.options import Options
-from semspec.pair import Pair, Stream, override
+from semspec.pair import Pair, override
 from semspec.text import Messages, encode
 
 

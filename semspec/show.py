@@ -11,7 +11,7 @@ from rich.text import Text
 from semspec.live import STYLES, Writer
 
 if TYPE_CHECKING:
-    from semspec.pair import Result, Stream
+    from semspec.answer import Result, Stream
     from semspec.stats import Stats
 
 

@@ -139,8 +139,8 @@ def test_in_a_terminal(target_folder: Path):
         terminal.expect("none, drafts of 8", "> ")
         terminal.type("half a line")
         terminal.expect("half a line")
-        terminal.type("\x03")
-        terminal.expect("Ctrl-D leaves", "> ")
+        terminal.press("\x03", "Ctrl-D leaves")
+        terminal.expect("> ")
         terminal.type("\x04")  # on an empty line, the half one is gone
         assert terminal.child.wait(timeout=30) == 0
     finally:
@@ -163,6 +163,14 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         os.write(self.keys, keys.encode())
+
+    def press(self, key: str, text: str) -> None:
+        """Press a key until it has an effect: Python's own line editor can miss a signal while it begins to wait."""
+        for _ in range(20):
+            self.type(key)
+            if select.select([self.keys], [], [], 3)[0]:
+                break
+        self.expect(text)
 
     def expect(self, *texts: str) -> str:
         """Wait until these have been shown, one after another; returns what was shown before the last."""

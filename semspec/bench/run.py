@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from semspec import tasks
+from semspec.answer import Result
 from semspec.bench.arms import Arm, arms_for
 from semspec.bench.folder import RunFolder, surroundings
 from semspec.bench.record import Pass, Recorder
 from semspec.bench.summary import load_run, summarise
 from semspec.errors import BadRequest
-from semspec.pair import Pair, Result, load
+from semspec.loading import load
+from semspec.pair import Pair
 from semspec.stats import Stats
 from semspec.tasks import Problem, Task
 from semspec.text import encode

@@ -241,7 +241,7 @@ def _check(config: Config, clusters: str) -> None:
 def _load(
     target: str, draft: str | None, device: str, draft_device: str | None, dtype: str, slots: int, context: int | None
 ) -> Pair:
-    from semspec.pair import load
+    from semspec.loading import load
 
     return load(target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=slots, context=context)
 

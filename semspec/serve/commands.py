@@ -51,8 +51,8 @@ def serve(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows what happens."""
+    from semspec.loading import load
     from semspec.options import Options
-    from semspec.pair import load
     from semspec.serve import logs
     from semspec.serve.app import make_app
     from semspec.serve.engine import Engine, remembering

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from semspec.pair import Ticket
+from semspec.answer import Ticket
 from semspec.serve.pieces import Ended, Piece
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semspec.pair import Pair, Ticket
+from semspec.answer import Ticket
+from semspec.pair import Pair
 from semspec.stats import Stats
 from semspec.types import Event, Origin, TokenLogprob
 
