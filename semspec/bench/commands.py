@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from semspec import arguments
 from semspec.arguments import draft_length
 from semspec.errors import BadRequest
+from semspec.live import bar
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
@@ -127,19 +127,3 @@ def finish(folders: list[Path], out: Path) -> None:
     Console(stderr=True).print(said, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
     typer.echo(json.dumps(document, ensure_ascii=False))
-
-
-class bar:
-    """A progress bar on standard error, which in a pipe stays silent."""
-
-    def __init__(self, title: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.progress.add_task(title, total=None)
-
-    def __enter__(self) -> Any:
-        self.progress.start()
-        return lambda done, total: self.progress.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from semspec.arguments import tasks
-from semspec.bench.commands import bar
 from semspec.errors import BadRequest
+from semspec.live import bar
 
 if TYPE_CHECKING:
     from semspec.pair import Pair

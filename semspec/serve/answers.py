@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ class Choice:
         return parts
 
 
-class Answer:
+class Answer(ABC):
     """One response. Subclasses know the two shapes there are."""
 
     kind = ""
@@ -69,8 +70,8 @@ class Answer:
             choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
         return self._frame(self.kind) | {"choices": choices} | self._totals()
 
-    def said(self, choice: Choice) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def said(self, choice: Choice) -> dict[str, Any]: ...
 
     # -- in chunks
 
@@ -92,8 +93,8 @@ class Answer:
             shaped["trace"] = trace_of(message, parts)
         return self._frame(self.chunk_kind) | {"choices": [shaped]}
 
-    def delta(self, parts: Parts) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def delta(self, parts: Parts) -> dict[str, Any]: ...
 
     def closing(self) -> dict[str, Any]:
         """The chunk after all text, with what it took."""
@@ -101,8 +102,8 @@ class Answer:
 
     # -- both
 
-    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]: ...
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from semspec.bench.commands import draft_length
+from semspec.arguments import draft_length
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"

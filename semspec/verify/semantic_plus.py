@@ -45,8 +45,7 @@ class SemanticPlus(StepRule):
     def bound(self, pair: Binding) -> Rule:
         judge = pair.judge(self.probes)
         least = self.least if self.least >= 0 else float(judge.data.get("least", 0.5))
-        rule = replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
-        return rule
+        return replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
 
     @property
     def layers(self) -> tuple[int, ...]:
