@@ -17,12 +17,11 @@ from semspec.model.cache import Cache
 from semspec.model.config import Rotary, Shape
 from semspec.model.experts import FeedForward, Linear
 from semspec.model.int8 import Int8Linear
-from semspec.model.kernels import Kernels
-from semspec.model.transformer import Transformer
+from semspec.model.kernels import Choices, Kernels
+from semspec.model.transformer import Layer, Transformer
 
 LARGEST_HEAD = 256
 FEW_ROWS = 16
-SKINNY_BYTES = 0  # weights up to this size are multiplied by kernels/products.py; none until a GPU has shown it faster
 
 
 @dataclass(slots=True)
@@ -40,8 +39,9 @@ def covers(shape: Shape) -> bool:
 
 
 class Fused:
-    def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels) -> None:
-        self.skinny_bytes = SKINNY_BYTES
+    def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels, choices: Choices) -> None:
+        self.choices = choices
+        self.small = all(_weight(layer) <= choices.small for layer in transformer.layers)
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
         device = transformer.device
         self.turns = {s.rotary: _turns(s.rotary, cache.capacity, device) for s in set(self.shape.sights)}
@@ -70,12 +70,16 @@ class Fused:
             if layer.query_norm is not None and layer.key_norm is not None:
                 norms = (layer.query_norm, layer.key_norm)
             turns = self.turns[layer.sight.rotary]
-            q = k.turn_and_keep(qkv, keys, values, *where, turns, s.heads, norms, s.norm_eps)
-            seen = k.attend(q, keys, values, *where, s.attention_scale, layer.sight.window)
+            turning, looking = (turns, s.heads, norms, s.norm_eps), (s.attention_scale, layer.sight.window)
+            if queries == 1 and self.choices.turn:
+                seen = k.turn_and_attend(qkv, keys, values, *where, *turning, *looking)
+            else:
+                q = k.turn_and_keep(qkv, keys, values, *where, *turning)
+                seen = k.attend(q, keys, values, *where, *looking)
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
             normed = k.add_norm(x, added, layer.ffn_norm, s.norm_eps, layer.attention_out_norm)
             assert isinstance(layer.ffn, FeedForward)
-            active = k.gated(self._product(layer.ffn.gate_up, normed), s.activation)
+            active = self._activated(layer.ffn.gate_up, normed)
             added = self._product(layer.ffn.down, active, parts=True)
             inner = layer.ffn_out_norm
         if last and queries > 1:
@@ -90,9 +94,16 @@ class Fused:
     def _product(self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False) -> Tensor:
         """By cuBLAS, or by a kernel of ours for few rows and small weights; `parts`: add_norm reads it."""
         assert isinstance(linear, Linear)
-        if x.shape[0] <= FEW_ROWS and linear.weight.nbytes <= self.skinny_bytes:
-            return self.kernels.product(x, linear.weight, linear.bias, parts)
-        return linear(x)
+        return self.kernels.product(x, linear.weight, linear.bias, parts) if self._ours(x) else linear(x)
+
+    def _activated(self, gate_up: Linear | Int8Linear, x: Tensor) -> Tensor:
+        if self.choices.gate and self._ours(x):
+            assert isinstance(gate_up, Linear)
+            return self.kernels.product(x, gate_up.weight, gate_up.bias, False, self.shape.activation)
+        return self.kernels.gated(self._product(gate_up, x), self.shape.activation)
+
+    def _ours(self, x: Tensor) -> bool:
+        return self.small and x.shape[0] <= FEW_ROWS
 
     def head(self, normed: Tensor, out: Tensor) -> Tensor:
         """[B, Q, width] -> logits [B, Q, V], in the buffer given, of at least B x Q rows."""
@@ -100,6 +111,13 @@ class Fused:
         assert isinstance(self.transformer.head, Linear)
         logits = torch.mm(rows, self.transformer.head.weight.t(), out=out[: len(rows)])
         return logits.view(*normed.shape[:2], -1)
+
+
+def _weight(layer: Layer) -> int:
+    """Bytes of a layer's matrices."""
+    assert isinstance(layer.ffn, FeedForward)
+    matrices = (layer.qkv, layer.out, layer.ffn.gate_up, layer.ffn.down)
+    return sum(m.weight.nbytes for m in matrices if isinstance(m, Linear))
 
 
 def _turns(rotary: Rotary | None, length: int, device: torch.device) -> tuple[Tensor, Tensor] | None:

@@ -22,7 +22,7 @@ from semspec.model.fast import BATCHES, LONGEST, MOST_ROWS, QUERIES, Fast, bucke
 from semspec.model.fast_roll import CHUNK, Stops
 from semspec.model.fused import covers
 from semspec.model.graphs import Plain
-from semspec.model.kernels import reference_kernels
+from semspec.model.kernels import Choices, reference_kernels
 from semspec.noise import DRAFT, stream
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
@@ -46,9 +46,9 @@ class Rehearsed:
         return work()
 
 
-def fast(runner: ModelRunner) -> ModelRunner:
+def fast(runner: ModelRunner, choices: Choices = Choices()) -> ModelRunner:
     twin = ModelRunner(runner.transformer, 4, runner.capacity)
-    twin.use(Fast(runner.transformer, twin.cache, reference_kernels(), Rehearsed()))
+    twin.use(Fast(runner.transformer, twin.cache, reference_kernels(), Rehearsed(), choices))
     return twin
 
 
@@ -181,20 +181,41 @@ def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -
         close(ours.hidden[3], theirs.hidden[3])
 
 
-@pytest.mark.parametrize("family", ["llama-bias", "gemma3"])
-def test_products_in_parts_change_nothing(family: str, tmp_path: Path) -> None:
+WAYS = [Choices(small=0), Choices(gate=True), Choices(turn=True), Choices(small=0, gate=True, turn=True)]
+
+
+@pytest.mark.parametrize("family", ["llama-bias", "gemma3", "phi4-mini"])
+def test_whichever_way_is_chosen_nothing_changes(family: str, tmp_path: Path) -> None:
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=1, context=96)
-    twin, feed = fast(plain), text(8, 12)
-    assert twin.fast is not None
-    twin.fast.fused.skinny_bytes = 2**40
-    a, b = plain.acquire(), twin.acquire()
-    (theirs,), (ours,) = plain.score([Score(plain, a, feed, 12)]), twin.score([Score(twin, b, feed, 12)])
-    close(ours.logits, theirs.logits)
-    (written,), (own,) = (
-        plain.roll([Roll(plain, a, [1, 2], 9, Sampling(), 0)]),
-        twin.roll([Roll(twin, b, [1, 2], 9, Sampling(), 0)]),
-    )
-    assert own.tokens == written.tokens
+    feed, a = text(8, 12), plain.acquire()
+    (theirs,) = plain.score([Score(plain, a, feed, 12)])
+    (written,) = plain.roll([Roll(plain, a, [1, 2], 9, Sampling(), 0)])
+    for choices in WAYS:
+        twin = fast(plain, choices)
+        b = twin.acquire()
+        (ours,) = twin.score([Score(twin, b, feed, 12)])
+        close(ours.logits, theirs.logits)
+        (own,) = twin.roll([Roll(twin, b, [1, 2], 9, Sampling(), 0)])
+        assert own.tokens == written.tokens
+
+
+def test_only_small_layers_are_multiplied_by_our_kernel(plain: ModelRunner) -> None:
+    called: list[int] = []
+    kernels = reference_kernels()
+
+    def product(x: Tensor, *rest: Any) -> Tensor:
+        called.append(len(x))
+        return kernels.product(x, *rest)
+
+    for small, ours in ((0, False), (10**9, True)):
+        twin = ModelRunner(plain.transformer, 1, 96)
+        twin.use(Fast(plain.transformer, twin.cache, replace(kernels, product=product), Plain(), Choices(small=small)))
+        called.clear()
+        twin.score([Score(twin, twin.acquire(), [1, 2, 3], 1)])
+        assert bool(called) == ours
+    called.clear()
+    twin.score([Score(twin, 0, text(1, 20), 1)])
+    assert not called, "products of many rows are not its business"
 
 
 def test_rows_stay_what_they_are_when_the_next_pass_comes(plain: ModelRunner) -> None:
@@ -273,7 +294,8 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
             assert set(stops.table[row].nonzero()[:, 0].tolist()) == {t for t in tokens if t < 8}
 
 
-def test_tritons_kernels_give_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choices", [Choices(small=0), Choices(gate=True, turn=True, crowded=True)])
+def test_tritons_kernels_give_the_same(tmp_path: Path, choices: Choices) -> None:
     """With the family that has most of what can be had: windows, norms of heads and of what is added, two rotations."""
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import triton_kernels
@@ -282,7 +304,7 @@ def test_tritons_kernels_give_the_same(tmp_path: Path) -> None:
     allow_new_numpy()
     plain = ModelRunner.load(save(make_model("gemma3"), tmp_path), device="cpu", slots=2, context=48)
     twin = ModelRunner(plain.transformer, 2, 48)
-    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(), Plain()))
+    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(choices), Plain(), choices))
     results = []
     for runner in (plain, twin):
         slots = [runner.acquire(), runner.acquire()]

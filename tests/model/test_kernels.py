@@ -91,14 +91,47 @@ def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
 
 
 @given(
+    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.sampled_from([1, 2, 8]), st.sampled_from([0.0, 0.5, 1.0]),
+    st.booleans(),
+)  # fmt: skip
+@few
+def test_rotation_cache_write_and_attention_of_single_tokens(
+    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool
+) -> None:
+    generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
+    qkv = noise((batch, 1, case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
+    cache = [noise((4, case["kv_heads"], case["capacity"], size), generator, dtype) for _ in range(2)]
+    counts = [min(count, 1) for count in case["counts"]]
+    places = [whole(case["slots"]), whole(case["starts"]), whole(counts)]
+    half = int(size * turned) // 2
+    angles = torch.rand(case["capacity"], half, generator=generator).to(DEVICE) * 6
+    turns = (angles.cos(), angles.sin()) if half else None
+    norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
+    for slot, start in zip(case["slots"], case["starts"], strict=True):
+        for half_cache in cache:  # what the place held before must not be seen, nor what lies behind it
+            half_cache[slot, :, start:] = float("nan")
+    exact_cache = [c.double() for c in cache]
+    exact = reference.turn_and_attend(
+        qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
+        tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
+    )  # fmt: skip
+    tiles = attention.Tiles(16, 16, splits, warps=4, stages=2)
+    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
+    close(ours, exact, dtype)
+    for mine, theirs in zip(cache, exact_cache, strict=True):
+        assert torch.equal(mine.isnan(), theirs.isnan()), "written beside its place"
+        close(mine.nan_to_num(), theirs.nan_to_num(), dtype)
+
+
+@given(
     st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([64, 96, 128, 256]),
-    st.sampled_from([64, 99, 163, 227]),
+    st.sampled_from([64, 99, 163, 227]), st.booleans(),
 )  # fmt: skip
 def test_tiles_fill_a_gpu_and_fit_into_it(
-    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int
+    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, crowded: bool
 ) -> None:
     card = attention.Card(132, kilobytes * 1024)
-    tiles = attention.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card)
+    tiles = attention.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card, crowded=crowded)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
     assert tiles.splits == 1 or programs <= 2 * 132
@@ -145,6 +178,33 @@ def test_products_of_few_rows(rows: int, size: tuple[int, int], dtype: torch.dty
         close(stream, before.double() + whole, dtype)
         ours = ours.sum(0).to(dtype)
     close(ours, whole, dtype)
+
+
+@given(
+    st.integers(1, 16), st.sampled_from([(5, 24), (40, 70), (33, 128)]), multiplied, st.booleans(),
+    st.sampled_from(["silu", "gelu_pytorch_tanh"]),
+)  # fmt: skip
+@few
+def test_products_with_an_activation(
+    rows: int, size: tuple[int, int], dtype: torch.dtype, biased: bool, activation: str
+) -> None:
+    generator = random(rows)
+    x, weight = noise((rows, size[1]), generator, dtype), noise((2 * size[0], size[1]), generator, dtype)
+    bias = noise((2 * size[0],), generator, dtype) if biased else None
+    ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation)
+    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
+    close(ours, reference.gated(whole, activation), dtype)
+
+
+def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
+    h200 = attention.Card(132, 227 * 1024)
+    for size, parts, cut in (
+        ((2048, 1536), False, products.Skinny(16, 256, 1, stages=6)),
+        ((1536, 1536), True, products.Skinny(16, 128, 4, stages=6)),
+        ((17920, 1536), False, products.Skinny(64, 64, 1, stages=6)),
+        ((1536, 8960), True, products.Skinny(32, 256, 4, stages=4)),
+    ):
+        assert products.Skinny.of(size, h200, parts) == cut
 
 
 @given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())

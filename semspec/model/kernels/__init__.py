@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -15,31 +16,61 @@ FIELDS = 9
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """What can be done in more than one way. What is on by default was measured to be faster (docs/lab-notes.md);
+    `bench/gpu.py --only arms` measures all of them in turns."""
+
+    small: int = 128_000_000  # bytes of a layer's weights up to which products of few rows are ours and not cuBLAS's
+    gate: bool = False  # the activation inside our gate-up product
+    turn: bool = False  # norms of heads, rotation and cache write inside the attention of single tokens
+    early: bool = False  # kernels are launched before their predecessors end, and wait for them inside
+    ahead: bool = False  # while they wait, our products fetch their first weights
+    crowded: bool = False  # attention of several tokens with two programs a processor
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, small.py."""
+    """What each does is said where it is written: attention.py, small.py, products.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
     turn_and_keep: Callable[..., Tensor]
+    turn_and_attend: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    product: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]  # few rows; True: may come in parts
+    product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
 
 
-def triton_kernels() -> Kernels:
+def triton_kernels(choices: Choices) -> Kernels:
     from semspec.model.kernels import attention, products, small
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool) -> Tensor:
-        outputs, inputs = weight.shape
-        return products.product(x, weight, bias, products.Skinny.of((outputs, inputs), x.device, parts))
+    early = choices.early
 
-    return Kernels(attention.attend, small.add_norm, small.turn_and_keep, small.gated, small.note, product)
+    def product(
+        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
+    ) -> Tensor:
+        outputs, inputs = weight.shape
+        cut = products.Skinny.of((outputs, inputs), attention.card_of(x.device), parts, activation is not None)
+        return products.product(x, weight, bias, cut, activation, early, choices.ahead)
+
+    return Kernels(
+        partial(attention.attend, early=early, crowded=choices.crowded),
+        partial(small.add_norm, early=early),
+        partial(small.turn_and_keep, early=early),
+        partial(attention.turn_and_attend, early=early),
+        partial(small.gated, early=early),
+        small.note,
+        product,
+    )
 
 
 def reference_kernels() -> Kernels:
     from semspec.model.kernels import reference as r
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool) -> Tensor:
-        return r.product(x, weight, bias, 3 if parts else 1)
+    def product(
+        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
+    ) -> Tensor:
+        made = r.product(x, weight, bias, 3 if parts else 1)
+        return made if activation is None else r.gated(made, activation)
 
-    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.gated, r.note, product)
+    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product)

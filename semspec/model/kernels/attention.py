@@ -16,7 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semspec.model.kernels.early import launched, let_next_begin, wait_for_last
+
 LOG2E = 1.4426950408889634
+OWN = 1024  # bytes of shared memory that each program takes besides what it asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,22 @@ class Tiles:
     stages: int
 
     @staticmethod
-    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card) -> Tiles:
+    def of(
+        queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card,
+        crowded: bool = False,
+    ) -> Tiles:  # fmt: skip
+        """`crowded`: two programs a processor also of larger tiles, so that one reads while the other reckons."""
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
-        wanted = max(1, (2 if rows <= 32 else 1) * card.processors // across)  # small tiles: two programs a processor
+        two = rows <= 32 or (crowded and rows <= 64)  # programs a processor
+        wanted = max(1, (2 if two else 1) * card.processors // across)
         splits = min(1 << (wanted.bit_length() - 1), 64)
         wide = triton.next_power_of_2(head_dim) * itemsize  # bytes of one key
         keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
         stages = 3 if wide <= 256 else 2
-        while (rows + 2 * stages * keys) * wide > card.shared and (stages, keys) != (1, 16):
+        room = (card.shared + OWN) // 2 - OWN if two else card.shared
+        while (rows + 2 * stages * keys) * wide > room and (stages, keys) != (1, 16):
             stages, keys = (stages - 1, keys) if stages > 2 or keys == 16 else (stages, keys // 2)
         return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=stages)
 
@@ -63,6 +72,8 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
+    early: bool = False,
+    crowded: bool = False,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -71,13 +82,64 @@ def attend(
     what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
     `ancestors` [B, Q, Q] is given, those marked in its row.
     """
+    assert q.is_contiguous()
     batch, queries, heads, size = q.shape
+    if tiles is None:
+        card, kv_heads = card_of(q.device), keys.shape[1]
+        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, crowded)
+    out = torch.empty_like(q)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, early)
+    return out
+
+
+def turn_and_attend(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    turns: tuple[Tensor, Tensor] | None,
+    heads: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    scale: float,
+    window: int | None = None,
+    tiles: Tiles | None = None,
+    early: bool = False,
+) -> Tensor:
+    """`small.turn_and_keep` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
+
+    Every program turns the queries it needs for itself; the one whose part of the cache the new key and value belong
+    to puts them there.
+    """
+    batch, queries, _, size = qkv.shape
+    assert queries == 1 and qkv.is_contiguous()
+    if tiles is None:
+        card, kv_heads = card_of(qkv.device), keys.shape[1]
+        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
+    out = qkv.new_empty((batch, queries, heads, size))
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles, early)
+    return out
+
+
+def _launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    places: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    ancestors: Tensor | None,
+    turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
+    tiles: Tiles,
+    early: bool,
+) -> None:
+    batch, queries, heads, size = out.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    assert q.is_contiguous() and keys.stride() == values.stride() and keys.stride(3) == 1
-    if tiles is None:
-        tiles = Tiles.of(queries, group, kv_heads, batch, size, q.element_size(), card_of(q.device))
-    out = torch.empty_like(q)
+    assert keys.stride() == values.stride() and keys.stride(3) == 1
     blocks = triton.cdiv(queries * group, tiles.rows)
     parts, sums = out, out  # not used by a single split
     if tiles.splits > 1:
@@ -86,16 +148,18 @@ def attend(
     shape: dict[str, Any] = {
         "GROUP": group, "D": size, "BLOCK_D": max(16, triton.next_power_of_2(size)), "SPLITS": tiles.splits,
     }  # fmt: skip
-    mask = counts if ancestors is None else ancestors
+    turns, norms, eps = turning or (None, None, 0.0)
+    cos, sin = turns or (places[0], places[0])
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, slots, starts, counts, mask, out, parts, sums,
+        q, keys, values, *places, places[0] if ancestors is None else ancestors, out, parts, sums,
+        cos, sin, *(norms or (q, q)), eps,
         queries, keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
-        WINDOWED=window is not None, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        WINDOWED=window is not None, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
+        TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1], **shape,
+        num_warps=tiles.warps, num_stages=tiles.stages, **launched(early),
     )  # fmt: skip
     if tiles.splits > 1:
-        _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4)
-    return out
+        _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4, **launched(early))
 
 
 _cards: dict[torch.device, Card] = {}
@@ -114,11 +178,14 @@ def card_of(device: torch.device) -> Card:
 
 @triton.jit(do_not_specialize=["queries", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, ancestors, out, parts, sums,
+    q, keys, values, slots, starts, counts, ancestors, out, parts, sums, cos, sin, query_norm, key_norm, eps,
     queries, slot_stride, head_stride, place_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(EARLY)
+    wait_for_last(EARLY)
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv, b = tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
@@ -129,7 +196,13 @@ def _attend(
     inside = query < count
     place = (b * queries + query) * heads + head  # row of q and out
     loaded = inside[:, None] & (d < D)[None, :]
-    tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
+    if TURNING:  # q holds keys and values too, behind the queries of each token
+        source = q + b * (tl.num_programs(1) * (GROUP + 2)) * D
+        tile = _turned(
+            source + head[:, None] * D, d[None, :], loaded, cos, sin, query_norm, eps, start, NORMED, HALF, D
+        ).to(q.dtype.element_ty)
+    else:
+        tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
 
     first = 0  # what any of these queries sees: places from here to the end
     if WINDOWED:
@@ -141,6 +214,16 @@ def _attend(
     stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)  # a tile without a query reads nothing
 
     base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
+    if TURNING:
+        if (begin <= start) & (start < stop):
+            key = source + (heads + kv + tl.zeros([1, 1], tl.int32)) * D
+            here = base + start.to(tl.int64) * place_stride + d[None, :]
+            known = (d < D)[None, :]
+            turned = _turned(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
+            tl.store(keys + here, turned, mask=known)
+            value = tl.load(key + tl.num_programs(1) * D + d[None, :], mask=known, other=0.0)
+            tl.store(values + here, value, mask=known)
+        tl.debug_barrier()  # other threads of this program are about to read it
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -183,12 +266,36 @@ def _attend(
         tl.store(sums + part, tl.where(some, best + tl.log2(whole), float("-inf")), mask=exists)
 
 
+@triton.jit
+def _turned(
+    heads, d, loaded, cos, sin, norm, eps, place,
+    NORMED: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Heads [rows, d] at a place, normed and turned: dimension i and the one HALF behind it turn into each other."""
+    turning = d < 2 * HALF
+    other = tl.where(turning, tl.where(d < HALF, d + HALF, d - HALF), d)
+    one = tl.load(heads + d, mask=loaded, other=0.0).to(tl.float32)
+    two = tl.load(heads + other, mask=loaded, other=0.0).to(tl.float32)
+    if NORMED:
+        size = tl.rsqrt(tl.sum(one * one, 1) / D + eps)[:, None]
+        one = one * size * tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
+        two = two * size * tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
+    if HALF > 0:
+        at = place * HALF + tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos + at, mask=turning, other=1.0)
+        s = tl.load(sin + at, mask=turning, other=0.0)
+        one = one * c + tl.where(d < HALF, -two, two) * s
+    return one
+
+
 @triton.jit(do_not_specialize=["queries"])
 def _join(
     parts, sums, out, queries, heads,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Weigh the splits of one query and head by their shares of the softmax."""
+    let_next_begin(EARLY)
+    wait_for_last(EARLY)
     query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = (b * heads + head) * queries + query
     split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
