@@ -15,9 +15,9 @@ from torch import Tensor
 
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.fast import Fast
+from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
-from semspec.model.kernels import reference, reference_kernels, triton_kernels
+from semspec.model.kernels import MEASURED, Choices, Kernels, reference, reference_kernels, triton_kernels
 from semspec.model.transformer import Transformer
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB
@@ -33,8 +33,11 @@ def check(function: Callable[[torch.device], None]) -> Callable[[torch.device], 
     return function
 
 
-def kernels(device: torch.device):  # type: ignore[no-untyped-def]
-    return triton_kernels() if device.type == "cuda" else reference_kernels()
+ALL = Choices(gate=True, turn=True, early=True, ahead=True, crowded=True)
+
+
+def kernels(device: torch.device, choices: Choices = MEASURED) -> Kernels:
+    return triton_kernels(choices) if device.type == "cuda" else reference_kernels()
 
 
 def error(ours: Tensor, exact: Tensor) -> float:
@@ -152,6 +155,12 @@ def products_of_few_rows(device: torch.device) -> None:
             for parts in (False, True):
                 ours = kernels(device).product(x, weight, bias, parts)
                 near(ours.sum(0) if ours.dim() == 3 else ours, exact, TOLERANCE[dtype], f"{outputs} x {inputs}")
+            if outputs % 2 == 0:
+                exact, ours = (
+                    reference.gated(exact, "silu"),
+                    kernels(device).product(x, weight, bias, False, "silu"),
+                )
+                near(ours, exact, 2 * TOLERANCE[dtype], f"{outputs} x {inputs}, with its activation")
 
 
 # -- the runner
@@ -166,13 +175,16 @@ class Seeded:
         return tensor.to(device, dtype)
 
 
-def runner(family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, slots: int = 3) -> ModelRunner:
+def runner(
+    family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, choices: Choices = MEASURED
+) -> ModelRunner:
     shape = Shape.of(FAMILIES[family][1])
-    made = ModelRunner(Transformer(shape, Seeded(), device, dtype), slots, 512)
+    made = ModelRunner(Transformer(shape, Seeded(), device, dtype), 3, 512)
     if plain:
         made.use(None)
-    elif device.type == "cpu":
-        made.use(Fast(made.transformer, made.cache, reference_kernels(), Plain()))
+    else:
+        runs = Plain() if device.type == "cpu" else Graphs(device)
+        made.use(Fast(made.transformer, made.cache, kernels(device, choices), runs, choices))
     return made
 
 
@@ -181,7 +193,8 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def course(one: ModelRunner) -> list[Tensor]:
-    """Logits along what decoding does: a prompt, drafts of several lengths, some taken back, sequences together."""
+    """Logits along what decoding does: a prompt, drafts of several lengths, some taken back, sequences together. Longer
+    feeds always go the plain way, so what they give is left out."""
     slots, said = [one.acquire() for _ in range(3)], []
     feeds = [text(i, 400) for i in range(3)]
     for step, sizes in enumerate([(100, 1, 70), (9, 9, 9), (9, 17, 1), (1, 1, 1), (3, 64, 33), (120, 2, 6), (9, 9, 9)]):
@@ -189,7 +202,8 @@ def course(one: ModelRunner) -> list[Tensor]:
         for i, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             start = one.length(slot)
             requests.append(Score(one, slot, feeds[i][start : start + size], size))
-        said += [rows.logits.float().cpu() for rows in one.score(requests)]
+        short = [len(r.tokens) <= LONGEST for r in requests]
+        said += [rows.logits.float().cpu() for rows, kept in zip(one.score(requests), short, strict=True) if kept]
         if step % 2:
             for slot in slots:
                 one.truncate(slot, one.length(slot) - 1)
@@ -198,34 +212,39 @@ def course(one: ModelRunner) -> list[Tensor]:
     return said
 
 
+def rows_off(ours: list[Tensor], exact: list[Tensor]) -> Tensor:
+    """How far each row is from the exact one, by its size."""
+    mine, theirs = torch.cat(ours).double(), torch.cat(exact).double()
+    return (mine - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+
+
+def no_rougher(ours: list[Tensor], rough: list[Tensor], exact: list[Tensor], what: str) -> None:
+    """Both ways round as often, but not alike: what each makes of one row is luck, and a pass may have only one. In
+    float16 on a CPU, where nothing but luck tells them apart, one way was 0.6 to 2.2 times as far off as the other in a
+    single pass, 0.94 to 1.13 times over all passes, in its unluckiest row 0.6 to 1.5 times (15 families). So all rows
+    together say whether ours is rougher, and one row says only whether it is wrong, which would be off by about 1."""
+    mine, theirs = error(torch.cat(ours), torch.cat(exact)), error(torch.cat(rough), torch.cat(exact))
+    assert theirs < 0.2, f"{what}, plain: off by {theirs:.1e}"
+    assert mine < 1.3 * theirs, f"{what}: off by {mine:.1e} over all passes, the plain way by {theirs:.1e}"
+    worst, allowed = float(rows_off(ours, exact).max()), 3 * float(rows_off(rough, exact).max())
+    assert worst < allowed, f"{what}: a row is off by {worst:.1e}; {allowed:.1e} can be rounding"
+
+
 def family_check(family: str, device: torch.device) -> None:
     """float32 must be right; bfloat16 must be no farther from that than it is when operations go one by one."""
     exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
-    for plain in (True, False):
-        for i, (ours, theirs) in enumerate(
-            zip(course(runner(family, device, torch.float32, plain)), exact, strict=True)
-        ):
-            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else 'captured'}, pass {i // 3}")
-    if device.type == "cuda":
-        rough, ours = (course(runner(family, device, torch.bfloat16, plain)) for plain in (True, False))
-        for i, (one, other, right) in enumerate(zip(ours, rough, exact, strict=True)):
-            near(other, right, 0.2, f"bfloat16, plain, pass {i // 3}")
-            near(one, right, 1.5 * error(other, right) + 0.01, f"bfloat16, captured, pass {i // 3}")
+    for plain, choices in ((True, MEASURED), (False, MEASURED), (False, ALL)):
+        made = course(runner(family, device, torch.float32, plain, choices))
+        for ours, theirs in zip(made, exact, strict=True):
+            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else choices}")
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16
+    rough = course(runner(family, device, half, plain=True))
+    for choices in (MEASURED, ALL):
+        no_rougher(course(runner(family, device, half, choices=choices)), rough, exact, f"{half}, {choices}")
 
 
 for name in DENSE:
     CHECKS[f"logits of {name}"] = lambda device, family=name: family_check(family, device)
-
-
-@check
-def products_in_parts_change_nothing(device: torch.device) -> None:
-    for family in ("llama-bias", "gemma3"):
-        exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
-        one = runner(family, device, torch.float32)
-        assert one.fast is not None
-        one.fast.fused.skinny_bytes = 2**40
-        for i, (ours, theirs) in enumerate(zip(course(one), exact, strict=True)):
-            near(ours, theirs, 1e-3, f"{family}, pass {i // 3}")
 
 
 @check
@@ -236,10 +255,10 @@ def rolls_write_what_the_plain_way_writes(device: torch.device) -> None:
         (text(2, 2), 21, Sampling(1.0, seed=5), frozenset(range(0, VOCAB, 16))),
         (text(3, 30), 33, Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, seed=6), frozenset([7])),
     ]
-    for family in ("qwen2", "gemma3"):
+    for family, choices in (("qwen2", MEASURED), ("gemma3", ALL), ("qwen2", ALL)):
         answers = []
         for plain in (True, False):
-            one = runner(family, device, torch.float32, plain)
+            one = runner(family, device, torch.float32, plain, choices)
             slots = [one.acquire() for _ in plans]
             requests = [
                 Roll(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))

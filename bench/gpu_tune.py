@@ -110,7 +110,7 @@ def tune_products(bench: Bench) -> None:
             read = outputs * inputs * bench.dtype.itemsize
             copies = max(2, min(48, int(1e9 // read)))  # many times the L2 cache
             weights = torch.empty(copies, outputs, inputs, device=bench.device, dtype=bench.dtype).normal_(std=0.02)
-            chosen = Skinny.of((outputs, inputs), bench.device, split)
+            chosen = Skinny.of((outputs, inputs), card_of(bench.device), split)
             cuts = [chosen, replace(chosen, stages=6), replace(chosen, depth=chosen.depth // 2, stages=6)]
             cuts += [replace(chosen, columns=c) for c in (chosen.columns // 2, chosen.columns * 2) if c >= 16]
             cuts += [replace(chosen, splits=n) for n in (chosen.splits // 2, chosen.splits * 2) if split and n >= 1]

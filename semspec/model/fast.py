@@ -16,7 +16,7 @@ from torch import Tensor
 from semspec.model.cache import Cache
 from semspec.model.fused import Fused, Places, covers
 from semspec.model.graphs import Graphs, Runs
-from semspec.model.kernels import Choices, Kernels, triton_kernels
+from semspec.model.kernels import MEASURED, Choices, Kernels, triton_kernels
 from semspec.model.transformer import Transformer
 from semspec.types import Rows, Score
 
@@ -35,7 +35,7 @@ def bucket(n: int, sizes: tuple[int, ...]) -> int:
 
 class Fast:
     def __init__(
-        self, transformer: Transformer, cache: Cache, kernels: Kernels, runs: Runs, choices: Choices = Choices()
+        self, transformer: Transformer, cache: Cache, kernels: Kernels, runs: Runs, choices: Choices = MEASURED
     ) -> None:
         self.fused = Fused(transformer, cache, kernels, choices)
         self.cache, self.kernels, self.runs = cache, kernels, runs
@@ -44,7 +44,7 @@ class Fast:
         self._buffers: dict[Any, Tensor] = {}
 
     @staticmethod
-    def of(transformer: Transformer, cache: Cache, choices: Choices = Choices()) -> Fast | None:
+    def of(transformer: Transformer, cache: Cache, choices: Choices = MEASURED) -> Fast | None:
         """Where there is a GPU and the family has no part that needs the host; others go one operation at a time."""
         if transformer.device.type != "cuda" or not covers(transformer.shape):
             return None

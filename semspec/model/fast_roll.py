@@ -158,7 +158,6 @@ class Rolls:
         fast.kernels.note(state, drawn, self.stops.table, out)
         return kept, states
 
-
     def _draw(self, logits: Tensor, batch: int, state: Tensor, mode: Mode) -> tuple[Tensor, Tensor | None]:
         if mode.greedy:  # nothing below is looked at, and each line of it would be a launch
             return best_rows(logits, mode.keep)

@@ -22,7 +22,7 @@ from semspec.model.fast import BATCHES, LONGEST, MOST_ROWS, QUERIES, Fast, bucke
 from semspec.model.fast_roll import CHUNK, Stops
 from semspec.model.fused import covers
 from semspec.model.graphs import Plain
-from semspec.model.kernels import Choices, reference_kernels
+from semspec.model.kernels import MEASURED, Choices, reference_kernels
 from semspec.noise import DRAFT, stream
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
@@ -46,7 +46,7 @@ class Rehearsed:
         return work()
 
 
-def fast(runner: ModelRunner, choices: Choices = Choices()) -> ModelRunner:
+def fast(runner: ModelRunner, choices: Choices = MEASURED) -> ModelRunner:
     twin = ModelRunner(runner.transformer, 4, runner.capacity)
     twin.use(Fast(runner.transformer, twin.cache, reference_kernels(), Rehearsed(), choices))
     return twin

@@ -91,8 +91,8 @@ def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
 
 
 @given(
-    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.sampled_from([1, 2, 8]), st.sampled_from([0.0, 0.5, 1.0]),
-    st.booleans(),
+    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.sampled_from([1, 2, 8]),
+    st.sampled_from([0.0, 0.5, 1.0]), st.booleans(),
 )  # fmt: skip
 @few
 def test_rotation_cache_write_and_attention_of_single_tokens(

@@ -28,6 +28,9 @@ class Choices:
     crowded: bool = False  # attention of several tokens with two programs a processor
 
 
+MEASURED = Choices()
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What each does is said where it is written: attention.py, small.py, products.py."""
