@@ -300,6 +300,7 @@ def main() -> None:
     parser.add_argument(
         "--part", default="0/1", help="i/n: every n-th check from the i-th, to run n processes at a time"
     )
+    parser.add_argument("--match", default="", help="make only the checks with this in their names")
     parser.add_argument(
         "--only",
         default=",".join(SECTIONS),
@@ -329,7 +330,7 @@ def main() -> None:
     began = time.perf_counter()
     failed = False
     if asked.check:
-        report["checks"] = run_checks(torch.device(asked.device), asked.part)
+        report["checks"] = run_checks(torch.device(asked.device), asked.part, asked.match)
         failed = any(result != "PASS" for result in report["checks"].values())
     else:
         with torch.inference_mode():
@@ -360,12 +361,12 @@ def write(report: dict[str, Any], out: Path | None) -> None:
         out.write_text(json.dumps(report) + "\n")
 
 
-def run_checks(device: torch.device, part: str) -> dict[str, str]:
+def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
     from bench.gpu_checks import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}
-    for name, function in list(CHECKS.items())[first::parts]:
+    for name, function in [(n, f) for n, f in CHECKS.items() if match in n][first::parts]:
         began = time.perf_counter()
         try:
             function(device)

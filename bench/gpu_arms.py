@@ -38,7 +38,11 @@ DRAFT = [  # the first group is launched as ever; the second early, for which th
         replace(OURS, early=True, ahead=True),
     ],
 ]  # fmt: skip
-TARGET = [[OURS, replace(OURS, crowded=True)], [replace(OURS, early=True), replace(OURS, early=True, crowded=True)]]
+ALL_OURS = replace(OURS, small=10**12, gate=True)
+TARGET = [
+    [OURS, replace(OURS, crowded=True), ALL_OURS],
+    [replace(OURS, early=True), replace(OURS, early=True, crowded=True), replace(ALL_OURS, early=True, ahead=True)],
+]
 ROUNDS = 5
 
 
@@ -55,7 +59,8 @@ def parse(text: str) -> Choices:
 
 def told(choices: Choices) -> str:
     on = [f.name for f in fields(Choices) if getattr(choices, f.name) is True]
-    return "+".join(["cuBLAS" if choices.small == 0 else "ours", *on])
+    products = {0: "cuBLAS", OURS.small: "ours if small"}.get(choices.small, "ours")
+    return "+".join([products, *on])
 
 
 def in_turns(arms: dict[Choices, Callable[[], float]]) -> dict[Choices, float]:

@@ -230,52 +230,75 @@ def no_rougher(ours: list[Tensor], rough: list[Tensor], exact: list[Tensor], wha
     assert worst < allowed, f"{what}: a row is off by {worst:.1e}; {allowed:.1e} can be rounding"
 
 
-def family_check(family: str, device: torch.device) -> None:
+def family_check(family: str, device: torch.device, choices: Choices = MEASURED) -> None:
     """float32 must be right; bfloat16 must be no farther from that than it is when operations go one by one."""
     exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
-    for plain, choices in ((True, MEASURED), (False, MEASURED), (False, ALL)):
-        made = course(runner(family, device, torch.float32, plain, choices))
-        for ours, theirs in zip(made, exact, strict=True):
-            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else choices}")
+    for plain in (True, False):
+        for ours, theirs in zip(course(runner(family, device, torch.float32, plain, choices)), exact, strict=True):
+            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else 'captured'}")
     half = torch.bfloat16 if device.type == "cuda" else torch.float16
-    rough = course(runner(family, device, half, plain=True))
-    for choices in (MEASURED, ALL):
-        no_rougher(course(runner(family, device, half, choices=choices)), rough, exact, f"{half}, {choices}")
+    rough, ours = (course(runner(family, device, half, plain, choices)) for plain in (True, False))
+    no_rougher(ours, rough, exact, str(half))
 
 
 for name in DENSE:
     CHECKS[f"logits of {name}"] = lambda device, family=name: family_check(family, device)
+for name in ("llama-bias", "gemma3", "qwen3"):  # all that can be had: biases, windows, norms of heads and of sums
+    CHECKS[f"all choices with {name}"] = lambda device, family=name: family_check(family, device, ALL)
 
 
-@check
-def rolls_write_what_the_plain_way_writes(device: torch.device) -> None:
+def rolls_check(family: str, device: torch.device, choices: Choices) -> None:
     """In float32, so that near-ties are rare."""
     plans = [
         (text(1, 90), 40, Sampling(), frozenset[int]()),
         (text(2, 2), 21, Sampling(1.0, seed=5), frozenset(range(0, VOCAB, 16))),
         (text(3, 30), 33, Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, seed=6), frozenset([7])),
     ]
-    for family, choices in (("qwen2", MEASURED), ("gemma3", ALL), ("qwen2", ALL)):
-        answers = []
-        for plain in (True, False):
-            one = runner(family, device, torch.float32, plain, choices)
-            slots = [one.acquire() for _ in plans]
-            requests = [
-                Roll(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
-                for slot, (feed, n, sampling, stop) in zip(slots, plans, strict=True)
-            ]
-            together = one.roll(requests)
-            for slot in slots:
-                one.truncate(slot, 0)
-            alone = [one.roll([replace(r, runner=one)])[0] for r in requests]
-            assert [r.tokens for r in together] == [r.tokens for r in alone], "together is not as alone"
-            answers.append(together)
-        for theirs, ours in zip(*answers, strict=True):
-            assert ours.tokens == theirs.tokens, f"{ours.tokens} is not {theirs.tokens}"
-            assert ours.logits is not None and theirs.logits is not None
-            near(ours.logits.nan_to_num(neginf=0.0), theirs.logits.nan_to_num(neginf=0.0), 1e-3, "logits")
-            for layer, states in ours.hidden.items():
-                near(states, theirs.hidden[layer], 1e-3, f"layer {layer}")
+    answers = []
+    for plain in (True, False):
+        one = runner(family, device, torch.float32, plain, choices)
+        slots = [one.acquire() for _ in plans]
+        requests = [
+            Roll(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
+            for slot, (feed, n, sampling, stop) in zip(slots, plans, strict=True)
+        ]
+        together = one.roll(requests)
+        for slot in slots:
+            one.truncate(slot, 0)
+        alone = [one.roll([replace(r, runner=one)])[0] for r in requests]
+        assert [r.tokens for r in together] == [r.tokens for r in alone], "together is not as alone"
+        answers.append(together)
+    for theirs, ours in zip(*answers, strict=True):
+        assert ours.tokens == theirs.tokens, f"{ours.tokens} is not {theirs.tokens}"
+        assert ours.logits is not None and theirs.logits is not None
+        near(ours.logits.nan_to_num(neginf=0.0), theirs.logits.nan_to_num(neginf=0.0), 1e-3, "logits")
+        for layer, states in ours.hidden.items():
+            near(states, theirs.hidden[layer], 1e-3, f"layer {layer}")
+
+
+for name, way in (("qwen2", MEASURED), ("qwen2", ALL), ("gemma3", ALL)):
+    CHECKS[f"rolls of {name} write what the plain way writes, {'all choices' if way == ALL else 'as measured'}"] = (
+        lambda device, family=name, way=way: rolls_check(family, device, way)
+    )
+
+
+@check
+def early_launches_change_no_bit(device: torch.device) -> None:
+    """A kernel that did not wait for the one before it would now and then read what was there before."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for family in ("llama-bias", "gemma3", "qwen2"):
+        late, early = (runner(family, device, dtype, choices=c) for c in (replace(ALL, early=False, ahead=False), ALL))
+        for _ in range(3):
+            for ours, theirs in zip(course(early), course(late), strict=True):
+                assert torch.equal(ours, theirs), family
+            rolled = []
+            for one in (early, late):
+                slot = one.acquire()
+                rolled.append(one.roll([Roll(one, slot, text(5, 20), 200, Sampling(), 0, keep_logits=True)])[0])
+                one.release(slot)
+            assert rolled[0].tokens == rolled[1].tokens, family
+            assert rolled[0].logits is not None and rolled[1].logits is not None
+            assert torch.equal(rolled[0].logits, rolled[1].logits), family
 
 
 @check

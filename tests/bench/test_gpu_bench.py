@@ -48,4 +48,4 @@ def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: p
     slow, fast = Choices(), Choices(gate=True)
     times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), Choices(turn=True): broken})
     assert times == {slow: 2, fast: 1} and calls[:4] == ["slow", "fast", "slow", "fast"]
-    assert "ours+turn: RuntimeError: no such instruction" in capsys.readouterr().out
+    assert "ours if small+turn: RuntimeError: no such instruction" in capsys.readouterr().out
