@@ -33,7 +33,7 @@ def check(function: Callable[[torch.device], None]) -> Callable[[torch.device], 
     return function
 
 
-ALL = Choices(gate=True, turn=True, early=True, ahead=True, crowded=True)
+ALL = Choices(norm=True, gate=True, turn=True, early=True, ahead=True, crowded=True)
 
 
 def kernels(device: torch.device, choices: Choices = MEASURED) -> Kernels:

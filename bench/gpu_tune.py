@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.config import Shape
-from semspec.model.kernels.attention import Tiles, attend, card_of
+from semspec.model.kernels.attention import attend
 from semspec.model.kernels.products import Skinny, product
+from semspec.model.kernels.tiles import Tiles, card_of
 
 if TYPE_CHECKING:
     from bench.gpu import Bench

@@ -61,11 +61,11 @@ class Fused:
         added: Tensor | None = None
         inner: Tensor | None = None
         for i, layer in enumerate(t.layers):
-            normed = k.add_norm(x, added, layer.attention_norm, s.norm_eps, inner)
+            x, qkv = self._read(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:
                 kept[i] = x.clone()
             keys, values = self.cache.keys[i], self.cache.values[i]
-            qkv = self._product(layer.qkv, normed).view(batch, queries, -1, s.head_dim)
+            qkv = qkv.view(batch, queries, -1, s.head_dim)
             norms = None
             if layer.query_norm is not None and layer.key_norm is not None:
                 norms = (layer.query_norm, layer.key_norm)
@@ -77,9 +77,9 @@ class Fused:
                 q = k.turn_and_keep(qkv, keys, values, *where, *turning)
                 seen = k.attend(q, keys, values, *where, *looking)
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
-            normed = k.add_norm(x, added, layer.ffn_norm, s.norm_eps, layer.attention_out_norm)
             assert isinstance(layer.ffn, FeedForward)
-            active = self._activated(layer.ffn.gate_up, normed)
+            inner = layer.attention_out_norm
+            x, active = self._read(x, added, layer.ffn_norm, inner, layer.ffn.gate_up, s.activation)
             added = self._product(layer.ffn.down, active, parts=True)
             inner = layer.ffn_out_norm
         if last and queries > 1:
@@ -91,16 +91,33 @@ class Fused:
             kept[s.depth] = normed
         return normed.view(batch, -1, s.width), {i: h.view(batch, -1, s.width) for i, h in kept.items()}
 
-    def _product(self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False) -> Tensor:
-        """By cuBLAS, or by a kernel of ours for few rows and small weights; `parts`: add_norm reads it."""
-        assert isinstance(linear, Linear)
-        return self.kernels.product(x, linear.weight, linear.bias, parts) if self._ours(x) else linear(x)
+    def _read(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        norm: Tensor,
+        inner: Tensor | None,
+        linear: Linear | Int8Linear,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream with what is added to it, and its norm's product, perhaps with an activation."""
+        k, eps, ours = self.kernels, self.shape.norm_eps, self._ours(x)
+        within = activation if ours and self.choices.gate else None
+        if ours and self.choices.norm and len(x) == 1 and inner is None:
+            assert isinstance(linear, Linear)
+            x, made = k.norm_product(x, added, norm, eps, linear.weight, linear.bias, within)
+        else:
+            made = self._product(linear, k.add_norm(x, added, norm, eps, inner), activation=within)
+        return x, made if activation is None or within else k.gated(made, activation)
 
-    def _activated(self, gate_up: Linear | Int8Linear, x: Tensor) -> Tensor:
-        if self.choices.gate and self._ours(x):
-            assert isinstance(gate_up, Linear)
-            return self.kernels.product(x, gate_up.weight, gate_up.bias, False, self.shape.activation)
-        return self.kernels.gated(self._product(gate_up, x), self.shape.activation)
+    def _product(
+        self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False, activation: str | None = None
+    ) -> Tensor:
+        """By cuBLAS, or by a kernel of ours for few rows and small weights; `parts`: who reads it adds them up."""
+        assert isinstance(linear, Linear)
+        if self._ours(x):
+            return self.kernels.product(x, linear.weight, linear.bias, parts, activation)
+        return linear(x)
 
     def _ours(self, x: Tensor) -> bool:
         return self.small and x.shape[0] <= FEW_ROWS

@@ -11,7 +11,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, products, small
+from semspec.model.kernels import attention, products, small, tiles
 
 HALF, WIDE, WHOLE = "*bf16", "*fp32", "*i64"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
@@ -53,19 +53,19 @@ def main() -> None:
         "queries": "i32", **CACHE, "scale": "fp32", "window": "i32",
     }  # fmt: skip
     still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0}
-    card, results = attention.Card(132, 227 * 1024), {}
+    card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
-        t = attention.Tiles.of(queries, 5, 8, 1, size, 2, card)
+        t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
         constants = {"WINDOWED": False, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
         constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys} | still
         results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
-    t = attention.Tiles.of(1, 6, 2, 1, 128, 2, card)
+    t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     turning |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64}
     results["turn_and_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
-    t = attention.Tiles.of(16, 4, 8, 1, 128, 2, card, crowded=True)
+    t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, crowded=True)
     constants = {"WINDOWED": False, "MASKED": False, "GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits} | still
     constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys}
     results["attend, crowded"] = built(attention._attend, attend, constants, t.warps, t.stages)
@@ -94,14 +94,18 @@ def main() -> None:
         warps=1,
     )
     operands = {"x": HALF, "weight": HALF, "bias": HALF, "out": HALF, "rows": "i32", "outputs": "i32"}
+    operands |= {"added": WIDE, "norm": HALF, "stream": HALF, "eps": "fp32"}
     for name, size, parts, gated in (
         ("product", (2048, 1536), False, False),
         ("product, parts", (1536, 8960), True, False),
         ("product, gated", (17920, 1536), False, True),
+        ("product, normed", (2048, 1536), False, False),
+        ("product, gated and normed", (17920, 1536), False, True),
     ):
         cut = products.Skinny.of(size, card, parts, gated)
         constants = {"INPUTS": size[1], "BLOCK_M": 16, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth}
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True, "FETCHED": 512}
+        constants |= {"NORMED": "normed" in name, "PARTS": 4 if "normed" in name else 0}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(products._product, types, constants, cut.warps, cut.stages)
     print(json.dumps(results))

@@ -181,7 +181,14 @@ def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -
         close(ours.hidden[3], theirs.hidden[3])
 
 
-WAYS = [Choices(small=0), Choices(gate=True), Choices(turn=True), Choices(small=0, gate=True, turn=True)]
+WAYS = [
+    Choices(small=0),
+    Choices(gate=True),
+    Choices(turn=True),
+    Choices(norm=True),
+    Choices(norm=True, gate=True, turn=True),
+    Choices(small=0, norm=True, gate=True, turn=True),
+]
 
 
 @pytest.mark.parametrize("family", ["llama-bias", "gemma3", "phi4-mini"])
@@ -294,15 +301,21 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
             assert set(stops.table[row].nonzero()[:, 0].tolist()) == {t for t in tokens if t < 8}
 
 
-@pytest.mark.parametrize("choices", [Choices(small=0), Choices(gate=True, turn=True, crowded=True)])
-def test_tritons_kernels_give_the_same(tmp_path: Path, choices: Choices) -> None:
-    """With the family that has most of what can be had: windows, norms of heads and of what is added, two rotations."""
+@pytest.mark.parametrize(
+    ("family", "choices"),
+    [
+        ("gemma3", Choices(small=0)),  # most of what can be had: windows, norms of heads and of sums, two rotations
+        ("gemma3", Choices(norm=True, gate=True, turn=True, crowded=True)),
+        ("qwen2", Choices(norm=True, gate=True, turn=True)),
+    ],
+)
+def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, choices: Choices) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import triton_kernels
     from tests.interpreter import allow_new_numpy
 
     allow_new_numpy()
-    plain = ModelRunner.load(save(make_model("gemma3"), tmp_path), device="cpu", slots=2, context=48)
+    plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=2, context=48)
     twin = ModelRunner(plain.transformer, 2, 48)
     twin.use(Fast(plain.transformer, twin.cache, triton_kernels(choices), Plain(), choices))
     results = []
@@ -311,7 +324,9 @@ def test_tritons_kernels_give_the_same(tmp_path: Path, choices: Choices) -> None
         runner._score([Score(runner, slots[0], text(1, 30), 0)], runner.cache.extend([(slots[0], 30)]))
         rows = runner.score([Score(runner, slots[0], [4, 5, 6], 3, (1,)), Score(runner, slots[1], [7], 1, (1,))])
         warm = Sampling(1.0, seed=2)
-        results.append((rows, runner.roll([Roll(runner, s, [8], 2, warm, 0, frozenset([11])) for s in slots])))
+        written = runner.roll([Roll(runner, s, [8], 2, warm, 0, frozenset([11])) for s in slots])
+        rows += runner.score([Score(runner, slots[0], [9], 1, (1,))])  # a single token, for which there are other ways
+        results.append((rows, written))
     (theirs, written), (ours, own) = results
     for mine, other in zip(ours, theirs, strict=True):
         close(mine.logits, other.logits)

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, products, reference, small  # noqa: E402
+from semspec.model.kernels import tiles as cuts  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -72,7 +73,7 @@ def test_attention(
     if tree:  # any set of the tokens before, and each token itself, as a window may leave nothing else
         ancestors = torch.rand(batch, queries, queries, generator=generator).round().tril().to(DEVICE, torch.int8)
         ancestors |= torch.eye(queries, dtype=torch.int8, device=DEVICE)
-    tiles = attention.Tiles(rows, keys, splits, warps=4, stages=2)
+    tiles = cuts.Tiles(rows, keys, splits, warps=4, stages=2)
     ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles)
     exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, ancestors)
     close(ours, exact, dtype)
@@ -115,7 +116,7 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
         qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
         tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
     )  # fmt: skip
-    tiles = attention.Tiles(16, 16, splits, warps=4, stages=2)
+    tiles = cuts.Tiles(16, 16, splits, warps=4, stages=2)
     ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
     close(ours, exact, dtype)
     for mine, theirs in zip(cache, exact_cache, strict=True):
@@ -130,8 +131,8 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
 def test_tiles_fill_a_gpu_and_fit_into_it(
     queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, crowded: bool
 ) -> None:
-    card = attention.Card(132, kilobytes * 1024)
-    tiles = attention.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card, crowded=crowded)
+    card = cuts.Card(132, kilobytes * 1024)
+    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card, crowded=crowded)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
     assert tiles.splits == 1 or programs <= 2 * 132
@@ -196,8 +197,32 @@ def test_products_with_an_activation(
     close(ours, reference.gated(whole, activation), dtype)
 
 
+@given(
+    st.sampled_from([(5, 24), (40, 70), (33, 128)]), multiplied, st.sampled_from([0, 1, 4]),
+    st.sampled_from([None, "silu"]), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+@few
+def test_products_of_a_stream_that_is_added_to_and_normed(
+    size: tuple[int, int], dtype: torch.dtype, parts: int, activation: str | None, biased: bool, seed: int
+) -> None:
+    generator, outputs = random(seed), size[0] * (1 if activation is None else 2)
+    x, weight = noise((1, size[1]), generator, dtype), noise((outputs, size[1]), generator, dtype)
+    bias = noise((outputs,), generator, dtype) if biased else None
+    scale, added = noise((size[1],), generator, dtype), noise((parts, 1, size[1]), generator, torch.float32)
+    before, stream = x.clone(), torch.zeros_like(x)
+    norm = products.Norm(added if parts else None, scale, 1e-5, stream)
+    ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation, norm=norm)
+    exact_x = x.double()
+    normed = reference.add_norm(exact_x, added.double() if parts else None, scale.double(), 1e-5)
+    exact = reference.product(normed, weight.double(), None if bias is None else bias.double(), 1)
+    close(ours, exact if activation is None else reference.gated(exact, activation), dtype)
+    assert torch.equal(x, before), "other programs may still read it"
+    if parts:
+        close(stream, exact_x, dtype)
+
+
 def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
-    h200 = attention.Card(132, 227 * 1024)
+    h200 = cuts.Card(132, 227 * 1024)
     for size, parts, cut in (
         ((2048, 1536), False, products.Skinny(16, 256, 1, stages=6)),
         ((1536, 1536), True, products.Skinny(16, 128, 4, stages=6)),

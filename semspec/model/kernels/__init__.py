@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `note` keeps
@@ -21,6 +22,7 @@ class Choices:
     `bench/gpu.py --only arms` measures all of them in turns."""
 
     small: int = 128_000_000  # bytes of a layer's weights up to which products of few rows are ours and not cuBLAS's
+    norm: bool = False  # residual and norm inside the products that read them, for single tokens
     gate: bool = False  # the activation inside our gate-up product
     turn: bool = False  # norms of heads, rotation and cache write inside the attention of single tokens
     early: bool = False  # kernels are launched before their predecessors end, and wait for them inside
@@ -42,10 +44,11 @@ class Kernels:
     gated: Callable[..., Tensor]
     note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
+    norm_product: Callable[..., tuple[Tensor, Tensor]]  # the stream after what was added to it, and its product
 
 
 def triton_kernels(choices: Choices) -> Kernels:
-    from semspec.model.kernels import attention, products, small
+    from semspec.model.kernels import attention, products, small, tiles
 
     early = choices.early
 
@@ -53,8 +56,18 @@ def triton_kernels(choices: Choices) -> Kernels:
         x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
     ) -> Tensor:
         outputs, inputs = weight.shape
-        cut = products.Skinny.of((outputs, inputs), attention.card_of(x.device), parts, activation is not None)
+        cut = products.Skinny.of((outputs, inputs), tiles.card_of(x.device), parts, activation is not None)
         return products.product(x, weight, bias, cut, activation, early, choices.ahead)
+
+    def norm_product(
+        x: Tensor, added: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        outputs, inputs = weight.shape
+        cut = products.Skinny.of((outputs, inputs), tiles.card_of(x.device), False, activation is not None)
+        stream = x if added is None else torch.empty_like(x)
+        before = products.Norm(added if added is None or added.dim() == 3 else added[None], norm, eps, stream)
+        return stream, products.product(x, weight, bias, cut, activation, early, choices.ahead, before)
 
     return Kernels(
         partial(attention.attend, early=early, crowded=choices.crowded),
@@ -64,6 +77,7 @@ def triton_kernels(choices: Choices) -> Kernels:
         partial(small.gated, early=early),
         small.note,
         product,
+        norm_product,
     )
 
 
@@ -76,4 +90,11 @@ def reference_kernels() -> Kernels:
         made = r.product(x, weight, bias, 3 if parts else 1)
         return made if activation is None else r.gated(made, activation)
 
-    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product)
+    def norm_product(
+        x: Tensor, added: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        stream = x.clone()
+        return stream, product(r.add_norm(stream, added, norm, eps), weight, bias, False, activation)
+
+    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product, norm_product)
