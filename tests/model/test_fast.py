@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,20 @@ def text(seed: int, length: int) -> list[int]:
 
 def test_a_cpu_goes_the_plain_way(plain: ModelRunner) -> None:
     assert plain.fast is None and plain.rolls is None
+
+
+@pytest.mark.parametrize(("capability", "early"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
+def test_kernels_are_launched_early_only_where_that_is_possible(
+    capability: tuple[int, int], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Choices] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("semspec.model.fast.triton_kernels", lambda choices: asked.append(choices))
+    monkeypatch.setattr("semspec.model.fast.Graphs", lambda device: None)
+    monkeypatch.setattr("semspec.model.fast.Fast.__init__", lambda self, *_: None)
+    transformer = SimpleNamespace(device=torch.device("cuda"), shape=SimpleNamespace(mixture=None, head_dim=64))
+    Fast.of(transformer, None, Choices(gate=True, early=True, ahead=True))  # type: ignore[arg-type]
+    assert asked == [Choices(gate=True, early=early, ahead=early)]
 
 
 def test_mixtures_are_not_covered(tmp_path: Path) -> None:
