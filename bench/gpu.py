@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument(
         "--part", default="0/1", help="i/n: every n-th check from the i-th, to run n processes at a time"
     )
-    parser.add_argument("--match", default="", help="make only the checks with this in their names")
+    parser.add_argument("--match", default="", help="only checks, or cases of tune, with this in their names")
     parser.add_argument(
         "--only",
         default=",".join(SECTIONS),

@@ -28,7 +28,6 @@ DRAFT = [  # the first group is launched as ever; the second early, for which th
         replace(OURS, small=0),
         OURS,
         replace(OURS, gate=True),
-        replace(OURS, turn=True),
         replace(OURS, gate=True, turn=True),
         replace(OURS, norm=True, gate=True, turn=True),
     ],
@@ -43,9 +42,13 @@ DRAFT = [  # the first group is launched as ever; the second early, for which th
 ALL_OURS = replace(OURS, small=10**12, gate=True)
 TARGET = [
     [OURS, replace(OURS, crowded=True), ALL_OURS],
-    [replace(OURS, early=True), replace(OURS, early=True, crowded=True), replace(ALL_OURS, early=True, ahead=True)],
+    [
+        replace(OURS, early=True),
+        replace(OURS, early=True, crowded=True),
+        replace(ALL_OURS, early=True, ahead=True, crowded=True),
+    ],
 ]
-ROUNDS = 5
+ROUNDS = 4
 
 
 def parse(text: str) -> Choices:

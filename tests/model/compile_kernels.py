@@ -36,7 +36,9 @@ def built(
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     text = made.asm["ptx"]
     reads = [text.find(word) for word in ("ld.global", "cp.async.cg", "cp.async.ca") if word in text]
+    stored = text.find("st.global")
     return {
+        "waits_for_stores": 0 < stored < text.find("bar.sync", stored) < text.find("cp.async.cg"),
         "reads_after_wait": min(reads) > text.find("griddepcontrol.wait"),
         "shared": made.metadata.shared,
         "cubin": len(made.asm["cubin"]),
