@@ -221,6 +221,19 @@ def test_products_of_a_stream_that_is_added_to_and_normed(
         close(stream, exact_x, dtype)
 
 
+@given(
+    st.sampled_from([(2048, 1536), (1536, 8960), (17920, 1536), (64, 32)]), st.booleans(), st.booleans(),
+    st.sampled_from([2, 4]), st.sampled_from([48, 64, 99, 163, 227]),
+)  # fmt: skip
+def test_products_fit_into_any_card(
+    size: tuple[int, int], parts: bool, gated: bool, itemsize: int, kilobytes: int
+) -> None:
+    cut = products.Skinny.of(size, cuts.Card(80, kilobytes * 1024), parts and not gated, gated, itemsize)
+    weights = cut.columns * (2 if gated else 1)
+    assert cut.stages * cut.depth * (weights + products.ROWS) * itemsize <= kilobytes * 1024
+    assert cut.columns >= 16 and cut.depth >= 16 and (not gated or cut.splits == 1)
+
+
 def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
     h200 = cuts.Card(132, 227 * 1024)
     for size, parts, cut in (

@@ -56,7 +56,8 @@ def triton_kernels(choices: Choices) -> Kernels:
         x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
     ) -> Tensor:
         outputs, inputs = weight.shape
-        cut = products.Skinny.of((outputs, inputs), tiles.card_of(x.device), parts, activation is not None)
+        card, gated = tiles.card_of(x.device), activation is not None
+        cut = products.Skinny.of((outputs, inputs), card, parts, gated, weight.element_size())
         return products.product(x, weight, bias, cut, activation, early, choices.ahead)
 
     def norm_product(
@@ -64,7 +65,8 @@ def triton_kernels(choices: Choices) -> Kernels:
         activation: str | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         outputs, inputs = weight.shape
-        cut = products.Skinny.of((outputs, inputs), tiles.card_of(x.device), False, activation is not None)
+        card, gated = tiles.card_of(x.device), activation is not None
+        cut = products.Skinny.of((outputs, inputs), card, False, gated, weight.element_size())
         stream = x if added is None else torch.empty_like(x)
         before = products.Norm(added if added is None or added.dim() == 3 else added[None], norm, eps, stream)
         return stream, products.product(x, weight, bias, cut, activation, early, choices.ahead, before)

@@ -33,7 +33,7 @@ class Skinny:
     stages: int = 4
 
     @staticmethod
-    def of(size: tuple[int, int], card: Card, split: bool, gated: bool = False) -> Skinny:
+    def of(size: tuple[int, int], card: Card, split: bool, gated: bool = False, itemsize: int = 2) -> Skinny:
         """For weights [outputs, inputs]; `split` says whether the reader adds parts up."""
         outputs, inputs = size
         busy = 2 * card.processors
@@ -44,7 +44,11 @@ class Skinny:
         depth, stages = DEPTHS[columns]
         while depth > 64 and depth * 3 > inputs // splits:  # a loop that is shorter than its stages hides nothing
             depth //= 2
-        return Skinny(columns // 2 if gated and columns > 16 else columns, depth, splits, stages=stages)
+        if gated:  # as many ups as gates; a tile has at least 16 of each
+            columns = max(columns, 32)
+        while stages * depth * (columns + ROWS) * itemsize > card.shared and (stages, depth) != (1, 16):
+            stages, depth = (stages - 1, depth) if stages > 2 or depth == 16 else (stages, depth // 2)
+        return Skinny(columns // 2 if gated else columns, depth, splits, stages=stages)
 
 
 @dataclass(frozen=True, slots=True)
