@@ -13,7 +13,7 @@ from rich.console import Console
 from semspec import arguments
 from semspec.arguments import draft_length
 from semspec.errors import BadRequest
-from semspec.live import bar
+from semspec.progress import bar
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 

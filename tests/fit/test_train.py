@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest
-from semspec.probe.data import Folder, Label, Sample
-from semspec.probe.fit import Training, fit
+from semspec.fit.data import Folder, Label, Sample
+from semspec.fit.plot import draw_reliability
+from semspec.fit.rows import load_rows, split
+from semspec.fit.train import Training, fit
 from semspec.probe.head import Probe
-from semspec.probe.plot import draw_reliability
-from semspec.probe.rows import load_rows, split
 
 CPU = torch.device("cpu")
 QUICK = Training(widths=(16,), dropout=0.0, epochs=60, rate=3e-3)

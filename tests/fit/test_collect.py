@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest
-from semspec.probe import collect as module
-from semspec.probe.collect import Config, Sampler, collect
-from semspec.probe.data import Folder, Trace
-from semspec.probe.traces import cut, read_traces
+from semspec.fit import collect as module
+from semspec.fit.collect import Config, Sampler, collect
+from semspec.fit.data import Folder, Trace
+from semspec.fit.traces import cut, read_traces
 from semspec.sampling import SamplingRows, process
 from semspec.types import Sampling
 from tests.chi import chi_square, count
 from tests.fakes import FakeRunner
-from tests.probe.fake import CONFIG, DELIMITER, LANGUAGES, VOCAB, A, fake_pair, prefixes, steps, traces
+from tests.fit.fake import CONFIG, DELIMITER, LANGUAGES, VOCAB, A, fake_pair, prefixes, steps, traces
 from tests.test_steps import END, END_THINK, byte_level
 
 

@@ -15,12 +15,12 @@ import torch
 
 import semspec
 from semspec import cli, pocket, tasks
+from semspec.fit.collect import Config, Sampler, collect
+from semspec.fit.data import Folder, Sample
+from semspec.fit.meaning import parser, truth
+from semspec.fit.traces import cut
 from semspec.pair import Pair
 from semspec.probe import Probe, fingerprint
-from semspec.probe.collect import Config, Sampler, collect
-from semspec.probe.data import Folder, Sample
-from semspec.probe.meaning import parser, truth
-from semspec.probe.traces import cut
 from semspec.steps import Steps
 from semspec.tasks.pocket import Pocket
 from semspec.types import Score

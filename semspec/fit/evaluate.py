@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest, ModelError
+from semspec.fit.data import Folder
+from semspec.fit.risk import one_each
+from semspec.fit.rows import Rows, load_rows
+from semspec.fit.train import baselines, measure, predict
 from semspec.probe import metrics
-from semspec.probe.data import Folder
-from semspec.probe.fit import baselines, measure, predict
 from semspec.probe.head import Probe
-from semspec.probe.risk import one_each
-from semspec.probe.rows import Rows, load_rows
 
 DRAWS = 400
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest, ModelError
+from semspec.fit.data import Folder
+from semspec.fit.evaluate import evaluate, intervals
+from semspec.fit.rows import Rows, load_rows
+from semspec.fit.train import fit
 from semspec.probe import metrics
-from semspec.probe.data import Folder
-from semspec.probe.evaluate import evaluate, intervals
-from semspec.probe.fit import fit
-from semspec.probe.rows import Rows, load_rows
-from tests.probe.test_fit import CPU, QUICK, known
+from tests.fit.test_train import CPU, QUICK, known
 
 
 def other(path: Path) -> Folder:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from semspec import pocket
-from semspec.probe.data import Sample
-from semspec.probe.label import Truth
+from semspec.fit.data import Sample
+from semspec.fit.label import Truth
 from semspec.tasks import Problem, Task
 from semspec.tasks.pocket import Pocket
 

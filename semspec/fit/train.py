@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from semspec.errors import BadRequest
+from semspec.fit.data import Folder
+from semspec.fit.rows import PARTS, Rows, load_rows, split
 from semspec.probe import metrics
 from semspec.probe.calibrate import KINDS, Calibrator
-from semspec.probe.data import Folder
 from semspec.probe.features import Features, resolve_layers
 from semspec.probe.head import Head, Probe
-from semspec.probe.rows import PARTS, Rows, load_rows, split
 
 
 @dataclass(frozen=True)

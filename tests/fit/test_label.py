@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest
-from semspec.probe.cluster import Source, make
-from semspec.probe.data import Folder, Sample
-from semspec.probe.label import combined_share, label, label_samples, share
+from semspec.fit.cluster import Source, make
+from semspec.fit.data import Folder, Sample
+from semspec.fit.label import combined_share, label, label_samples, share
 
 CLUSTERER = make("canonical", Source(parse=lambda text: text[0]))
 

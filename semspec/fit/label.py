@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from semspec.errors import BadRequest
-from semspec.probe.cluster import Clusterer
-from semspec.probe.data import MODELS, Folder, Label, Sample
+from semspec.fit.cluster import Clusterer
+from semspec.fit.data import MODELS, Folder, Label, Sample
 
 Truth = Callable[[Sample, str], bool | None]
 """Whether a sampled step is right after the answer so far; None: nobody knows."""

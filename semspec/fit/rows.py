@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.probe.data import EVIDENCE, Folder, Label
-from semspec.probe.label import combined_share, share
+from semspec.fit.data import EVIDENCE, Folder, Label
+from semspec.fit.label import combined_share, share
 
 KINDS = ("own", "cross", "combined", "written")
 PARTS = ("train", "validation", "test")

@@ -19,13 +19,13 @@ from torch import Tensor
 from semspec import tasks
 from semspec.errors import BadRequest
 from semspec.execute import Executor
+from semspec.fit.data import EVIDENCE, MODELS, Folder, Prefix, Sample, Trace
+from semspec.fit.traces import cut, read_traces, write_traces
 from semspec.noise import DRAFT, TARGET
 from semspec.pair import Pair
-from semspec.probe.data import EVIDENCE, MODELS, Folder, Prefix, Sample, Trace
 from semspec.probe.evidence import NAMES, evidence, number_tokens
 from semspec.probe.features import POOLINGS, pool, resolve_layers
 from semspec.probe.identity import fingerprint
-from semspec.probe.traces import cut, read_traces, write_traces
 from semspec.stats import Stats
 from semspec.steps import MAX_STEP_TOKENS, Step, StepEnd, Steps
 from semspec.types import Acquire, Decoding, Request, Roll, Rolled, Rows, Runner, Sampling, Score
