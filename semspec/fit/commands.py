@@ -128,14 +128,16 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
     from semspec.fit import cluster
     from semspec.fit.data import Folder
     from semspec.fit.label import label as run
-    from semspec.fit.meaning import parser, truth
+    from semspec.fit.meaning import operation, parser, truth
 
     folder = Folder(out)
     config = folder.run["config"]
     task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None).for_fitting()
     clusterer = cluster.make(clusters, cluster.Source(parser(task), pair, device))
+    kinds = operation(task)
+    about = {"clusters": clusters, "operations": kinds is not None}
     with bar("label") as progress:
-        run(folder, clusterer, {"clusters": clusters}, truth(task), progress)
+        run(folder, clusterer, about, truth(task), kinds, progress)
 
 
 def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -> None:

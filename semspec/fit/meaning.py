@@ -17,6 +17,18 @@ def parser(task: Task) -> Callable[[str], Hashable | None] | None:
     return pocket.meaning if isinstance(task, Pocket) else None
 
 
+def operation(task: Task) -> Callable[[str], str] | None:
+    """What kind of step a text is, if the task knows kinds; the same "" for all that it cannot read."""
+    if not isinstance(task, Pocket):
+        return None
+
+    def kind(text: str) -> str:
+        read = pocket.meaning(text.strip())
+        return read.op if read else ""
+
+    return kind
+
+
 def truth(task: Task) -> Truth | None:
     """A task's own judgement of steps, if it has one; None about problems that are not its own."""
     if not isinstance(task, Pocket):

@@ -52,6 +52,9 @@ class Collecting:
     max_step_tokens: Annotated[int, typer.Option(help="Longest step, in tokens.")] = 500
     layers: Annotated[str, typer.Option(help="Layers of the target to keep, e.g. 16,last.")] = "last"
     draft_layers: Annotated[str, typer.Option(help="Layers of the draft to keep.")] = "last"
+    token_states: Annotated[
+        bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
+    ] = False
     seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
     shard: Annotated[int, typer.Option(help="Prefixes between two writings to the disk.")] = 32
     slots: Annotated[int, typer.Option(help="Prefixes sampled at a time.")] = 16
@@ -67,7 +70,8 @@ class Collecting:
             task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,
             per_problem=self.per_problem, samples=self.samples, temperature=self.temperature, top_p=self.top_p,
             max_step_tokens=self.max_step_tokens, target_layers=read_layers(self.layers),
-            draft_layers=read_layers(self.draft_layers), seed=self.seed, shard=self.shard,
+            draft_layers=read_layers(self.draft_layers), token_states=self.token_states,
+            seed=self.seed, shard=self.shard,
         )  # fmt: skip
 
     def load(self) -> Pair:
@@ -85,11 +89,15 @@ class Teaching:
 
     labels: Labels = "cross"
     leave_one_out: LeaveOut = False
-    pooling: Annotated[str, typer.Option(help="Of a step's states: mean or last.")] = "mean"
+    pooling: Annotated[str, typer.Option(help="Of a step's states: mean, last, or attention (learnt).")] = "mean"
     calibration: Annotated[str, typer.Option(help="isotonic, temperature or none.")] = "isotonic"
     judge_states: Annotated[
         bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
     ] = False
+    evidence: Annotated[
+        str,
+        typer.Option(help="What the judge sees of logits: tokens, numbers, entropy, length, draft."),
+    ] = "tokens,numbers,entropy,length"
     epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
     train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
     device: Device = "auto"
@@ -97,6 +105,7 @@ class Teaching:
     def trainings(self, layers: str = "", draft_layers: str = "") -> dict[str, tuple[str, Training]]:
         """What is trained: by name, whose states it reads and how it learns. No layers named: all that there are."""
         from semspec.fit.train import Training
+        from semspec.probe.evidence import known_groups
 
         both = Training(
             labels=self.labels, leave_one_out=self.leave_one_out, pooling=self.pooling, calibration=self.calibration,
@@ -104,7 +113,8 @@ class Teaching:
         )  # fmt: skip
         target = replace(both, layers=read_layers(layers) if layers else ())
         draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
-        judge = replace(target, labels="written", states=self.judge_states, evidence=True, widths=JUDGE_WIDTHS)
+        groups = known_groups(part.strip() for part in self.evidence.split(",") if part.strip())
+        judge = replace(target, labels="written", states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS)
         return {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
 
 

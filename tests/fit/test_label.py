@@ -65,6 +65,12 @@ def test_prefixes_do_not_mix_and_truth_is_asked() -> None:
     assert [label.valid for label in labels[8:]] == [False] * 6 + [True, False]
 
 
+def test_the_operation_is_asked_for_where_a_task_knows_it() -> None:
+    assert {label.operation for label in label_samples(samples(), CLUSTERER)} == {None}
+    labels = label_samples(samples(), CLUSTERER, operation=lambda text: text[:1])
+    assert [label.operation for label in labels] == [s.text[:1] for s in samples()]
+
+
 def test_labels_are_made_once_and_again_when_made_otherwise(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.samples.mkdir()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from semspec import noise
 from semspec.errors import BadRequest
-from semspec.probe.evidence import WIDTH, evidence
+from semspec.probe.evidence import OF_TARGET, WIDTH, evidence
 from semspec.probe.features import Features
 from semspec.types import Sampling
 from semspec.verify import Drafts, make
@@ -180,7 +180,7 @@ def test_semantic_plus_stands_by_its_judge() -> None:
     for sure, stands_ in ((0.7, True), (0.69, False)):
 
         class Sure:
-            features = Features((), evidence=True)
+            features = Features((), evidence=OF_TARGET)
             layers = ()
 
             def __call__(self, states: Any, first_row: Any, counts: Any, seen: torch.Tensor) -> torch.Tensor:
