@@ -106,8 +106,8 @@ def select(seen: Tensor, groups: Iterable[str]) -> Tensor:
     """The columns of these groups, from all that was seen: `evidence`, with `confidence` behind it where it is known.
 
     [B, WIDTH (+ len(CONFIDENCE))] -> [B, width_of(groups)]"""
-    place = {name: i for i, name in enumerate((*NAMES, *CONFIDENCE))}
-    return torch.stack([seen[:, place[name]] for group in groups for name in GROUPS[group]], -1)
+    wanted = {name for group in groups for name in GROUPS[group]}
+    return torch.stack([seen[:, i] for i, name in enumerate((*NAMES, *CONFIDENCE)) if name in wanted], -1)
 
 
 def width_of(groups: Iterable[str]) -> int:
