@@ -13,7 +13,7 @@ from rich.console import Console
 from semspec import arguments
 from semspec.arguments import draft_length
 from semspec.errors import BadRequest
-from semspec.live import bar
+from semspec.progress import bar
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
@@ -45,6 +45,7 @@ def bench(
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    draft_device: arguments.DraftDevice = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
 ) -> None:
@@ -52,7 +53,7 @@ def bench(
         measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
         data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
         num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
-        max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
+        max_new_tokens=max_new_tokens, device=device, draft_device=draft_device, dtype=dtype, context=length,
     )  # fmt: skip
     if not context.invoked_subcommand:
         context.obj()
