@@ -15,9 +15,9 @@ from semspec import settings
 from semspec.bench import commands as bench_commands
 from semspec.chat import chat
 from semspec.errors import SemspecError
+from semspec.fit import commands as probe_commands
 from semspec.generate import generate
 from semspec.info import info
-from semspec.probe import commands as probe_commands
 from semspec.serve import commands as serve_commands
 
 app = typer.Typer(

@@ -103,6 +103,6 @@ def make(spec: str, source: Source) -> Clusterer:
 
 def registry() -> dict[str, type[Clusterer]]:
     """Imported when asked for, since two of them bring models."""
-    from semspec.probe.compare import Embedding, Judge, Nli
+    from semspec.fit.compare import Embedding, Judge, Nli
 
     return {kind.name: kind for kind in (Canonical, Nli, Embedding, Judge)}

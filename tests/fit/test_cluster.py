@@ -12,10 +12,10 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from semspec.errors import BadRequest, ModelError
+from semspec.fit.cluster import Pairwise, Source, make, numbers_in
+from semspec.fit.compare import Embedding, Judge, Nli
 from semspec.pair import Pair
 from semspec.pocket import DRAFT_HABITS, TARGET_HABITS, meaning, problem, write_steps
-from semspec.probe.cluster import Pairwise, Source, make, numbers_in
-from semspec.probe.compare import Embedding, Judge, Nli
 from tests.checkpoints import make_tokenizer
 from tests.fakes import FakeRunner
 

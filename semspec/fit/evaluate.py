@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest, ModelError
+from semspec.fit.data import Folder
+from semspec.fit.risk import one_each
+from semspec.fit.rows import Rows, load_rows
+from semspec.fit.train import baselines, measure, predict
 from semspec.probe import metrics
-from semspec.probe.data import Folder
-from semspec.probe.fit import baselines, measure, predict
 from semspec.probe.head import Probe
-from semspec.probe.risk import one_each
-from semspec.probe.rows import Rows, load_rows
 
 DRAWS = 400
 
@@ -25,7 +25,7 @@ DRAWS = 400
 def evaluate(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> dict[str, Any]:
     """A card's figures, with intervals. Baselines are fitted to the very rows they are tested on, in their favour."""
     rows = unseen(probe, folder, model, kind, leave_one_out)
-    logits = predict(probe.head, rows.features)
+    logits = predict(probe.head, rows)
     said = probe.calibrator(logits)
     return measure(rows, said, logits.sigmoid()) | {
         "intervals": intervals(rows, said),
@@ -41,8 +41,7 @@ def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: b
             f"the samples in {folder.path} are of model {run['models'][model]}, the probe is of {probe.model}; "
             "collect with the probe's own model"
         )
-    features = probe.features
-    rows = load_rows(folder, model, probe.layers, features.pooling, kind, leave_one_out, features.evidence)
+    rows = load_rows(folder, model, probe.features, kind, leave_one_out)
     seen = sorted(set(probe.data.get("seen", ())) & set(rows.problems))
     if seen:
         raise BadRequest(
@@ -64,7 +63,7 @@ def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> 
     """What a judge says of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
     or those that the target never wrote in any words."""
     rows = unseen(judge, folder, "target", "written")
-    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows.features))[rows.cross]
+    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows))[rows.cross]
     bad = bad or ("unwritten" if rows.valid is None else "invalid")
     if bad not in ("invalid", "unwritten") or (bad == "invalid" and rows.valid is None):
         raise BadRequest(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from semspec import pocket
-from semspec.probe.data import Sample
-from semspec.probe.label import Truth
+from semspec.fit.data import Sample
+from semspec.fit.label import Truth
 from semspec.tasks import Problem, Task
 from semspec.tasks.pocket import Pocket
 
@@ -15,6 +15,18 @@ from semspec.tasks.pocket import Pocket
 def parser(task: Task) -> Callable[[str], Hashable | None] | None:
     """A task's own reading of a step, if it has one."""
     return pocket.meaning if isinstance(task, Pocket) else None
+
+
+def operation(task: Task) -> Callable[[str], str] | None:
+    """What kind of step a text is, if the task knows kinds; the same "" for all that it cannot read."""
+    if not isinstance(task, Pocket):
+        return None
+
+    def kind(text: str) -> str:
+        read = pocket.meaning(text.strip())
+        return read.op if read else ""
+
+    return kind
 
 
 def truth(task: Task) -> Truth | None:

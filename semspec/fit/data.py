@@ -4,8 +4,8 @@ run.json       what was asked for, and the fingerprints of both models
 traces.jsonl   whole answers, from which prefixes are cut
 prefixes.jsonl the text in front of every prefix's end, by its id
 samples/       shards: NNNNN.jsonl has a line for each sampled step, NNNNN.safetensors the pooled states of the same
-               rows, "MODEL.LAYER.POOLING" [rows, d] and "MODEL.evidence": how each model sees every step, whoever
-               wrote it
+               rows, "MODEL.LAYER.POOLING" [rows, d], "MODEL.evidence" and "draft.confidence": how each model sees every
+               step, whoever wrote it; if asked for, also "MODEL.LAYER.tokens", the states of all tokens of all rows
 labels/        NNNNN.jsonl for the shard of that number: its rows with their clusters and counts
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 
 MODELS = ("target", "draft")
-EVIDENCE = "evidence"
+EVIDENCE, CONFIDENCE, TOKENS = "evidence", "confidence", "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class Label:
     counts: dict[str, int]  # model -> its samples of the same meaning, this one included
     samples: dict[str, int]  # model -> its samples
     valid: bool | None = None  # whether the step is right, where the task can tell
+    operation: str | None = None  # what kind of step it is, where the task can tell
 
 
 class Folder:

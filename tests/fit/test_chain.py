@@ -15,12 +15,12 @@ import torch
 
 import semspec
 from semspec import cli, pocket, tasks
+from semspec.fit.collect import Config, Sampler, collect
+from semspec.fit.data import Folder, Sample
+from semspec.fit.meaning import operation, parser, truth
+from semspec.fit.traces import cut
 from semspec.pair import Pair
 from semspec.probe import Probe, fingerprint
-from semspec.probe.collect import Config, Sampler, collect
-from semspec.probe.data import Folder, Sample
-from semspec.probe.meaning import parser, truth
-from semspec.probe.traces import cut
 from semspec.steps import Steps
 from semspec.tasks.pocket import Pocket
 from semspec.types import Score
@@ -83,6 +83,25 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
         Probe.load(one / "target", fingerprint(pair.draft))
 
 
+def test_a_judge_may_attend_and_know_how_sure_the_draft_was(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = ["--traces", traces, "--per-problem", 1, "--samples", 2, "--max-step-tokens", 40, "--context", 512]
+    how = ["--token-states", "--pooling", "attention", "--judge-states", "--evidence", "numbers,draft", "--epochs", 2]
+    out = ["--out", tmp_path, "--device", "cpu"]
+    code, _, err = command(monkeypatch, capsys, "probe", "fit", "pocket", *what, *how, *out)
+    assert code == 0, err
+    card = json.loads((tmp_path / "judge" / "card.json").read_text())
+    assert card["pooling"] == "attention" and card["evidence"] == ["numbers", "draft"]
+    pair = semspec.load("pocket", device="cpu", slots=4, context=512)
+    (problem,) = Pocket().problems(1, seed=3)
+    for temperature in (0.0, 0.6):
+        rules = [f"semantic+:probes={tmp_path},least={least}" for least in (0, 1)]
+        options = {"max_new_tokens": 160, "temperature": temperature, "seed": 1}
+        all_, none = (pair.generate(problem.prompt, verifier=rule, **options).stats.fates for rule in rules)
+        assert all_["accepted"] > 0 == all_["refused"] and none["refused"] > 0
+
+
 def test_states_of_a_real_model_are_those_of_one_long_pass(traces: Path, tmp_path: Path) -> None:
     """Collected in batches behind shared prefixes, against prefix and step read at once by a fresh slot."""
     pair = semspec.load("pocket", device="cpu", slots=4, context=512)
@@ -142,8 +161,10 @@ def test_pocket_knows_what_steps_mean_and_whether_they_are_right() -> None:
     assert right(1, before=1) is True
     assert right(0, before=1) is False  # said already
     assert right(1, before=1, of="solutions/0") is None  # some other problem
+    kind, meaning = operation(task), pocket.meaning(steps[0])
+    assert kind is not None and meaning is not None and kind(steps[0] + "\n\n") == meaning.op and kind("Hm.") == ""
     other = tasks.make("gsm8k")
-    assert truth(other) is None and parser(other) is None
+    assert truth(other) is None and parser(other) is None and operation(other) is None
 
 
 def test_fit_refuses_at_once_what_could_not_be_labelled(

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest, ModelError
+from semspec.fit.data import Folder
+from semspec.fit.evaluate import evaluate, intervals
+from semspec.fit.rows import Rows, load_rows
+from semspec.fit.train import fit
 from semspec.probe import metrics
-from semspec.probe.data import Folder
-from semspec.probe.evaluate import evaluate, intervals
-from semspec.probe.fit import fit
-from semspec.probe.rows import Rows, load_rows
-from tests.probe.test_fit import CPU, QUICK, known
+from semspec.probe.features import Features
+from tests.fit.test_train import CPU, QUICK, known
 
 
 def other(path: Path) -> Folder:
@@ -39,7 +40,7 @@ def test_a_probe_is_measured_on_problems_it_has_not_seen(tmp_path: Path) -> None
 
 def test_intervals_widen_where_the_steps_of_a_problem_are_alike(tmp_path: Path) -> None:
     """Ten problems of sixty copies of one step are ten trials, not six hundred."""
-    rows = load_rows(known(tmp_path, problems=10), "target", (2,), "mean", "cross", False)
+    rows = load_rows(known(tmp_path, problems=10), "target", Features((2,)), "cross")
     torch.manual_seed(0)
     said = (rows.labels + torch.randn(len(rows)) * 0.3).clamp(0, 1)
     place = {p: i for i, p in enumerate(sorted(set(rows.problems)))}

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from semspec.errors import BadRequest
+from semspec.fit.data import Folder
+from semspec.fit.rows import PARTS, Rows, Tokens, load_rows, split
 from semspec.probe import metrics
 from semspec.probe.calibrate import KINDS, Calibrator
-from semspec.probe.data import Folder
-from semspec.probe.features import Features, resolve_layers
-from semspec.probe.head import Head, Probe
-from semspec.probe.rows import PARTS, Rows, load_rows, split
+from semspec.probe.features import Features, pool, resolve_layers
+from semspec.probe.head import Head, Probe, head_for
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Training:
     pooling: str = "mean"
     layers: tuple[int, ...] = ()  # of those that were collected; none named: all
     states: bool = True  # False: evidence alone
-    evidence: bool = False  # also what the logits say, see `evidence`
+    evidence: tuple[str, ...] = ()  # also what the logits say: groups of `evidence`
     widths: tuple[int, ...] | None = None  # None: the paper's
     dropout: float = 0.3
     rate: float = 1e-3
@@ -68,14 +68,14 @@ def fit(
     run, about = folder.run, folder.labelled
     layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
-    rows = load_rows(folder, model, layers, training.pooling, kind, training.leave_one_out, training.evidence)
+    features = Features(layers, training.pooling, training.evidence)
+    rows = load_rows(folder, model, features, kind, training.leave_one_out)
     parts = split(rows, training.seed)
-    head, epochs = train(parts["train"], parts["validation"], training, device, progress)
-    logits = {name: predict(head, parts[name].features) for name in PARTS}
+    head, epochs = train(parts["train"], parts["validation"], features, training, device, progress)
+    logits = {name: predict(head, parts[name]) for name in PARTS}
     calibrator = Calibrator.fit(training.calibration, logits["validation"], parts["validation"].labels)
     test = parts["test"]
     raw, said = logits["test"].sigmoid(), calibrator(logits["test"])
-    features = Features(layers, training.pooling, training.evidence)
     probe = Probe(head.cpu(), features, run["models"][model], calibrator)
     own = {key: value for key, value in asdict(training).items() if key not in probe.card}
     probe.data = {
@@ -93,29 +93,32 @@ def fit(
 def train(
     rows: Rows,
     validation: Rows,
+    features: Features,
     training: Training,
     device: torch.device,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Head, int]:
     """The head with the least squared error on the validation rows, and the epoch it is from."""
-    x, y = rows.features.to(device), rows.labels.to(device)
-    seen, known = validation.features.to(device), validation.labels.to(device)
+    y, known = rows.labels.to(device), validation.labels.to(device)
+    seen = Seen.of(rows, device)
+    inputs = seen.fixed.shape[1] + (0 if seen.tokens is None else seen.tokens.states[0].numel())
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(training.seed)
-        head = Head(x.shape[1], training.widths, training.dropout).to(device)
-        head.standardise(x)
+        head = head_for(features, inputs, training.widths, training.dropout).to(device)
+        head.standardise(torch.cat([seen.by(head, some) for some in seen.batches()]).detach())
+        if seen.tokens is not None:
+            head.standardise_states(seen.tokens.states)
         optimiser = torch.optim.Adam(head.parameters(), lr=training.rate)
         best, best_epoch, weights = float("inf"), 0, copy.deepcopy(head.state_dict())
         for epoch in range(training.epochs):
             progress(epoch, training.epochs)
             head.train()
-            for some in torch.randperm(len(x), device=device).split(training.batch):
+            for some in torch.randperm(len(y), device=device).split(training.batch):
                 optimiser.zero_grad()
-                mse_loss(head(x[some]).sigmoid(), y[some]).backward()
+                mse_loss(head(seen.by(head, some)).sigmoid(), y[some]).backward()
                 optimiser.step()
             head.eval()
-            with torch.no_grad():
-                loss = float(mse_loss(head(seen).sigmoid(), known))
+            loss = float(mse_loss(predict(head, validation).sigmoid(), known.cpu()))
             if loss < best:
                 best, best_epoch, weights = loss, epoch + 1, copy.deepcopy(head.state_dict())
             elif epoch + 1 - best_epoch >= training.patience:
@@ -127,11 +130,37 @@ def train(
     return head.eval(), best_epoch
 
 
+@dataclass
+class Seen:
+    """Rows as a head sees them, on its device: pooled with its own queries, where it has any."""
+
+    fixed: Tensor  # [N, F]
+    tokens: Tokens | None
+
+    @staticmethod
+    def of(rows: Rows, device: torch.device) -> Seen:
+        return Seen(rows.features.to(device), None if rows.tokens is None else rows.tokens.to(device))
+
+    def by(self, head: Head, at: Tensor) -> Tensor:
+        """[n, inputs] of the rows at these places"""
+        fixed = self.fixed[at]
+        if self.tokens is None or head.queries is None:
+            return fixed
+        own = self.tokens.take(at)
+        pooled = [
+            pool(own.states[:, i], own.first, own.counts, "attention", query) for i, query in enumerate(head.queries)
+        ]
+        return torch.cat([*pooled, fixed], -1)
+
+    def batches(self, size: int = 4096) -> tuple[Tensor, ...]:
+        return torch.arange(len(self.fixed), device=self.fixed.device).split(size)
+
+
 @torch.no_grad()
-def predict(head: Head, features: Tensor) -> Tensor:
+def predict(head: Head, rows: Rows) -> Tensor:
     """Logits [N], on the host."""
-    device = head.shift.device
-    return torch.cat([head(some.to(device)).cpu() for some in features.split(4096)])
+    seen = Seen.of(rows, head.shift.device)
+    return torch.cat([head(seen.by(head, some)).cpu() for some in seen.batches()])
 
 
 def measure(test: Rows, said: Tensor, raw: Tensor) -> dict[str, Any]:
@@ -149,9 +178,16 @@ def measure(test: Rows, said: Tensor, raw: Tensor) -> dict[str, Any]:
 
 
 def baselines(train: Rows, test: Rows) -> dict[str, Any]:
-    """What cheaper predictors reach: least squares on the mean log-probability, and on length and step number."""
+    """What cheaper predictors reach, by least squares: on the mean log-probability; on length and step number; and on
+    these with the operation, where the task knows operations."""
+    predictors: dict[str, Callable[[Rows], Tensor]] = {
+        "logprob": lambda r: r.logprob[:, None],
+        "length_and_step": lambda r: r.surface[:, :2],
+    }
+    if train.surface.shape[1] > 2:
+        predictors["length_step_and_operation"] = lambda r: r.surface
     found = {}
-    for name, of in (("logprob", lambda r: r.logprob[:, None]), ("length_and_step", lambda r: r.surface)):
+    for name, of in predictors.items():
         columns = [torch.cat([of(r), torch.ones(len(r), 1)], dim=1).double() for r in (train, test)]
         weights = torch.linalg.lstsq(columns[0], train.labels.double()[:, None], driver="gelsd").solution
         said = (columns[1] @ weights)[:, 0].clamp(0, 1).float()

@@ -8,16 +8,21 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest
-from semspec.probe import collect as module
-from semspec.probe.collect import Config, Sampler, collect
-from semspec.probe.data import Folder, Trace
-from semspec.probe.traces import cut, read_traces
+from semspec.fit import collect as module
+from semspec.fit.collect import Config, Sampler, collect
+from semspec.fit.data import Folder, Trace
+from semspec.fit.traces import cut, read_traces
+from semspec.probe.features import Features
 from semspec.sampling import SamplingRows, process
-from semspec.types import Sampling
+from semspec.types import Draft, Judge, Rows, Sampling
+from semspec.verify import make
+from semspec.verify.base import collate
+from semspec.verify.semantic_plus import SemanticPlus
 from tests.chi import chi_square, count
 from tests.fakes import FakeRunner
-from tests.probe.fake import CONFIG, DELIMITER, LANGUAGES, VOCAB, A, fake_pair, prefixes, steps, traces
+from tests.fit.fake import CONFIG, DELIMITER, LANGUAGES, VOCAB, A, fake_pair, prefixes, steps, traces
 from tests.test_steps import END, END_THINK, byte_level
+from tests.verify.binding import Binding
 
 
 def test_prefixes_end_where_steps_do_and_thinking_goes_on() -> None:
@@ -48,7 +53,7 @@ def test_states_and_logprobs_are_those_that_predicted_the_tokens() -> None:
     samples, states = Sampler(fake_pair(), CONFIG, steps()).run(prefixes())
     where = {p.id: p.tokens for _, p in prefixes()}
     assert len(samples) == len(where) * 2 * 3
-    wanted = ["draft.0.last", "draft.0.mean", "draft.evidence", "target.evidence"]
+    wanted = ["draft.0.last", "draft.0.mean", "draft.confidence", "draft.evidence", "target.evidence"]
     assert sorted(states) == sorted([*wanted, *(f"target.{i}.{p}" for i in (1, 2) for p in ("last", "mean"))])
     for row, sample in enumerate(samples):
         for model, layer in (("target", 1), ("target", 2), ("draft", 0)):
@@ -58,6 +63,35 @@ def test_states_and_logprobs_are_those_that_predicted_the_tokens() -> None:
             own = logits.log_softmax(-1)[range(len(sample.tokens)), sample.tokens]
             assert sample.logprob[model] == pytest.approx(own.mean().item(), abs=1e-5)
             assert states[f"{model}.evidence"][row, 0] == pytest.approx(min(own.min().item(), 0.0), abs=1e-5)
+
+
+def test_token_states_are_kept_if_asked_for() -> None:
+    samples, states = Sampler(fake_pair(), replace(CONFIG, token_states=True), steps()).run(prefixes())
+    where = {p.id: p.tokens for _, p in prefixes()}
+    for model, layer in (("target", 1), ("draft", 0)):
+        rows = [LANGUAGES[model](where[s.prefix] + s.tokens[:k]) for s in samples for k in range(len(s.tokens))]
+        torch.testing.assert_close(states[f"{model}.{layer}.tokens"], torch.tensor(rows) + layer)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 0.0])
+def test_confidence_is_that_of_the_run_time(temperature: float) -> None:
+    """What semantic+ makes of a draft's logits as a roll keeps them is what was collected for the same step."""
+    config = replace(CONFIG, temperature=temperature, top_p=0.8)
+    pair = fake_pair()
+    samples, states = Sampler(pair, config, steps()).run(prefixes())
+    where = {p.id: p.tokens for _, p in prefixes()}
+    sampling = Sampling(temperature, top_p=0.8)
+    rule = make("semantic+").bound(Binding(judge=Features((), evidence=("draft",))))
+    judges, own = [], [i for i, sample in enumerate(samples) if sample.model == "draft"]
+    for i in own:
+        tokens = samples[i].tokens
+        raw = torch.tensor([LANGUAGES["draft"](where[samples[i].prefix] + tokens[:k]) for k in range(len(tokens))])
+        kept = process(raw, SamplingRows.of([sampling], [len(tokens)], raw.device)) if temperature else raw
+        judges.append(Judge(rule, Draft(tokens, kept), Rows(torch.zeros(len(tokens) + 1, VOCAB)), sampling, 5, 0))
+    assert isinstance(rule, SemanticPlus) and rule.keeps_draft_logits
+    seen = rule._seen(collate(judges), torch.zeros(VOCAB, dtype=torch.bool))
+    torch.testing.assert_close(seen[:, -4:], states["draft.confidence"][own], atol=1e-4, rtol=1e-4)
+    assert states["draft.confidence"].isfinite().all(), "also for steps that the draft would not have written"
 
 
 def test_samples_are_whole_steps_and_do_not_depend_on_their_neighbours() -> None:

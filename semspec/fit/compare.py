@@ -13,9 +13,9 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from semspec.errors import BadRequest, ModelError
 from semspec.execute import Executor
-from semspec.model.runner import choose_device
+from semspec.fit.cluster import Pairwise, numbers_in
+from semspec.model.choose import choose_device
 from semspec.model.weights import locate
-from semspec.probe.cluster import Pairwise, numbers_in
 from semspec.stats import Stats
 from semspec.text import encode, thinking_markers
 from semspec.types import Acquire, Decoding, Rows, Score

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from semspec.fit.collect import Config
+from semspec.fit.data import Trace
+from semspec.fit.traces import cut
 from semspec.pair import Pair
-from semspec.probe.collect import Config
-from semspec.probe.data import Trace
-from semspec.probe.traces import cut
 from semspec.steps import Steps
 from tests.fakes import FakeRunner, Logits, chain
 from tests.test_steps import END, END_THINK, PIECES, byte_level

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from semspec.errors import BadRequest
-from semspec.probe.risk import binomial_tail, choose_least, one_each
+from semspec.fit.risk import binomial_tail, choose_least, one_each
 
 
 def test_the_tail_is_the_binomial_one() -> None:

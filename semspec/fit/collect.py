@@ -19,13 +19,14 @@ from torch import Tensor
 from semspec import tasks
 from semspec.errors import BadRequest
 from semspec.execute import Executor
+from semspec.fit.data import CONFIDENCE, EVIDENCE, MODELS, TOKENS, Folder, Prefix, Sample, Trace
+from semspec.fit.traces import cut, read_traces, write_traces
 from semspec.noise import DRAFT, TARGET
 from semspec.pair import Pair
-from semspec.probe.data import EVIDENCE, MODELS, Folder, Prefix, Sample, Trace
-from semspec.probe.evidence import NAMES, evidence, number_tokens
-from semspec.probe.features import POOLINGS, pool, resolve_layers
+from semspec.probe.evidence import NAMES, at_one, confidence, evidence, number_tokens
+from semspec.probe.features import FIXED, pool, resolve_layers
 from semspec.probe.identity import fingerprint
-from semspec.probe.traces import cut, read_traces, write_traces
+from semspec.sampling import SamplingRows, process
 from semspec.stats import Stats
 from semspec.steps import MAX_STEP_TOKENS, Step, StepEnd, Steps
 from semspec.types import Acquire, Decoding, Request, Roll, Rolled, Rows, Runner, Sampling, Score
@@ -51,6 +52,7 @@ class Config:
     max_step_tokens: int = MAX_STEP_TOKENS
     target_layers: tuple[int, ...] = (-1,)
     draft_layers: tuple[int, ...] = (-1,)
+    token_states: bool = False  # keep the states of every token, which pooling by attention learns from
     seed: int = 0
     shard: int = 32  # prefixes collected between two writings to the disk
 
@@ -146,13 +148,29 @@ class Sampler:
             device = rows.logits.device
             first, count = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([len(tokens)], device=device)
             for layer in self.layers[m]:
-                for pooling in POOLINGS:
+                for pooling in FIXED:
                     states[f"{m}.{layer}.{pooling}"] = pool(rows.hidden[layer], first, count, pooling).cpu()
+                if self.config.token_states:
+                    states[f"{m}.{layer}.{TOKENS}"] = rows.hidden[layer].cpu()
             ids, steps = torch.tensor([tokens], device=device), torch.arange(len(tokens), device=device)[None]
-            seen_by = evidence(rows.logits, steps, ids, torch.ones_like(ids, dtype=torch.bool), self.numbers[m])
+            exist = torch.ones_like(ids, dtype=torch.bool)
+            seen_by = evidence(rows.logits, steps, ids, exist, self.numbers[m])
             states[f"{m}.{EVIDENCE}"] = seen_by.cpu()
+            if m == "draft":
+                states[f"{m}.{CONFIDENCE}"] = confidence(self.drawn_from(rows.logits, ids), steps, ids, exist).cpu()
             logprob[m] = float(seen_by[0, NAMES.index("mean")])
         return logprob, states
+
+    def drawn_from(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """[K, V] what the draft draws from, as it is known at run time: filters applied, temperature undone.
+
+        A token that is not the draft's own counts as let through, since of those that it writes all are."""
+        rows = SamplingRows.of([Sampling(self.config.temperature, top_p=self.config.top_p)], [len(logits)], ids.device)
+        if rows.all_greedy:
+            return logits
+        kept = at_one(process(logits, rows), rows.temperature)
+        own = logits.float() - logits.float().amax(-1, keepdim=True)
+        return kept.scatter(-1, ids.T, own.gather(-1, ids.T))
 
     def _rewind(self, prefix: Prefix, slots: dict[str, int]) -> None:
         """Both models have read the prefix but its last token, or less."""

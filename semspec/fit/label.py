@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from semspec.errors import BadRequest
-from semspec.probe.cluster import Clusterer
-from semspec.probe.data import MODELS, Folder, Label, Sample
+from semspec.fit.cluster import Clusterer
+from semspec.fit.data import MODELS, Folder, Label, Sample
 
 Truth = Callable[[Sample, str], bool | None]
 """Whether a sampled step is right after the answer so far; None: nobody knows."""
@@ -26,6 +26,7 @@ def label(
     clusterer: Clusterer,
     about: dict[str, Any],
     truth: Truth | None = None,
+    operation: Callable[[str], str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Label every shard that has no labels made in the way that `about` describes."""
@@ -37,7 +38,9 @@ def label(
     for i, shard in enumerate(shards):
         progress(i, len(shards))
         if not folder.has_labels(shard):
-            folder.write_labels(shard, label_samples(folder.read_samples(shard), clusterer, truth, histories))
+            folder.write_labels(
+                shard, label_samples(folder.read_samples(shard), clusterer, truth, histories, operation)
+            )
     progress(len(shards), len(shards))
 
 
@@ -46,6 +49,7 @@ def label_samples(
     clusterer: Clusterer,
     truth: Truth | None = None,
     histories: Mapping[str, str] = MappingProxyType({}),
+    operation: Callable[[str], str] | None = None,
 ) -> list[Label]:
     """A label for each sample; the samples of a prefix lie together."""
     labels = []
@@ -59,6 +63,7 @@ def label_samples(
                 s.prefix, s.model, s.number, c,
                 counts={m: found[m, c] for m in MODELS}, samples={m: of_model[m] for m in MODELS},
                 valid=None if truth is None else truth(s, histories[s.prefix]),
+                operation=None if operation is None else operation(s.text),
             )
             for s, c in zip(rows, clusters, strict=True)
         ]  # fmt: skip

@@ -9,9 +9,9 @@ from random import Random
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest
+from semspec.fit.data import Prefix, Trace
 from semspec.options import Options
 from semspec.pair import Pair
-from semspec.probe.data import Prefix, Trace
 from semspec.steps import Step, Steps
 from semspec.tasks import Problem, Task
 from semspec.tasks.base import field, read_rows

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from semspec.errors import BadRequest
-from semspec.probe.cluster import Source, make
-from semspec.probe.data import Folder, Sample
-from semspec.probe.label import combined_share, label, label_samples, share
+from semspec.fit.cluster import Source, make
+from semspec.fit.data import Folder, Sample
+from semspec.fit.label import combined_share, label, label_samples, share
 
 CLUSTERER = make("canonical", Source(parse=lambda text: text[0]))
 
@@ -63,6 +63,12 @@ def test_prefixes_do_not_mix_and_truth_is_asked() -> None:
     assert [label.counts for label in labels[:8]] == [label.counts for label in labels[8:]]
     assert [label.valid for label in labels[:8]] == [False] * 5 + [True, False, False]
     assert [label.valid for label in labels[8:]] == [False] * 6 + [True, False]
+
+
+def test_the_operation_is_asked_for_where_a_task_knows_it() -> None:
+    assert {label.operation for label in label_samples(samples(), CLUSTERER)} == {None}
+    labels = label_samples(samples(), CLUSTERER, operation=lambda text: text[:1])
+    assert [label.operation for label in labels] == [s.text[:1] for s in samples()]
 
 
 def test_labels_are_made_once_and_again_when_made_otherwise(tmp_path: Path) -> None:
