@@ -37,15 +37,20 @@ def built(
 
 def main() -> None:
     attend = {
-        "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "out": HALF, "parts": WIDE, "sums": WIDE,
-        "queries": "i32", **CACHE, "scale": "fp32", "window": "i32",
+        "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "lists": WHOLE, "listed": WHOLE,
+        "out": HALF, "parts": WIDE, "sums": WIDE, "queries": "i32", "width": "i32", **CACHE, "scale": "fp32",
+        "window": "i32",
     }  # fmt: skip
     card, results = attention.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = attention.Tiles.of(queries, 5, 8, 1, size, 2, card)
-        constants = {"WINDOWED": False, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
-        constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys}
+        constants = {"WINDOWED": False, "MASKED": False, "SPAN": 0, "GROUP": 5, "D": size, "BLOCK_D": size}
+        constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "SPLITS": t.splits}
         results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
+        few = attend | {"lists": "*i32", "listed": "*i32"}
+        for span in (16, 64) if queries in (9, 17) else ():
+            made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
+            results[f"attend {queries}, blocks of {span}"] = made
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     results["join"] = built(

@@ -3,7 +3,8 @@
 A draft that is checked, or a model that writes, has 1 to 64 queries over a cache of any length: all the time goes into
 reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
 holds the queries of all heads that share that key head in one tile, and a second kernel joins the splits. Lengths are
-read on the device: one captured launch serves a cache as it grows.
+read on the device: one captured launch serves a cache as it grows. Where only some blocks of the cache are to be seen
+(semspec.sparse), the splits share those, and nothing else is read.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
+    chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -70,6 +72,9 @@ def attend(
     b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Rows behind are zero. Query i sees
     what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
     `ancestors` [B, Q, Q] is given, those marked in its row.
+
+    `chosen` is (lists [B, kv heads, W], counts [B, kv heads], block), whole numbers of 32 bits: of the whole blocks
+    before the first new token, those listed are seen, and everything behind the last whole block.
     """
     batch, queries, heads, size = q.shape
     kv_heads = keys.shape[1]
@@ -87,10 +92,13 @@ def attend(
         "GROUP": group, "D": size, "BLOCK_D": max(16, triton.next_power_of_2(size)), "SPLITS": tiles.splits,
     }  # fmt: skip
     mask = counts if ancestors is None else ancestors
+    lists, listed, span = (counts, counts, 1) if chosen is None else chosen
+    assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, slots, starts, counts, mask, out, parts, sums,
-        queries, keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
-        WINDOWED=window is not None, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
+        q, keys, values, slots, starts, counts, mask, lists, listed, out, parts, sums,
+        queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
+        WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=0 if chosen is None else span,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
@@ -112,11 +120,11 @@ def card_of(device: torch.device) -> Card:
     return _cards[device]
 
 
-@triton.jit(do_not_specialize=["queries", "window"])
+@triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, ancestors, out, parts, sums,
-    queries, slot_stride, head_stride, place_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
+    queries, width, slot_stride, head_stride, place_stride, scale, window,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
@@ -135,6 +143,13 @@ def _attend(
     if WINDOWED:
         first = tl.maximum(start - window + 1, 0)
     end = start + count
+    behind = 0  # the first place behind the last whole block, and how many places lie in blocks that are seen
+    blocks = 0
+    mine = b * tl.num_programs(1) + kv
+    if SPAN:  # places are counted through the listed blocks and on from there
+        behind = start // SPAN * SPAN
+        blocks = tl.load(listed + mine).to(tl.int32) * SPAN
+        end = blocks + start + count - behind
     each = tl.cdiv(tl.cdiv(end - first, BLOCK_N), SPLITS) * BLOCK_N
     begin = first + split * each
     stop = tl.minimum(begin + each, end)
@@ -148,6 +163,9 @@ def _attend(
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
+        if SPAN:
+            number = tl.load(lists + mine * width + n // SPAN, mask=n < blocks, other=0).to(tl.int32)
+            n = tl.where(n < blocks, number * SPAN + n % SPAN, behind + n - blocks)
         where = base + n.to(tl.int64) * place_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         score = tl.dot(tile, k, input_precision="ieee") * scale
