@@ -92,12 +92,16 @@ class ModelRunner:
         # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.
         results: dict[int, Rows] = {}
         for short in (True, False):
-            which = [i for i, r in enumerate(requests) if (len(r.tokens) <= LONGEST) == short]
+            which = [i for i, r in enumerate(requests) if self._is_short(r) == short]
             if which:
                 part, at = [requests[i] for i in which], [starts[i] for i in which]
-                rows = self.fast.score(part, at, self.vocab) if short else self._score(part, at)
+                rows = self.fast.score(part, at, self.vocab, self.sparsity) if short else self._score(part, at)
                 results |= dict(zip(which, rows, strict=True))
         return [results[i] for i in range(len(requests))]
+
+    def _is_short(self, r: Score) -> bool:
+        plain = self.sparsity is not None and not self.sparsity.fusible and checks(r)
+        return len(r.tokens) <= LONGEST and not plain
 
     def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[Rows]:
         spans: list[Span] = []

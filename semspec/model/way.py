@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -32,8 +32,17 @@ class Way:
 DENSE = Way()
 
 
+Chosen = tuple[Tensor, Tensor, int]
+"""Blocks of the cache to be seen, as kernels.attention.attend wants them."""
+
+Blocks = Callable[[int, Tensor, Tensor, Tensor], Chosen | None]
+"""(layer, its queries [B, Q, heads, d], slots [B], places of the first new tokens [B]) -> blocks to see; None: all."""
+
+
 class Sparsity(Protocol):
     """What a runner does differently when it checks drafts, see semspec.sparse."""
+
+    fusible: bool  # nothing but blocks of the cache is left out, which a GPU's fused passes can do
 
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         """The requests, some of which may reach back to what is to be written anew; before slots are extended."""
@@ -41,6 +50,14 @@ class Sparsity(Protocol):
 
     def way(self, requests: Sequence[Score], spans: list[Span]) -> Way:
         """How to make a pass over these; before anything of it is in the cache."""
+        ...
+
+    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: how many (head, block) pairs each sequence may see; None: all see everything."""
+        ...
+
+    def blocks(self, pairs: Tensor) -> Blocks:
+        """For one fused pass: who chooses, given these numbers on the device, [B]; asked layer after layer."""
         ...
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:

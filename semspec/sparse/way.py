@@ -10,7 +10,7 @@ from torch import Tensor
 from semspec.model import ModelRunner
 from semspec.model.experts import Experts, FeedForward
 from semspec.model.sight import Span
-from semspec.model.way import DENSE, Way, checks
+from semspec.model.way import DENSE, Blocks, Chosen, Way, checks
 from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose, gathered, listed
 from semspec.sparse.experts import skip
 from semspec.sparse.ffn import thin
@@ -34,6 +34,7 @@ class Sparse:
             self.choosers = frozenset([min(self.open)]) | (anchors & self.open)  # a first choice there must be
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
         self.betas = plan.experts.betas.to(self.device) if plan.experts else None
+        self.fusible = not any(self.thresholds) and plan.experts is None
 
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return self.guard.prepare(requests)
@@ -41,6 +42,32 @@ class Sparse:
     def way(self, requests: Sequence[Score], spans: list[Span]) -> Way:
         checked = [checks(r) and self.thins(span.start) for r, span in zip(requests, spans, strict=True)]
         return SparseWay(self, spans, checked) if any(checked) else DENSE
+
+    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        thin = [checks(r) and self.attends_sparsely(start) for r, start in zip(requests, starts, strict=True)]
+        if self.means is None or not any(thin):
+            return None
+        for r, start, thinly in zip(requests, starts, thin, strict=True):
+            if thinly:
+                self.means.update(r.slot, start)
+        plan, heads = self.attention, self.shape.kv_heads
+        return [plan.pairs(s, heads) if t else s // plan.block * heads for s, t in zip(starts, thin, strict=True)]
+
+    def blocks(self, pairs: Tensor) -> Blocks:
+        last: Chosen | None = None  # by the last layer that chose
+
+        def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor) -> Chosen | None:
+            nonlocal last
+            if layer not in self.open:
+                return None
+            if layer in self.choosers:
+                assert self.means is not None
+                scores = block_scores(q[:, 0], self.means.keys[layer][slots])
+                lists, counts = listed(choose(scores, starts // self.attention.block, pairs, self.attention))
+                last = (lists, counts, self.attention.block)
+            return last
+
+        return choice
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         self.guard.fed(slot, start, tokens, checked and self.thins(start))
