@@ -78,7 +78,7 @@ class Fused:
                 norms = (layer.query_norm, layer.key_norm)
             turns = self.turns[layer.sight.rotary]
             q = k.turn_and_keep(qkv, keys, values, *where, turns, s.heads, norms, s.norm_eps)
-            chosen = None if blocks is None else blocks(i, q, places.slots, places.starts)
+            chosen = None if blocks is None else blocks(i, q, *where)
             seen = k.attend(q, keys, values, *where, s.attention_scale, layer.sight.window, chosen=chosen)
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
             normed = k.add_norm(x, added, layer.ffn_norm, s.norm_eps, layer.attention_out_norm)

@@ -35,8 +35,8 @@ DENSE = Way()
 Chosen = tuple[Tensor, Tensor, int]
 """Blocks of the cache to be seen, as kernels.attention.attend wants them."""
 
-Blocks = Callable[[int, Tensor, Tensor, Tensor], Chosen | None]
-"""(layer, its queries [B, Q, heads, d], slots [B], places of the first new tokens [B]) -> blocks to see; None: all."""
+Blocks = Callable[[int, Tensor, Tensor, Tensor, Tensor], Chosen | None]
+"""(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to see; None: all."""
 
 
 class Sparsity(Protocol):

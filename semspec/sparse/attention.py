@@ -1,13 +1,16 @@
 """Which blocks of the cache a draft is checked against (arXiv 2512.21911, section 3.1).
 
 The cache of each key head is cut into blocks of B places. With q_0 the first checked token's query, averaged over the
-heads that share a key head h,
+heads that share a key head h, and k[h, b] the mean of the keys in block b of head h,
 
-    s[h, b] = q_0[h] . mean of the keys in block b of head h
+    first:  s[h, b] = q_0[h] . k[h, b]                                              (the paper's)
+    share:  s[h, b] = max over tokens t and heads g of h:  softmax over b of (scale q_t[g] . k[h, b])     (ours)
 
-and of all pairs (h, b) the N = floor((L - L0) rho + L0) H / B with the largest s are kept, where L tokens are in the
-cache before the pass; for L < L0 everything is. The first blocks and the latest count as best of all. Behind the last
-whole block everything is seen, the draft included.
+The second asks what share of its attention any query of the draft would give a block if a block were one key. It
+compares heads of different temper fairly, and every token of the draft has a say; at the same budget the output of
+the pocket target moves a tenth as far (docs/sparse.md). Of all pairs (h, b) the N = floor((L - L0) rho + L0) H / B
+with the largest s are kept, where L tokens are in the cache before the pass; for L < L0 everything is. The first blocks
+and the latest count as best of all. Behind the last whole block everything is seen, the draft included.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from semspec.errors import BadRequest
 from semspec.model.cache import Cache
 
 SPREADS = ("pairs", "heads")
+SCORES = ("first", "share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class AttentionPlan:
     rho: float = 0.1  # of what is beyond L0
     sinks: int = 1  # first blocks that are always kept
     recent: int = 2  # last whole blocks that are always kept
+    score: str = "share"  # how blocks are scored, see above
     spread: str = "pairs"  # the best pairs of all heads together, or of each of the "heads" equally many
     anchors: tuple[int, ...] | None = None  # layers that choose; others take the choice of the one before. None: all do
 
@@ -43,6 +48,8 @@ class AttentionPlan:
             raise BadRequest(f"rho is {self.rho}; give the share of the cache to read beyond dense_below, 0 to 1")
         if self.spread not in SPREADS:
             raise BadRequest(f"spread is {self.spread!r}; give {' or '.join(SPREADS)}")
+        if self.score not in SCORES:
+            raise BadRequest(f"score is {self.score!r}; give {' or '.join(SCORES)}")
         if self.anchors is not None and (not self.anchors or list(self.anchors) != sorted(set(self.anchors))):
             raise BadRequest(f"anchors are {self.anchors}; give layers in rising order, at least one")
 
@@ -87,10 +94,23 @@ def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return lists[..., :most].contiguous(), chosen.sum(-1, dtype=torch.int32)
 
 
-def block_scores(first: Tensor, means: Tensor) -> Tensor:
-    """s [B, kv heads, M] from the first checked tokens' queries [B, heads, d] and mean keys [B, kv heads, M, d]."""
-    grouped = first.unflatten(1, (means.shape[1], -1)).mean(2)  # [B, kv heads, d]
-    return (means @ grouped.to(means.dtype)[..., None])[..., 0]
+def block_scores(
+    q: Tensor, means: Tensor, full: Tensor, plan: AttentionPlan, scale: float, counts: Tensor | None = None
+) -> Tensor:
+    """s [B, kv heads, M] from queries [B, n, heads, d] and mean keys [B, kv heads, M, d], of which full [B] are made;
+    of the queries the first counts [B] are real."""
+    kv_heads, most = means.shape[1:3]
+    grouped = q.unflatten(2, (kv_heads, -1)).to(means.dtype)  # [B, n, kv heads, group, d]
+    if plan.score == "first":
+        return (means @ grouped[:, 0].mean(2)[..., None])[..., 0]
+    rows = grouped.transpose(1, 2).flatten(2, 3)  # [B, kv heads, n x group, d]
+    there = torch.arange(most, device=q.device) < full[:, None]
+    products = (rows @ means.transpose(-1, -2)).float() * scale
+    share = products.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)
+    if counts is not None:
+        real = torch.arange(q.shape[1], device=q.device) < counts[:, None]
+        share = share.masked_fill(~real.repeat_interleave(grouped.shape[3], 1)[:, None, :, None], 0.0)
+    return share.amax(2)
 
 
 class Means:

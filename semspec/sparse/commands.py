@@ -45,6 +45,10 @@ def calibrate(
     block: Annotated[int, typer.Option(help="Places in a block of the cache.")] = 64,
     sinks: Annotated[int, typer.Option(help="First blocks that are always read.")] = 1,
     recent: Annotated[int, typer.Option(help="Latest blocks that are always read.")] = 2,
+    score: Annotated[
+        str,
+        typer.Option(help="Score blocks by the first token's products (first, the paper's) or by any token's share."),
+    ] = "share",
     spread: Annotated[
         str, typer.Option(help="The best blocks of all heads together (pairs), or of each (heads).")
     ] = "pairs",
@@ -68,7 +72,7 @@ def calibrate(
     from semspec.sparse.calibrate import Wish
     from semspec.sparse.calibrate import calibrate as run
 
-    attention = AttentionPlan(block, dense_below, rho, sinks, recent, spread) if rho < 1 else None
+    attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread) if rho < 1 else None
     wish = Wish(attention, reuse, shallow, ffn, ffn_by, experts, quantile, refresh)
     made = tasks.make(task, data)
     pair = load(target, device=device, dtype=dtype, slots=1, context=context)
@@ -114,9 +118,9 @@ def quality(
     from semspec.sparse.plan import SparsePlan
     from semspec.sparse.quality import measure, variants
 
-    plans = variants(SparsePlan.load(sparse), rho or [], most or [])
-    made = tasks.make(task, data)
+    plan, made = SparsePlan.load(sparse), tasks.make(task, data)
     pair = load(target, draft, device=device, dtype=dtype, slots=2, context=context)
+    plans = variants(plan, pair.target.depth, rho or [], most or [])
     with bar(f"quality on {task}") as progress:
         rows = measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, progress)
     Console(stderr=True).print(table(rows))

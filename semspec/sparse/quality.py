@@ -28,7 +28,7 @@ from semspec.tasks import Task
 from semspec.text import encode
 
 
-def variants(plan: SparsePlan, rhos: list[float], most: list[int]) -> dict[str, SparsePlan | None]:
+def variants(plan: SparsePlan, depth: int, rhos: list[float], most: list[int]) -> dict[str, SparsePlan | None]:
     """Dense, each part of a plan alone by its budgets, and all parts together: the paper's table. `*` marks attention
     in which only anchors choose."""
     found: dict[str, SparsePlan | None] = {"dense": None}
@@ -37,7 +37,7 @@ def variants(plan: SparsePlan, rhos: list[float], most: list[int]) -> dict[str, 
         for rho in rhos or [plan.attention.rho]:
             every = replace(plan.attention, rho=rho, anchors=None)
             found[f"attention, rho {rho:g}"] = replace(alone, attention=every)
-            if plan.attention.anchors is not None:
+            if plan.attention.anchors is not None and len(plan.attention.anchors) < depth:
                 found[f"attention*, rho {rho:g}"] = replace(alone, attention=replace(plan.attention, rho=rho))
     if plan.ffn is not None:
         found[f"ffn {plan.ffn.sparsity:.0%} by token"] = replace(alone, ffn=replace(plan.ffn, by="token"))

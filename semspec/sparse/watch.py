@@ -76,7 +76,7 @@ class Watching:
         return None
 
     def blocks(self, pairs: Tensor) -> Blocks:
-        return lambda layer, q, slots, starts: None
+        return lambda layer, q, slots, starts, counts: None
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         pass
@@ -85,7 +85,7 @@ class Watching:
 class WatchingWay(Way):
     def __init__(self, watching: Watching, span: Span) -> None:
         self.watching, self.span, self.notes = watching, span, watching.notes
-        self._sets: dict[int, Tensor] = {}  # by layer: the first token's, [kv heads, blocks]
+        self._sets: dict[int, Tensor] = {}  # by layer: the draft's, [kv heads, blocks]
         self._sparse = watching.plan.sparse_at(span.start, watching.shape.kv_heads)
         if self._sparse:
             watching.means.update(span.slot, span.start)
@@ -94,20 +94,21 @@ class WatchingWay(Way):
         self, layer: int, place: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
     ) -> Tensor:
         if self._sparse and layer in self.watching.open:
-            sets = self._choices(layer, q)  # [n, kv heads, blocks]
-            self._sets[layer] = sets[0]
+            each = q.transpose(0, 1)[:, None]  # [n, 1, heads, d]
+            sets = self._choices(layer, each)
+            self._sets[layer] = self._choices(layer, each.transpose(0, 1))[0]
             self.notes.tokens[layer].append(torch.stack([overlap(sets[0], later) for later in sets[1:]]))
             if layer == self.watching.open[-1]:
                 self._compare()
         return super().attend(layer, place, q, keys, values, mask, scale)
 
     def _choices(self, layer: int, q: Tensor) -> Tensor:
-        """What each token would choose by itself, without what everybody sees anyway."""
-        plan, start, heads = self.watching.plan, self.span.start, self.watching.shape.kv_heads
-        full, n = start // plan.block, q.shape[1]
+        """What drafts [n, tokens, heads, d] would choose, [n, kv heads, blocks], without what is always kept."""
+        plan, start, shape = self.watching.plan, self.span.start, self.watching.shape
+        full, n = start // plan.block, len(q)
         means = self.watching.means.keys[layer, self.span.slot, :, :full].expand(n, -1, -1, -1)
-        scores = block_scores(q.transpose(0, 1), means)
-        whole = torch.tensor([[full], [plan.pairs(start, heads)]], device=q.device).expand(2, n)
+        whole = torch.tensor([[full], [plan.pairs(start, shape.kv_heads)]], device=q.device).expand(2, n)
+        scores = block_scores(q, means, whole[0], plan, shape.attention_scale)
         chosen = choose(scores, whole[0], whole[1], plan)
         chosen[..., : plan.sinks] = False
         chosen[..., max(full - plan.recent, 0) :] = False

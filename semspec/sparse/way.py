@@ -56,15 +56,16 @@ class Sparse:
     def blocks(self, pairs: Tensor) -> Blocks:
         last: Chosen | None = None  # by the last layer that chose
 
-        def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor) -> Chosen | None:
+        def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> Chosen | None:
             nonlocal last
             if layer not in self.open:
                 return None
             if layer in self.choosers:
                 assert self.means is not None
-                scores = block_scores(q[:, 0], self.means.keys[layer][slots])
-                lists, counts = listed(choose(scores, starts // self.attention.block, pairs, self.attention))
-                last = (lists, counts, self.attention.block)
+                plan, full = self.attention, starts // self.attention.block
+                known = self.means.keys[layer][slots]
+                scores = block_scores(q, known, full, plan, self.shape.attention_scale, counts)
+                last = (*listed(choose(scores, full, pairs, plan)), plan.block)
             return last
 
         return choice
@@ -121,10 +122,10 @@ class SparseWay(Way):
     def _choose(self, layer: int, place: int, q: Tensor) -> tuple[Tensor, Tensor]:
         plan, span, means = self.sparse.attention, self.spans[place], self.sparse.means
         assert means is not None
-        full = span.start // plan.block
-        scores = block_scores(q[None, :, 0], means.keys[layer, span.slot, None, :, :full])
-        pairs = plan.pairs(span.start, means.keys.shape[2])
-        one = torch.tensor([full, pairs], device=scores.device)
+        full, pairs = span.start // plan.block, plan.pairs(span.start, means.keys.shape[2])
+        one = torch.tensor([full, pairs], device=q.device)
+        known = means.keys[layer, span.slot, None, :, :full]
+        scores = block_scores(q.transpose(0, 1)[None], known, one[:1], plan, self.sparse.shape.attention_scale)
         lists, counts = listed(choose(scores, one[:1], one[1:], plan))
         self._masks.pop(place, None)
         return lists[0, :, : int(counts.max())], counts[0]

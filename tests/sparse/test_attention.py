@@ -23,6 +23,7 @@ from tests.checkpoints import make_model, save
 from tests.sparse.runners import check, course, load, read, text, with_plan
 
 TINY = AttentionPlan(block=8, dense_below=32, rho=0.2, sinks=1, recent=1)
+PAPER = AttentionPlan(block=8, dense_below=32, rho=0.2, sinks=1, recent=1, score="first")
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +80,29 @@ def test_the_best_pairs_are_chosen(
             assert lists[b, h, : counts[b, h]].tolist() == ours[b, h].nonzero()[:, 0].tolist()
 
 
-def test_a_block_is_scored_by_the_mean_of_its_products() -> None:
-    """s = (1/B) sum of q . k, with the queries of a group averaged."""
-    q, keys = torch.randn(1, 6, 8), torch.randn(1, 2, 3, 4, 8)  # three query heads a key head; three blocks of four
-    ours = block_scores(q, keys.mean(3))
+def test_the_papers_score_is_the_mean_of_products() -> None:
+    """s = (1/B) sum of q . k, with the first token's queries of a group averaged."""
+    q, keys = torch.randn(1, 5, 6, 8), torch.randn(1, 2, 3, 4, 8)  # three query heads a key head; three blocks of four
+    ours = block_scores(q, keys.mean(3), torch.tensor([3]), PAPER, 0.3)
     for h in range(2):
         for b in range(3):
-            products = [float(q[0, 3 * h + g] @ keys[0, h, b, i]) for g in range(3) for i in range(4)]
+            products = [float(q[0, 0, 3 * h + g] @ keys[0, h, b, i]) for g in range(3) for i in range(4)]
             assert float(ours[0, h, b]) == pytest.approx(sum(products) / 12, abs=1e-5)
+
+
+def test_a_share_is_the_most_that_any_query_would_give() -> None:
+    q, means = torch.randn(2, 5, 6, 8), torch.randn(2, 2, 4, 8)
+    full, counts = [3, 4], [5, 2]
+    ours = block_scores(q, means, torch.tensor(full), TINY, 0.3, torch.tensor(counts))
+    for i in range(2):
+        for h in range(2):
+            shares = []
+            for t in range(counts[i]):
+                for g in range(3):
+                    weights = [math.exp(0.3 * float(q[i, t, 3 * h + g] @ means[i, h, b])) for b in range(full[i])]
+                    shares.append([w / sum(weights) for w in weights])
+            for b in range(full[i]):
+                assert float(ours[i, h, b]) == pytest.approx(max(s[b] for s in shares), abs=1e-5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.booleans()), min_size=1, max_size=12))
@@ -206,9 +222,10 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     assert torch.equal(check(thin, slot, text(2, 5)), before)
 
 
-def test_one_layer_against_attention_written_out(runner: ModelRunner) -> None:
+@pytest.mark.parametrize("score", ["first", "share"])
+def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str) -> None:
     """Queries see the chosen blocks, what is behind the last whole block, and of the draft what is before them."""
-    plan = AttentionPlan(block=8, dense_below=0, rho=0.3, sinks=1, recent=0)
+    plan = AttentionPlan(block=8, dense_below=0, rho=0.3, sinks=1, recent=0, score=score)
     thin = with_plan(runner, attention=plan)
     slot, start, n = thin.acquire(), 61, 4
     thin.cache.extend([(slot, start)])
@@ -218,7 +235,8 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner) -> None:
     span = Span(slot, start, n)
     way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [span])
     ours = way.attend(1, 0, q, keys, values, None, 0.3)
-    scores = block_scores(q[None, :, 0], keys[None, :, :56].unflatten(2, (7, 8)).mean(3))
+    means = keys[None, :, :56].unflatten(2, (7, 8)).mean(3)
+    scores = block_scores(q.transpose(0, 1)[None], means, torch.tensor([7]), plan, thin.shape.attention_scale)
     chosen = choose(scores, torch.tensor([7]), torch.tensor([plan.pairs(start, 2)]), plan)[0]
     for head in range(4):
         kv = head // 2
@@ -270,7 +288,16 @@ def test_a_batch_equals_each_alone(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"block": 0}, {"rho": 1.5}, {"rho": -0.1}, {"spread": "wide"}, {"anchors": (2, 1)}, {"anchors": ()}]
+    "wrong",
+    [
+        {"block": 0},
+        {"rho": 1.5},
+        {"rho": -0.1},
+        {"spread": "wide"},
+        {"score": "mean"},
+        {"anchors": (2, 1)},
+        {"anchors": ()},
+    ],
 )
 def test_impossible_plans_are_refused(wrong: dict) -> None:
     with pytest.raises(BadRequest):

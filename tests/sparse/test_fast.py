@@ -26,11 +26,11 @@ def quick(runner: ModelRunner, kernels: Kernels | None = None, **parts: object) 
     return twin
 
 
-@pytest.mark.parametrize("spread", ["pairs", "heads"])
+@pytest.mark.parametrize(("score", "spread"), [("share", "pairs"), ("first", "heads")])
 @pytest.mark.parametrize("family", ["llama3.1", "qwen3", "gemma3"])
-def test_checks_are_the_same_either_way(family: str, spread: str, tmp_path: Path) -> None:
+def test_checks_are_the_same_either_way(family: str, score: str, spread: str, tmp_path: Path) -> None:
     model = load(save(make_model(family), tmp_path / family))
-    plan = AttentionPlan(block=8, dense_below=32, rho=0.2, spread=spread)
+    plan = AttentionPlan(block=8, dense_below=32, rho=0.2, score=score, spread=spread)
     for refresh in (0, 2):
         plain, fused = with_plan(model, attention=plan, refresh=refresh), quick(model, attention=plan, refresh=refresh)
         for ours, theirs in zip(course(fused), course(plain), strict=True):

@@ -17,7 +17,9 @@ from tests.sparse.runners import load
 
 WHOLE = SparsePlan(
     model="llama-3x64-abc",
-    attention=AttentionPlan(block=16, dense_below=256, rho=0.25, sinks=2, recent=3, spread="heads", anchors=(0, 2)),
+    attention=AttentionPlan(
+        block=16, dense_below=256, rho=0.25, sinks=2, recent=3, score="first", spread="heads", anchors=(0, 2)
+    ),
     ffn=FfnPlan(torch.tensor([0.1, 0.0, 0.3]), "token", 0.5),
     experts=ExpertsPlan(torch.rand(3, 7), 3),
     refresh=8,
