@@ -78,11 +78,16 @@ class ModelRunner:
     def score(self, requests: Sequence[Score]) -> list[Rows]:
         if self.sparsity is None:
             return self._pass(requests)
-        requests = self.sparsity.prepare(requests)
+        before, requests = self.sparsity.apart(requests)
+        if before:
+            self._noted_pass(before, self.sparsity)
+        return self._noted_pass(self.sparsity.prepare(requests), self.sparsity)
+
+    def _noted_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[Rows]:
         starts = [self.length(r.slot) for r in requests]
         rows = self._pass(requests)
         for r, start in zip(requests, starts, strict=True):
-            self.sparsity.fed(r.slot, start, r.tokens, checks(r))
+            sparsity.fed(r.slot, start, r.tokens, checks(r))
         return rows
 
     def _pass(self, requests: Sequence[Score]) -> list[Rows]:

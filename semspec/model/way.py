@@ -44,6 +44,10 @@ class Sparsity(Protocol):
 
     fusible: bool  # nothing but blocks of the cache is left out, which a GPU's fused passes can do
 
+    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        """What is to be read densely before, and then the requests without it."""
+        ...
+
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         """The requests, some of which may reach back to what is to be written anew; before slots are extended."""
         ...

@@ -64,6 +64,9 @@ class Watching:
         self.open = [i for i, sight in enumerate(self.shape.sights) if sight.window is None]
         self.notes = Notes(self.shape.depth)
 
+    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        return [], list(requests)
+
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return list(requests)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,6 +36,19 @@ class Sparse:
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
         self.betas = plan.experts.betas.to(self.device) if plan.experts else None
         self.fusible = not any(self.thresholds) and plan.experts is None
+
+    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        """A draft behind a text that was not read yet is checked as any other, once that has been read: whether a
+        runner remembers a prompt, and how prompts are cut into passes, does not change what is written."""
+        before: list[Score] = []
+        rest: list[Score] = []
+        for r in requests:
+            unread = len(r.tokens) - r.keep if r.keep > 1 else 0
+            if unread and self.thins(self.cache.lengths[r.slot] + unread):
+                before.append(replace(r, tokens=r.tokens[:unread], keep=0, layers=()))
+                r = replace(r, tokens=r.tokens[unread:])
+            rest.append(r)
+        return before, rest
 
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return self.guard.prepare(requests)

@@ -175,7 +175,7 @@ def test_reading_and_writing_stay_dense(runner: ModelRunner) -> None:
     slot = 0
     ours, dense = (
         [
-            one.score([Score(one, slot, text(2, 40), 5)])[0].logits,
+            one.score([Score(one, slot, text(2, 40), 1)])[0].logits,
             one.score([Score(one, slot, text(3, 1), 1)])[0].logits,
             torch.tensor(one.roll([Roll(one, slot, [5], 6, Sampling(), 0)])[0].tokens),
         ]
@@ -188,6 +188,23 @@ def test_reading_and_writing_stay_dense(runner: ModelRunner) -> None:
 
 
 # -- what is attended to
+
+
+def test_a_draft_behind_a_prompt_is_checked_as_any_other(runner: ModelRunner) -> None:
+    """However the prompt was cut into passes."""
+    words, found = text(1, 106), []
+    for pieces in ([], [50], [99, 1], [100]):
+        thin = with_plan(runner, attention=TINY)
+        slot, at = thin.acquire(), 0
+        for piece in pieces:
+            read(thin, slot, words[at : at + piece])
+            at += piece
+        found.append(thin.score([Score(thin, slot, words[at:], 6, (1,))])[0])
+    for one in found:
+        torch.testing.assert_close(one.logits, found[0].logits, atol=1e-4, rtol=1e-4)
+        assert one.logits.shape[0] == one.hidden[1].shape[0] == 6
+    assert not torch.allclose(found[0].logits, runner.score([Score(runner, runner.acquire(), words, 6)])[0].logits)
+    runner.release(0)
 
 
 def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
