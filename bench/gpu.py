@@ -3,6 +3,7 @@
     python bench/gpu.py --check                      # is everything right? PASS or FAIL for each item
     python bench/gpu.py --only pass,roll,step        # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
+    python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 
@@ -264,6 +265,13 @@ class Bench:
 
         tune_products(self)
 
+    def section_sparse(self) -> None:
+        from bench.gpu_sparse import sparse
+
+        self.drop("target", "draft")
+        sparse(self)
+        self.drop("8B")
+
     def section_transformers(self) -> None:
         """Plain and assisted generation, in milliseconds a token and a verification step."""
         self.drop(*list(self.models))
@@ -312,7 +320,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default=",".join(SECTIONS),
-        help="sections: " + ", ".join((*SECTIONS, "tune", "products", "transformers")),
+        help="sections: " + ", ".join((*SECTIONS, "sparse", "tune", "products", "transformers")),
     )
     parser.add_argument("--shape", default="32B/1.5B", choices=SHAPES)
     parser.add_argument("--long-shape", default="8B/1B", choices=SHAPES)
