@@ -108,8 +108,9 @@ def block_scores(
     products = (rows @ means.transpose(-1, -2)).float() * scale
     share = products.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)
     if counts is not None:
-        real = torch.arange(q.shape[1], device=q.device) < counts[:, None]
-        share = share.masked_fill(~real.repeat_interleave(grouped.shape[3], 1)[:, None, :, None], 0.0)
+        real = (torch.arange(q.shape[1], device=q.device) < counts[:, None])[:, :, None]  # [B, n, 1]
+        real = real.expand(-1, -1, grouped.shape[3]).flatten(1)
+        share = share.masked_fill(~real[:, None, :, None], 0.0)
     return share.amax(2)
 
 

@@ -59,8 +59,9 @@ class Guard:
         if stale is not None and start <= stale.begin:  # all of it was truncated, or has just been written anew
             del self._stale[slot]
             stale = None
-        if slot in self._before:
-            self._measure(*self._before.pop(slot), slot)
+        before = self._before.pop(slot, None)
+        if before is not None and before[0] == start:  # else that pass failed, and the slot is another's by now
+            self._measure(*before, slot)
         if stale is None and sparse:
             stale = self._stale[slot] = Stale(start, [])
         if stale is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import semspec
+from semspec.bench.run import Bench, Config
 from semspec.errors import BadRequest
 from semspec.model.remember import Remembering
 from semspec.sparse import AttentionPlan, SparsePlan, apply, plan_of
@@ -94,3 +95,8 @@ def test_generate_with_a_plan(semspec, target_folder: Path, draft_folder: Path, 
 def test_a_server_that_promises_losslessness_takes_no_plan(semspec, target_folder: Path, tmp_path: Path) -> None:
     done = semspec("serve", target_folder, "--sparse", tmp_path)
     assert done.returncode == 2 and "--allow-lossy" in done.stderr
+
+
+def test_a_bench_calls_no_method_lossless_then(sparse_pair: semspec.Pair) -> None:
+    made = Bench(Config(task="pocket", methods=["exact", "fly"], n=1), sparse_pair)
+    assert {arm.name: arm.lossless for arm in made.arms} == {"none": True, "draft": False, "exact": False, "fly": False}

@@ -163,7 +163,10 @@ def _attend(
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
-        if SPAN:
+        if SPAN and SPAN % BLOCK_N == 0:  # all of a tile lies in one block, or behind the blocks
+            number = tl.load(lists + mine * width + at // SPAN, mask=at < blocks, other=0).to(tl.int32)
+            n += tl.where(at < blocks, (number - at // SPAN) * SPAN, behind - blocks)
+        elif SPAN:
             number = tl.load(lists + mine * width + n // SPAN, mask=n < blocks, other=0).to(tl.int32)
             n = tl.where(n < blocks, number * SPAN + n % SPAN, behind + n - blocks)
         where = base + n.to(tl.int64) * place_stride
