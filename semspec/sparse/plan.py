@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -89,8 +88,3 @@ class SparsePlan:
         if self.refresh:
             parts.append(f"refreshed after {self.refresh}")
         return "; ".join(parts) or "nothing left out"
-
-
-def even_thresholds(depth: int, threshold: float) -> Tensor:
-    """One threshold for all layers, as the paper's tables have it."""
-    return torch.full((depth,), float(threshold))
