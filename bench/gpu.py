@@ -4,6 +4,8 @@
     python bench/gpu.py --only pass,roll,step        # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
     python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
+    python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
+    python bench/gpu.py --only arms,step,batch       # which choices are fastest, and steps made with those
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 
@@ -28,22 +30,26 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
+from bench.gpu_arms import parse, told
+from semspec import costs
 from semspec.bench.replay import SHAPES, RandomWeights
 from semspec.decode import Decoder, Job
 from semspec.draft.model import ModelDrafter
 from semspec.execute import Executor
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.fused import SKINNY_BYTES
+from semspec.model.fast import Fast
 from semspec.model.graphs import Graphs
+from semspec.model.kernels import MEASURED, Choices
 from semspec.model.transformer import Transformer
 from semspec.stats import Stats
 from semspec.types import Roll, Sampling, Score
 from semspec.verify.exact import Exact
 
 SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
+ASIDE = ("sparse", "arms", "long_arms", "breakdown", "tune", "products", "transformers")  # only if asked for
 BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
     "target pass, 1 token": 18.3, "target pass, 9 tokens": 18.3, "target pass, 17 tokens": 18.3,
     "draft token inside a roll": 1.60, "one K=8 step": 32.0, "batch 8, one K=8 step": 40.0,
@@ -57,8 +63,9 @@ class Bench:
         self.asked, self.device = asked, torch.device(asked.device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.rows: list[dict[str, Any]] = []
-        self.bandwidth = self.measure_bandwidth()
+        self.bandwidth = costs.bandwidth(self.device)
         self.models: dict[str, Transformer] = {}
+        self.choices: dict[str, Choices] = {}  # winners of arms, by model
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -76,13 +83,6 @@ class Bench:
             self.wait()
             times.append((time.perf_counter() - began) * 1000)
         return statistics.median(times)
-
-    def measure_bandwidth(self) -> float:
-        """Bytes a second of a large copy, read and written."""
-        size = 2**32 if self.device.type == "cuda" else 2**26
-        source = torch.empty(size, dtype=torch.uint8, device=self.device).random_()
-        target = torch.empty_like(source)
-        return 2 * size / self.ms(lambda: target.copy_(source), repeats=10) * 1000
 
     def add(self, what: str, ms: float, read: float = 0.0, **more: Any) -> None:
         limit = read / self.bandwidth * 1000
@@ -107,10 +107,8 @@ class Bench:
         if which not in self.models:
             self.models[which] = Transformer(Shape.of(self.config(which)), RandomWeights(), self.device, self.dtype)
         made = ModelRunner(self.models[which], slots, capacity)
-        if self.asked.plain:
-            made.use(None)
-        if made.fast:
-            made.fast.fused.skinny_bytes = int(self.asked.skinny * 1e6)
+        choices = self.choices.get(which, self.asked.choices)
+        made.use(None if self.asked.plain else Fast.of(self.models[which], made.cache, choices))
         for layer in range(made.depth):
             made.cache.keys[layer].normal_()
             made.cache.values[layer].normal_()
@@ -193,8 +191,17 @@ class Bench:
         for _ in range(4):  # prompts, and graphs
             step()
         before = [dict(s.seconds) for s in stats]
+        passes = [s.target_passes for s in stats]
+        # The host waits for each step's tokens anyway. Waiting for the device besides would hide what the next step
+        # still has to wait for, and count it for no part.
         self.wait()
-        ms = self.ms(step, repeats=steps, warm=0)
+        times = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - began) * 1000)
+        ms = statistics.median(times)
+        each = sum(s.target_passes - p for s, p in zip(stats, passes, strict=True)) / batch / steps
         spent = {
             part: sum(s.seconds[part] - b[part] for s, b in zip(stats, before, strict=True)) / steps * 1000
             for part in before[0]
@@ -203,7 +210,9 @@ class Bench:
             executor.cancel(task)
         read = self.weights("target") + self.kv("target", context) * batch
         read += k * (self.weights("draft") + self.kv("draft", context) * batch)
-        self.add("one K=8 step" if batch == 1 else f"batch {batch}, one K=8 step", ms, read, parts_ms=spent)
+        self.add(
+            "one K=8 step" if batch == 1 else f"batch {batch}, one K=8 step", ms, read, parts_ms=spent, passes=each
+        )
         # Passes are only launched; whoever next asks for a number waits for them.
         print("    by the host's clock: " + ", ".join(f"{part} {value:.2f}" for part, value in spent.items() if value))
         if batch == 1:
@@ -222,7 +231,7 @@ class Bench:
             self.add("host time of a step", ms - busy, device_ms=busy)
 
     def section_batch(self) -> None:
-        self.section_step(batch=8)
+        self.section_step(batch=self.asked.batch)
 
     def section_long(self) -> None:
         context = self.asked.long
@@ -255,6 +264,21 @@ class Bench:
         captured = sum(r.fast.runs.seconds for r in (target, draft) if r.fast and isinstance(r.fast.runs, Graphs))
         self.add("start to first token", (time.perf_counter() - began) * 1000, capture_ms=captured * 1000)
 
+    def section_arms(self) -> None:
+        from bench.gpu_arms import all_arms
+
+        all_arms(self)
+
+    def section_long_arms(self) -> None:
+        from bench.gpu_arms import long_arms
+
+        long_arms(self)
+
+    def section_breakdown(self) -> None:
+        from bench.gpu_breakdown import break_down
+
+        break_down(self)
+
     def section_tune(self) -> None:
         from bench.gpu_tune import tune_attention
 
@@ -273,42 +297,9 @@ class Bench:
         self.drop("8B")
 
     def section_transformers(self) -> None:
-        """Plain and assisted generation, in milliseconds a token and a verification step."""
-        self.drop(*list(self.models))
-        models = []
-        for which in ("target", "draft"):
-            with torch.device(self.device):
-                model = AutoModelForCausalLM.from_config(self.config(which), dtype=self.dtype).eval()
-            model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
-            models.append(model)
-        target, draft = models
-        vocab = min(m.config.vocab_size for m in models)
-        prompt = torch.randint(vocab, [1, self.asked.context], device=self.device)
-        options: dict[str, Any] = {"do_sample": False, "attention_mask": torch.ones_like(prompt)}
-        for which, model in (("target", target), ("draft", draft)):
-            made = {
-                n: self.ms(lambda n=n, model=model: model.generate(prompt, max_new_tokens=n, **options), 3, 1)
-                for n in (4, 20)
-            }
-            read = self.weights(which) + self.kv(which, self.asked.context)
-            self.add(f"transformers, {which} token", (made[20] - made[4]) / 16, read)
-        if target.config.vocab_size != vocab:  # assisted generation wants both alike; the rows cut are padding
-            target.resize_token_embeddings(vocab)
-        draft.generation_config.num_assistant_tokens = 8
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0
-        passes = [0]
-        target.register_forward_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+        from bench.gpu_transformers import time_transformers
 
-        def assisted(n: int) -> tuple[float, int]:
-            passes[0] = 0
-            ms = self.ms(lambda: target.generate(prompt, max_new_tokens=n, assistant_model=draft, **options), 1, 0)
-            return ms, passes[0]
-
-        assisted(2)
-        (short, few), (long, many) = assisted(3), assisted(11)
-        read = self.weights("target") + 8 * self.weights("draft")
-        self.add("transformers, one K=8 step", (long - short) / max(many - few, 1), read)
+        time_transformers(self)
 
 
 def main() -> None:
@@ -317,10 +308,11 @@ def main() -> None:
     parser.add_argument(
         "--part", default="0/1", help="i/n: every n-th check from the i-th, to run n processes at a time"
     )
+    parser.add_argument("--match", default="", help="only checks, or cases of tune, with this in their names")
     parser.add_argument(
         "--only",
         default=",".join(SECTIONS),
-        help="sections: " + ", ".join((*SECTIONS, "sparse", "tune", "products", "transformers")),
+        help="sections: " + ", ".join((*SECTIONS, *ASIDE)),
     )
     parser.add_argument("--shape", default="32B/1.5B", choices=SHAPES)
     parser.add_argument("--long-shape", default="8B/1B", choices=SHAPES)
@@ -331,9 +323,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=170.0, help="begin no section after so much time")
     parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
-    parser.add_argument(
-        "--skinny", type=float, default=SKINNY_BYTES / 1e6, help="MB of weights up to which our product is used"
-    )
+    parser.add_argument("--choices", type=parse, default=MEASURED, help="as in gate,turn,early,ahead or small=0")
+    parser.add_argument("--batch", type=int, default=8, help="sequences of the section batch")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")
     asked = parser.parse_args()
@@ -342,12 +333,12 @@ def main() -> None:
     report: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if asked.device == "cuda" else "CPU", "shape": asked.shape,
-        "context": asked.context, "plain": asked.plain, "skinny_MB": asked.skinny,
+        "context": asked.context, "plain": asked.plain, "choices": told(asked.choices),
     }  # fmt: skip
     began = time.perf_counter()
     failed = False
     if asked.check:
-        report["checks"] = run_checks(torch.device(asked.device), asked.part)
+        report["checks"] = run_checks(torch.device(asked.device), asked.part, asked.match)
         failed = any(result != "PASS" for result in report["checks"].values())
     else:
         with torch.inference_mode():
@@ -362,24 +353,28 @@ def main() -> None:
                 started = time.perf_counter()
                 getattr(bench, f"section_{section}")()
                 print(f"    ({section} took {time.perf_counter() - started:.0f} s)", flush=True)
-            report["rows"] = bench.rows
+                report |= {"rows": bench.rows, "winners": {which: told(c) for which, c in bench.choices.items()}}
+                write(report, asked.out)  # whatever becomes of the sections that follow
     report["seconds"] = time.perf_counter() - began
     if asked.device == "cuda":
         report["peak_GB"] = torch.cuda.max_memory_allocated() / 1e9
-    line = json.dumps(report)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(line + "\n")
-    print(line)
+    write(report, asked.out)
+    print(json.dumps(report))
     sys.exit(failed)
 
 
-def run_checks(device: torch.device, part: str) -> dict[str, str]:
+def write(report: dict[str, Any], out: Path | None) -> None:
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report) + "\n")
+
+
+def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
     from bench.gpu_checks import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}
-    for name, function in list(CHECKS.items())[first::parts]:
+    for name, function in [(n, f) for n, f in CHECKS.items() if match in n][first::parts]:
         began = time.perf_counter()
         try:
             function(device)

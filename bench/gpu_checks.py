@@ -15,9 +15,9 @@ from torch import Tensor
 
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.fast import Fast
+from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
-from semspec.model.kernels import reference, reference_kernels, triton_kernels
+from semspec.model.kernels import MEASURED, Choices, Kernels, reference, reference_kernels, triton_kernels
 from semspec.model.transformer import Transformer
 from semspec.sparse import AttentionPlan, SparsePlan, apply
 from semspec.sparse.attention import listed
@@ -35,8 +35,11 @@ def check(function: Callable[[torch.device], None]) -> Callable[[torch.device], 
     return function
 
 
-def kernels(device: torch.device):  # type: ignore[no-untyped-def]
-    return triton_kernels() if device.type == "cuda" else reference_kernels()
+ALL = Choices(norm=True, gate=True, turn=True, early=True, ahead=True, crowded=True)
+
+
+def kernels(device: torch.device, choices: Choices = MEASURED) -> Kernels:
+    return triton_kernels(choices) if device.type == "cuda" else reference_kernels()
 
 
 def error(ours: Tensor, exact: Tensor) -> float:
@@ -175,6 +178,12 @@ def products_of_few_rows(device: torch.device) -> None:
             for parts in (False, True):
                 ours = kernels(device).product(x, weight, bias, parts)
                 near(ours.sum(0) if ours.dim() == 3 else ours, exact, TOLERANCE[dtype], f"{outputs} x {inputs}")
+            if outputs % 2 == 0:
+                exact, ours = (
+                    reference.gated(exact, "silu"),
+                    kernels(device).product(x, weight, bias, False, "silu"),
+                )
+                near(ours, exact, 2 * TOLERANCE[dtype], f"{outputs} x {inputs}, with its activation")
 
 
 # -- the runner
@@ -189,13 +198,16 @@ class Seeded:
         return tensor.to(device, dtype)
 
 
-def runner(family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, slots: int = 3) -> ModelRunner:
+def runner(
+    family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, choices: Choices = MEASURED
+) -> ModelRunner:
     shape = Shape.of(FAMILIES[family][1])
-    made = ModelRunner(Transformer(shape, Seeded(), device, dtype), slots, 512)
+    made = ModelRunner(Transformer(shape, Seeded(), device, dtype), 3, 512)
     if plain:
         made.use(None)
-    elif device.type == "cpu":
-        made.use(Fast(made.transformer, made.cache, reference_kernels(), Plain()))
+    else:
+        runs = Plain() if device.type == "cpu" else Graphs(device)
+        made.use(Fast(made.transformer, made.cache, kernels(device, choices), runs, choices))
     return made
 
 
@@ -204,7 +216,8 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def course(one: ModelRunner) -> list[Tensor]:
-    """Logits along what decoding does: a prompt, drafts of several lengths, some taken back, sequences together."""
+    """Logits along what decoding does: a prompt, drafts of several lengths, some taken back, sequences together. Longer
+    feeds always go the plain way, so what they give is left out."""
     slots, said = [one.acquire() for _ in range(3)], []
     feeds = [text(i, 400) for i in range(3)]
     for step, sizes in enumerate([(100, 1, 70), (9, 9, 9), (9, 17, 1), (1, 1, 1), (3, 64, 33), (120, 2, 6), (9, 9, 9)]):
@@ -212,7 +225,8 @@ def course(one: ModelRunner) -> list[Tensor]:
         for i, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             start = one.length(slot)
             requests.append(Score(one, slot, feeds[i][start : start + size], size))
-        said += [rows.logits.float().cpu() for rows in one.score(requests)]
+        short = [len(r.tokens) <= LONGEST for r in requests]
+        said += [rows.logits.float().cpu() for rows, kept in zip(one.score(requests), short, strict=True) if kept]
         if step % 2:
             for slot in slots:
                 one.truncate(slot, one.length(slot) - 1)
@@ -221,23 +235,39 @@ def course(one: ModelRunner) -> list[Tensor]:
     return said
 
 
-def family_check(family: str, device: torch.device) -> None:
+def rows_off(ours: list[Tensor], exact: list[Tensor]) -> Tensor:
+    """How far each row is from the exact one, by its size."""
+    mine, theirs = torch.cat(ours).double(), torch.cat(exact).double()
+    return (mine - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+
+
+def no_rougher(ours: list[Tensor], rough: list[Tensor], exact: list[Tensor], what: str) -> None:
+    """Both ways round as often, but not alike: what each makes of one row is luck, and a pass may have only one. In
+    float16 on a CPU, where nothing but luck tells them apart, one way was 0.6 to 2.2 times as far off as the other in a
+    single pass, 0.94 to 1.13 times over all passes, in its unluckiest row 0.6 to 1.5 times (15 families). So all rows
+    together say whether ours is rougher, and one row says only whether it is wrong, which would be off by about 1."""
+    mine, theirs = error(torch.cat(ours), torch.cat(exact)), error(torch.cat(rough), torch.cat(exact))
+    assert theirs < 0.2, f"{what}, plain: off by {theirs:.1e}"
+    assert mine < 1.3 * theirs, f"{what}: off by {mine:.1e} over all passes, the plain way by {theirs:.1e}"
+    worst, allowed = float(rows_off(ours, exact).max()), 3 * float(rows_off(rough, exact).max())
+    assert worst < allowed, f"{what}: a row is off by {worst:.1e}; {allowed:.1e} can be rounding"
+
+
+def family_check(family: str, device: torch.device, choices: Choices = MEASURED) -> None:
     """float32 must be right; bfloat16 must be no farther from that than it is when operations go one by one."""
     exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
     for plain in (True, False):
-        for i, (ours, theirs) in enumerate(
-            zip(course(runner(family, device, torch.float32, plain)), exact, strict=True)
-        ):
-            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else 'captured'}, pass {i // 3}")
-    if device.type == "cuda":
-        rough, ours = (course(runner(family, device, torch.bfloat16, plain)) for plain in (True, False))
-        for i, (one, other, right) in enumerate(zip(ours, rough, exact, strict=True)):
-            near(other, right, 0.2, f"bfloat16, plain, pass {i // 3}")
-            near(one, right, 1.5 * error(other, right) + 0.01, f"bfloat16, captured, pass {i // 3}")
+        for ours, theirs in zip(course(runner(family, device, torch.float32, plain, choices)), exact, strict=True):
+            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else 'captured'}")
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16
+    rough, ours = (course(runner(family, device, half, plain, choices)) for plain in (True, False))
+    no_rougher(ours, rough, exact, str(half))
 
 
 for name in DENSE:
     CHECKS[f"logits of {name}"] = lambda device, family=name: family_check(family, device)
+for name in ("llama-bias", "gemma3", "qwen3"):  # all that can be had: biases, windows, norms of heads and of sums
+    CHECKS[f"all choices with {name}"] = lambda device, family=name: family_check(family, device, ALL)
 
 
 @check
@@ -254,46 +284,58 @@ def checks_by_a_plan_are_the_same_everywhere(device: torch.device) -> None:
                     near(ours, exact, 2e-3, f"{family}, pass {i // 3}")
 
 
-@check
-def products_in_parts_change_nothing(device: torch.device) -> None:
-    for family in ("llama-bias", "gemma3"):
-        exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
-        one = runner(family, device, torch.float32)
-        assert one.fast is not None
-        one.fast.fused.skinny_bytes = 2**40
-        for i, (ours, theirs) in enumerate(zip(course(one), exact, strict=True)):
-            near(ours, theirs, 1e-3, f"{family}, pass {i // 3}")
-
-
-@check
-def rolls_write_what_the_plain_way_writes(device: torch.device) -> None:
+def rolls_check(family: str, device: torch.device, choices: Choices) -> None:
     """In float32, so that near-ties are rare."""
     plans = [
         (text(1, 90), 40, Sampling(), frozenset[int]()),
         (text(2, 2), 21, Sampling(1.0, seed=5), frozenset(range(0, VOCAB, 16))),
         (text(3, 30), 33, Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, seed=6), frozenset([7])),
     ]
-    for family in ("qwen2", "gemma3"):
-        answers = []
-        for plain in (True, False):
-            one = runner(family, device, torch.float32, plain)
-            slots = [one.acquire() for _ in plans]
-            requests = [
-                Roll(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
-                for slot, (feed, n, sampling, stop) in zip(slots, plans, strict=True)
-            ]
-            together = one.roll(requests)
-            for slot in slots:
-                one.truncate(slot, 0)
-            alone = [one.roll([replace(r, runner=one)])[0] for r in requests]
-            assert [r.tokens for r in together] == [r.tokens for r in alone], "together is not as alone"
-            answers.append(together)
-        for theirs, ours in zip(*answers, strict=True):
-            assert ours.tokens == theirs.tokens, f"{ours.tokens} is not {theirs.tokens}"
-            assert ours.logits is not None and theirs.logits is not None
-            near(ours.logits.nan_to_num(neginf=0.0), theirs.logits.nan_to_num(neginf=0.0), 1e-3, "logits")
-            for layer, states in ours.hidden.items():
-                near(states, theirs.hidden[layer], 1e-3, f"layer {layer}")
+    answers = []
+    for plain in (True, False):
+        one = runner(family, device, torch.float32, plain, choices)
+        slots = [one.acquire() for _ in plans]
+        requests = [
+            Roll(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
+            for slot, (feed, n, sampling, stop) in zip(slots, plans, strict=True)
+        ]
+        together = one.roll(requests)
+        for slot in slots:
+            one.truncate(slot, 0)
+        alone = [one.roll([replace(r, runner=one)])[0] for r in requests]
+        assert [r.tokens for r in together] == [r.tokens for r in alone], "together is not as alone"
+        answers.append(together)
+    for theirs, ours in zip(*answers, strict=True):
+        assert ours.tokens == theirs.tokens, f"{ours.tokens} is not {theirs.tokens}"
+        assert ours.logits is not None and theirs.logits is not None
+        near(ours.logits.nan_to_num(neginf=0.0), theirs.logits.nan_to_num(neginf=0.0), 1e-3, "logits")
+        for layer, states in ours.hidden.items():
+            near(states, theirs.hidden[layer], 1e-3, f"layer {layer}")
+
+
+for name, way in (("qwen2", MEASURED), ("qwen2", ALL), ("gemma3", ALL)):
+    CHECKS[f"rolls of {name} write what the plain way writes, {'all choices' if way == ALL else 'as measured'}"] = (
+        lambda device, family=name, way=way: rolls_check(family, device, way)
+    )
+
+
+@check
+def early_launches_change_no_bit(device: torch.device) -> None:
+    """A kernel that did not wait for the one before it would now and then read what was there before."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for family in ("llama-bias", "gemma3", "qwen2"):
+        late, early = (runner(family, device, dtype, choices=c) for c in (replace(ALL, early=False, ahead=False), ALL))
+        for _ in range(3):
+            for ours, theirs in zip(course(early), course(late), strict=True):
+                assert torch.equal(ours, theirs), family
+            rolled = []
+            for one in (early, late):
+                slot = one.acquire()
+                rolled.append(one.roll([Roll(one, slot, text(5, 20), 200, Sampling(), 0, keep_logits=True)])[0])
+                one.release(slot)
+            assert rolled[0].tokens == rolled[1].tokens, family
+            assert rolled[0].logits is not None and rolled[1].logits is not None
+            assert torch.equal(rolled[0].logits, rolled[1].logits), family
 
 
 @check

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.config import Shape
-from semspec.model.kernels.attention import Tiles, attend, card_of
+from semspec.model.kernels.attention import attend
 from semspec.model.kernels.products import Skinny, product
+from semspec.model.kernels.tiles import Tiles, card_of
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -80,6 +81,8 @@ def neighbours(t: Tiles) -> Iterator[Tiles]:
 
 def tune_attention(bench: Bench) -> None:
     for name, shape in CASES.items():
+        if bench.asked.match not in name:
+            continue
         case = Case(bench, *shape)
         tried = {case.chosen: case.ms(case.chosen)}
         best = case.chosen
@@ -110,10 +113,12 @@ def tune_products(bench: Bench) -> None:
             read = outputs * inputs * bench.dtype.itemsize
             copies = max(2, min(48, int(1e9 // read)))  # many times the L2 cache
             weights = torch.empty(copies, outputs, inputs, device=bench.device, dtype=bench.dtype).normal_(std=0.02)
-            chosen = Skinny.of((outputs, inputs), bench.device, split)
+            chosen = Skinny.of((outputs, inputs), card_of(bench.device), split)
             cuts = [chosen, replace(chosen, stages=6), replace(chosen, depth=chosen.depth // 2, stages=6)]
             cuts += [replace(chosen, columns=c) for c in (chosen.columns // 2, chosen.columns * 2) if c >= 16]
             cuts += [replace(chosen, splits=n) for n in (chosen.splits // 2, chosen.splits * 2) if split and n >= 1]
+            active = Skinny.of((outputs, inputs), card_of(bench.device), split, gated=True)
+            gated = [active, *(replace(active, columns=c) for c in (16, 64)), replace(active, depth=128, stages=4)]
             for rows in (1, 9):
                 x = torch.randn(rows, inputs, device=bench.device, dtype=bench.dtype)
 
@@ -121,9 +126,9 @@ def tune_products(bench: Bench) -> None:
                     for weight in weights:
                         F.linear(x, weight)
 
-                def by_us(cut: Skinny, x: Tensor = x, weights: Tensor = weights) -> None:
+                def by_us(cut: Skinny, activation: str | None = None, x: Tensor = x, weights: Tensor = weights) -> None:
                     for weight in weights:
-                        product(x, weight, None, cut)
+                        product(x, weight, None, cut, activation)
 
                 theirs = graphed(bench, by_cublas, "cuBLAS") / copies
                 times = {cut: graphed(bench, partial(by_us, cut), cut) / copies for cut in cuts}
@@ -133,4 +138,9 @@ def tune_products(bench: Bench) -> None:
                 bench.add(f"{told}, ours", times[chosen], read, cut=str(chosen))
                 bench.add(f"{told}, ours at best", times[best], read, cut=str(best), MB=read / 1e6)
                 print(f"    {best}", flush=True)
+                if name == "gate and up":
+                    times = {c: graphed(bench, partial(by_us, c, "silu"), c) / copies for c in gated}
+                    best = min(times, key=lambda cut, times=times: times[cut])  # type: ignore[misc]
+                    bench.add(f"{told}, with its activation", times[active], read, cut=str(active))
+                    bench.add(f"{told}, with its activation, at best", times[best], read, cut=str(best))
             del weights

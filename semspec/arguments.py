@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -70,3 +73,37 @@ def draft_length(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters may be dataclasses: each stands for its fields, which become the options.
+
+    So options that several commands share are said once. A field that several of a command's dataclasses have is one
+    option, and all of them get its value."""
+    groups: dict[str, dict[str, inspect.Parameter]] = {}
+    kinds = get_type_hints(command, include_extras=True)
+    own = inspect.signature(command).parameters
+    for name, parameter in own.items():
+        found = {name: parameter.replace(annotation=kinds[name], kind=parameter.KEYWORD_ONLY)}
+        groups[name] = _fields(kinds[name]) if is_dataclass(kinds[name]) else found
+
+    def run(**given: Any) -> None:
+        values = {name: {key: given[key] for key in group} for name, group in groups.items()}
+        command(**{k: kinds[k](**v) if is_dataclass(kinds[k]) else v[k] for k, v in values.items()})
+
+    merged = {key: p for group in groups.values() for key, p in group.items()}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {}  # typer would look into these for what the signature has resolved already
+    return run
+
+
+def _fields(group: Any) -> dict[str, inspect.Parameter]:
+    kinds = get_type_hints(group, include_extras=True)
+    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    return {
+        f.name: inspect.Parameter(
+            f.name, kind, default=empty if f.default is MISSING else f.default, annotation=kinds[f.name]
+        )
+        for f in fields(group)
+    }

@@ -15,11 +15,11 @@ from semspec import settings
 from semspec.bench import commands as bench_commands
 from semspec.chat import chat
 from semspec.errors import SemspecError
+from semspec.fit import commands as probe_commands
 from semspec.generate import generate
 from semspec.info import info
-from semspec.probe import commands as probe_commands
 from semspec.serve import commands as serve_commands
-from semspec.sparse import commands as sparse_commands
+from semspec.sparsify import commands as sparse_commands
 
 app = typer.Typer(
     help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",

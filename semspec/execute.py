@@ -1,9 +1,10 @@
 """The Executor answers the requests of all live sequences. It schedules passes, not sequences.
 
-In each tick, every runner with something to do makes one pass. If somebody waits for a score (or a prompt has to be
-read), the pass is ragged: prompt chunks, score rows, and one row for each sequence that is writing. If everybody is
-only writing, it is a fused roll of a few tokens, so that nobody who comes to score waits longer than that; a sequence
-that is alone rolls all its tokens at once. Judgements are grouped by rule and made in one call per rule.
+In each tick, every runner with something to do makes one pass, drafts first: what they propose is scored in the same
+tick, together with whatever waits already, so that sequences fall into step. If somebody waits for a score (or a prompt
+has to be read), the pass is ragged: prompt chunks, score rows, and one row for each sequence that is writing. If
+everybody is only writing, it is a fused roll of a few tokens, so that nobody who comes to score waits longer than that;
+a sequence that is alone rolls all its tokens at once. Judgements are grouped by rule and made in one call per rule.
 """
 
 from __future__ import annotations
@@ -152,9 +153,13 @@ class Executor:
         while self._judges:  # cheap, and what they allow can still join this tick's passes
             busy += self._judge()
             self._advance(live)
-        for work in list(self._work.values()):
-            if work:
-                busy += self._pass(work)
+        # Passes of a tick follow each other, so a sequence that is done drafting loses nothing by joining the target's
+        # pass of this tick. If it waited for the next one, halves of a batch would take turns for ever, and each step
+        # would cost two target passes.
+        for runner in sorted(self._work, key=lambda runner: not self._drafts(runner)):
+            if self._work[runner]:
+                busy += self._pass(self._work[runner])
+                self._advance(live)
         share = max(self.clock() - began - busy, 0.0) / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share
@@ -265,6 +270,9 @@ class Executor:
             verdict.logprobs = logprobs_of(judge.rows.logits[: len(tokens)], tokens, judge.logprobs)
 
     # -- passes
+
+    def _drafts(self, runner: int) -> bool:
+        return any(item.request.drafting for item in self._work[runner])
 
     def _pass(self, work: list[Work]) -> float:
         """One pass on one runner. Returns the seconds it took."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +13,9 @@ from semspec.errors import ModelError
 
 if TYPE_CHECKING:
     from semspec.model import Source
-    from semspec.types import Runner
 
 ROWS = (1, 2, 3, 5, 9, 17)  # tokens in a pass: one, or a draft and the token before it
-CONTEXT = 128  # tokens that lie before them
-SECONDS = 1.0  # for each figure
+PROFILED = (1, 2, 5, 9, 17)  # of these, those held against the memory's limit
 
 
 def info(
@@ -29,10 +26,13 @@ def info(
     slots: Annotated[int, typer.Option(help="Sequences decoded at a time.")] = 1,
     context: Annotated[int | None, typer.Option(help="Tokens a sequence may have.")] = None,
     measure: Annotated[bool, typer.Option(help="Load the models and time their passes.")] = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Hold passes against this device's memory; the best draft lengths.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """What a model (and its draft) is: family, sizes, tokenizer agreement, memory, and the cost of its passes here."""
-    found = gather(target, draft, device, dtype, slots, context, measure)
+    found = gather(target, draft, device, dtype, slots, context, measure or profile, profile)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
@@ -40,8 +40,10 @@ def info(
 
 
 def gather(
-    target: str, draft: str | None, device: str, dtype: str, slots: int, context: int | None, measure: bool
-) -> dict[str, Any]:
+    target: str, draft: str | None, device: str, dtype: str, slots: int, context: int | None, measure: bool,
+    profile: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    from semspec import costs
     from semspec.model import Source
     from semspec.model.plan import check, describe
     from semspec.pocket.shipped import SHIPPED
@@ -66,8 +68,10 @@ def gather(
             found["tokenizers"] = {"agree": False, "refusal": str(error)}
     if measure and found["memory"]["fits"]:
         runners = [s.load(device, dtype, slots, p.context) for s, p in zip(sources, plans, strict=True)]
-        found["passes"] = [{str(rows): pass_cost(runner, rows) for rows in ROWS} for runner in runners]
+        found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
         found["drafts"] = break_even(*found["passes"])
+        if profile:
+            found["profile"] = costs.profile(runners, plans, found["passes"])
     return found
 
 
@@ -86,25 +90,6 @@ def facts(source: Source) -> dict[str, Any]:
         "context": source.context,
         "windows": sorted({s.window for s in shape.sights if s.window}) if shape else [],
     }
-
-
-def pass_cost(runner: Runner, rows: int) -> float:
-    """Milliseconds of a pass over so many tokens of one sequence; the quartile, since what disturbs only adds."""
-    from semspec.types import Score
-
-    rows = min(rows, runner.capacity // 2)
-    before = min(CONTEXT, runner.capacity - rows)
-    slot = runner.acquire()
-    runner.score([Score(runner, slot, [1] * before, 1)])
-    times: list[float] = []
-    while sum(times) < SECONDS and len(times) < 50:
-        began = time.perf_counter()
-        logits = runner.score([Score(runner, slot, [1] * rows, rows)])[0].logits
-        float(logits[0, 0])  # waits for a GPU
-        times.append(time.perf_counter() - began)
-        runner.truncate(slot, before)
-    runner.release(slot)
-    return sorted(times)[len(times) // 4] * 1000
 
 
 def break_even(target: dict[str, float], draft: dict[str, float] | None = None) -> list[dict[str, float]]:
@@ -143,3 +128,26 @@ def show(found: dict[str, Any], console: Console) -> None:
         table.add_row(str(rows), *costs, *((str(rows - 1), f"{d['tau_to_break_even']:.2f} of {rows}") if d else ()))
     console.print(table)
     console.print("tau: tokens that a step of drafting and checking gives", style="dim")
+    if "profile" in found:
+        show_profile(found["profile"], found["passes"], console)
+
+
+def show_profile(profile: dict[str, Any], passes: list[dict[str, float]], console: Console) -> None:
+    console.print(f"{profile['device']}: copies at {profile['bandwidth_GBps']:.1f} GB/s")
+    for role, limit, costs in zip(("target", "draft"), profile["limits_ms"], passes, strict=False):
+        if limit is None:
+            console.print(f"{role}: what a pass must read is not known beforehand")
+            continue
+        ratios = ", ".join(f"{costs[str(rows)] / limit:.2f} ({rows})" for rows in PROFILED)
+        line = f"{role}: weights and {profile['context']} tokens are read in {limit:.3g} ms; "
+        console.print(f"{line}a pass takes so many times as long (tokens): {ratios}")
+    if "best_drafts" not in profile:
+        return
+    limit = profile["limits_ms"][1]
+    times = f", {profile['draft_token_ms'] / limit:.2f} times its limit" if limit else ""
+    console.print(f"a draft token inside a roll: {profile['draft_token_ms']:.3g} ms{times}")
+    table = Table("acceptance", "best draft", "tokens a step", "speedup")
+    for best in profile["best_drafts"]:
+        length = str(best["draft_tokens"]) if best["draft_tokens"] else "none"
+        table.add_row(f"{best['acceptance']:.1f}", length, f"{best['tau']:.2f}", f"{best['speedup']:.2f}x")
+    console.print(table)

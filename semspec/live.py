@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.containers import Lines
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 try:
@@ -117,19 +116,3 @@ def fit(parts: Sequence[str], width: int) -> str:
             break
         line = longer
     return line or (parts[0][:width] if parts else "")
-
-
-class bar:
-    """A progress bar on standard error, which in a pipe stays silent."""
-
-    def __init__(self, title: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.progress.add_task(title, total=None)
-
-    def __enter__(self) -> Any:
-        self.progress.start()
-        return lambda done, total: self.progress.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()

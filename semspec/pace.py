@@ -11,6 +11,7 @@ Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acce
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +54,18 @@ SPENT_ON_TRIALS = 0.02  # share of the time that may be lost by trying lengths w
 FIRST = (4, 4, 0, 0)  # tried before anything is known; each twice, since the first time is often slow
 ALONE = 4  # tokens that the target writes when it writes alone
 TICK = 1e-9  # no clock is finer
+
+
+def rates(chances: Iterable[float], draft: Callable[[int], float], target: Callable[[int], float]) -> list[float]:
+    """Tokens a second (or whatever `draft` and `target` count in) of drafts of 0, 1, ... tokens, of which the i-th
+    stands with the i-th chance if those before it did."""
+    tokens = survival = 1.0
+    found = [1.0 / max(target(0), TICK)]
+    for n, chance in enumerate(chances, 1):
+        survival *= chance
+        tokens += survival
+        found.append(tokens / max(draft(n) + target(n), TICK))
+    return found
 
 
 class Auto:
@@ -105,13 +118,9 @@ class Auto:
     def _rate(self) -> None:
         """What each length is worth, by all that is known now."""
         usual = (DOUBT * OPTIMISM + sum(self.hits)) / (DOUBT + sum(self.trials))
-        tokens = survival = 1.0
-        self.rates = [1.0 / max(self.target.of(0), TICK)]
-        for n in range(1, self.longest + 1):
-            survival *= (self.hits[n - 1] + DOUBT * usual) / (self.trials[n - 1] + DOUBT)
-            tokens += survival
-            seconds = self.draft.of(n) + self.target.of(n)
-            self.rates.append(tokens / max(seconds, TICK) if n >= self.shortest else 0.0)
+        chances = [(h + DOUBT * usual) / (t + DOUBT) for h, t in zip(self.hits, self.trials, strict=True)]
+        known = rates(chances, self.draft.of, self.target.of)
+        self.rates = [rate if n == 0 or n >= self.shortest else 0.0 for n, rate in enumerate(known)]
         self.best = self.rates.index(max(self.rates))
 
     def _trial(self) -> int | None:

@@ -97,7 +97,7 @@ def draw(
 ) -> tuple[Tensor, Tensor | None]:
     """One token per row: [R, V] -> [R]; beside it, if `keep` asks, [R, V]: processed, or raw where a row is greedy."""
     if all(o.greedy for o in options):
-        return _best(logits, keep)
+        return best_rows(logits, keep)
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
     key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
     key = key.to(logits.device, non_blocking=True)
@@ -109,13 +109,13 @@ def draw_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """The same with options and (seed, position, stream) on the device; nothing in it waits for the host."""
     if rows.all_greedy:
-        return _best(logits, keep)
+        return best_rows(logits, keep)
     processed = process(logits, rows)
     tokens = pick(processed.softmax(-1), uniform(*key))
     return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed) if keep else None
 
 
-def _best(logits: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
+def best_rows(logits: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
     return logits.argmax(-1), logits.float() if keep else None
 
 

@@ -72,7 +72,7 @@ class StepDecoder(Decoder):
             tokens += draft.tokens
             step.feed(draft.tokens)
         whole = Rolled.join(parts) if parts else Rolled([])
-        return Draft(whole.tokens, None, whole.hidden), step
+        return Draft(whole.tokens, whole.logits, whole.hidden), step
 
     def try_step(self, draft: Draft, room: int) -> Generator[Request, Any, Event]:
         rule, job = self.step_rule, self.job

@@ -328,3 +328,18 @@ def test_a_prompt_does_not_starve_behind_many_short_steps():
     for _ in range(60):
         world.executor.tick()
     assert late.done and tokens(late) == greedy(world.language, [1 + i % 9 for i in range(200)], 3)
+
+
+def test_sequences_whose_prompts_were_read_apart_still_share_every_pass():
+    """Prompts that do not fit into one pass leave sequences in different phases. If those kept them, each half would
+    have target passes of its own, and the batch would cost twice what it should."""
+    world = World(budget=64)
+    tasks = [world.submit([1 + i] * 20, k=8, n=120) for i in range(8)]
+    while not all(len(task.events) > 2 for task in tasks):
+        world.executor.tick()
+    read, drafted = len(world.target.diary), len(world.draft.diary)
+    for _ in range(4):
+        world.executor.tick()
+    steps = world.target.diary[read:]
+    assert len(steps) == len(world.draft.diary[drafted:]) == 4
+    assert all(len(p.rows) == 8 for p in steps), "a pass for all, and none for some"

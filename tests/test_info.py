@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from semspec import info
+from semspec import costs, info
 from semspec.cli import app
 from semspec.model import plan
 from tests.checkpoints import make_model, make_tokenizer, save
@@ -16,7 +16,8 @@ from tests.checkpoints import make_model, make_tokenizer, save
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "SECONDS", 0.01)
+    monkeypatch.setattr(costs, "SECONDS", 0.01)
+    monkeypatch.setattr(costs, "COPIED", {"cpu": 2**16})
 
 
 def told(*arguments: object) -> dict:
@@ -61,3 +62,24 @@ def test_windows_are_told_and_people_get_a_table(tmp_path: Path) -> None:
     assert told(folder, "--no-measure")["models"][0]["windows"] == [24]
     done = CliRunner().invoke(app, ["info", str(folder), "--device", "cpu"], env={"COLUMNS": "100"})
     assert done.exit_code == 0 and "windows of 24 tokens" in done.stdout and "pays from tau" in done.stdout
+
+
+def test_a_profile_holds_passes_against_memory_and_names_the_best_drafts(
+    target_folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "bandwidth", lambda device: 1e9)
+    found = told(target_folder, "--draft", draft_folder, "--profile", "--dtype", "float32")
+    profile, model = found["profile"], make_model("llama3.1")
+    table = 0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    kv = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
+    read = 4 * (model.num_parameters() - table + costs.CONTEXT * kv)
+    assert profile["limits_ms"][0] == pytest.approx(read / 1e9 * 1000)
+    assert profile["draft_token_ms"] >= 0 and profile["device"] == "CPU"
+    assert [best["acceptance"] for best in profile["best_drafts"]] == [0.5, 0.6, 0.7, 0.8, 0.9]
+    done = CliRunner().invoke(
+        app, ["info", str(target_folder), "--draft", str(draft_folder), "--device", "cpu", "--profile"],
+        env={"COLUMNS": "120"},
+    )  # fmt: skip
+    assert done.exit_code == 0 and "times its limit" in done.stdout and "speedup" in done.stdout
+    alone = told(target_folder, "--profile", "--no-measure")  # a profile measures, whatever else is said
+    assert alone["profile"]["bandwidth_GBps"] == 1.0 and "best_drafts" not in alone["profile"]

@@ -218,7 +218,9 @@ def test_several_sequences_can_share_what_is_learnt():
     executor.run()
     for prompt, task in tasks:
         assert [t for e in task.events for t in e.tokens] == greedy(LANGUAGE, prompt, 200)
-    assert pace.best > 8, "a draft that is always right"
+    assert pace.best >= 8, (
+        "a draft that is always right; more than a chunk takes a sequence out of step with the others"
+    )
 
 
 def test_what_nobody_has_timed_is_tried_at_a_modest_length():

@@ -13,7 +13,7 @@ from rich.console import Console
 from semspec import arguments
 from semspec.arguments import draft_length
 from semspec.errors import BadRequest
-from semspec.live import bar
+from semspec.progress import bar
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
@@ -45,6 +45,7 @@ def bench(
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    draft_device: arguments.DraftDevice = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
     sparse: arguments.Sparse = None,
@@ -53,7 +54,7 @@ def bench(
         measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
         data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
         num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
-        max_new_tokens=max_new_tokens, device=device, dtype=dtype, context=length,
+        max_new_tokens=max_new_tokens, device=device, draft_device=draft_device, dtype=dtype, context=length,
         sparse=str(sparse) if sparse else None,
     )  # fmt: skip
     if not context.invoked_subcommand:
@@ -103,23 +104,34 @@ def replay(
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="Where the report goes; the first run's folder by default.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Also pair every arm with this method, e.g. random:rate=0.5.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, as Markdown.")] = None,
 ) -> None:
     """One table and one report of runs: accuracy with intervals beside every speed."""
-    finish(runs, out or runs[0])
+    finish(runs, out or runs[0], against, markdown)
 
 
-def finish(folders: list[Path], out: Path) -> None:
+def finish(folders: list[Path], out: Path, against: str | None = None, markdown: Path | None = None) -> None:
     """Table to the terminal, report to the folder, one JSON document as the last line."""
     from semspec.bench import report
+    from semspec.bench.duel import duel
+    from semspec.bench.markdown import write_tables
     from semspec.bench.summary import load_run, summarise
-    from semspec.bench.table import render
+    from semspec.bench.table import render, render_duel
 
     runs = []
     for folder in folders:
         run, samples = load_run(folder)
         runs.append((run, samples, summarise(run, samples)))
     summaries = [summary for _, _, summary in runs]
+    duels = [duel(run, samples, against) for run, samples, _ in runs] if against else []
     Console(stderr=True).print(render(summaries))
+    for found in duels:
+        Console(stderr=True).print(render_duel(found, str(against)))
+    if markdown:
+        markdown.write_text(write_tables(summaries, duels, against), encoding="utf-8")
     page: str | None = None
     try:
         page = str(report.write_report(runs, out))
@@ -128,4 +140,6 @@ def finish(folders: list[Path], out: Path) -> None:
         said = f"no report: {error}"
     Console(stderr=True).print(said, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
+    if against:
+        document |= {"against": against, "duels": duels}
     typer.echo(json.dumps(document, ensure_ascii=False))

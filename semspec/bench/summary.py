@@ -125,6 +125,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool])
         "problems": len(problems),
         "accuracy": share(problems, lambda s: s["correct"]) if scored else None,
         "tau_pooled": 1 + counts["accepted"] / counts["steps"] if counts["steps"] else None,
+        "tau_interval": given(tau(problems)),
         "tau_per_request_mean": fsum(s["stats"]["tau"] for s in samples) / len(samples) if samples else None,
         "acceptance_rate": per(counts["accepted"], counts["drafted"]),
         "acceptance_histogram": {str(n): histogram[n] for n in sorted(histogram)},
@@ -151,6 +152,13 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool])
             for name in sorted({str(s["group"]) for s in scored if s.get("group")})
         },
     }
+
+
+def tau(problems: list[list[Sample]]) -> Estimate | None:
+    """Tokens that a check commits, pooled over all checks, with an interval over problems."""
+    steps = [fsum(s["stats"]["steps"] for s in group) for group in problems]
+    accepted = [fsum(s["stats"]["accepted"] for s in group) for group in problems]
+    return ratio([a + b for a, b in zip(accepted, steps, strict=True)], steps)
 
 
 def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dict[int, bool]) -> dict[str, Any]:

@@ -40,8 +40,9 @@ COLUMNS = {  # key -> heading
     "bad": "bad steps refused, %",
 }
 STEPWISE = {"steps": "steps_accepted", "bad": "invalid_refused"}  # shown where some arm drafts whole steps
+DUEL = {"arm": "arm", "right": "right, points", "test": "gained : lost", "passes": "fewer passes", "speed": "faster"}
 NARROW = ("arm", "accuracy", "quality", "speed", "seconds", "correct")
-WIDE_FROM = 120  # characters
+WIDE_FROM = 132  # characters
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,33 @@ class _Arms:
         yield table
 
 
+def render_duel(found: dict[str, dict[str, Any]], rival: str) -> Table:
+    """Every arm against one method."""
+    table = Table(title=f"against {rival}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, heading in DUEL.items():
+        table.add_column(heading, justify="left" if key == "arm" else "right", overflow="fold")
+    for name, arm in found.items():
+        table.add_row(*(str(cell) for cell in duel_cells(name, arm).values()))
+    return table
+
+
+def duel_cells(name: str, arm: dict[str, Any]) -> dict[str, Cell]:
+    """Every column of an arm's row against a rival: ratios above 1 are the arm's favour."""
+    gap, times, passes = arm["accuracy_difference"], arm["time_ratio"], arm["passes_ratio"]
+    points = [f"{100 * gap[end]:+.1f}" for end in ("value", "low", "high")] if gap else []
+    return {
+        "arm": Cell(name),
+        "right": Cell(points[0], f"[{points[1]}, {points[2]}]") if points else Cell(NOTHING),
+        "test": Cell(f"{arm['gained']} : {arm['lost']}", chance(arm["mcnemar_p"])) if gap else Cell(NOTHING),
+        "passes": Cell(f"{figure(passes, 2)}x", between(passes)) if passes else Cell(NOTHING),
+        "speed": Cell(f"{figure(times, 2)}x", between(times)) if times else Cell(NOTHING),
+    }
+
+
+def chance(p: float) -> str:
+    return "p<0.001" if p < 0.001 else f"p={p:.2g}"
+
+
 def columns(summary: dict[str, Any]) -> list[str]:
     """The columns in which some arm has something to say."""
     arms = summary["arms"].values()
@@ -125,7 +153,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
 def cells(name: str, arm: dict[str, Any], heading: str = "speedup") -> dict[str, Cell]:
     """Every column of an arm's row."""
     role = {"target": "target alone", "draft": "draft alone"}.get(arm["role"], "" if arm["lossless"] else "lossy")
-    passes = arm["target_passes"]
+    passes, tau = arm["target_passes"], arm["tau_interval"]
     return {
         "arm": Cell(name, role),
         "accuracy": percent(arm["accuracy"]),
@@ -134,7 +162,7 @@ def cells(name: str, arm: dict[str, Any], heading: str = "speedup") -> dict[str,
         "seconds": Cell(figure(arm["seconds_per_problem"])),
         "correct": Cell(figure(arm["seconds_per_correct"])),
         "retention": _retention(arm),
-        "tau": Cell(NOTHING if arm["acceptance_rate"] is None else f"{arm['tau_pooled']:.2f}"),
+        "tau": Cell(NOTHING) if arm["acceptance_rate"] is None else Cell(f"{arm['tau_pooled']:.2f}", between(tau)),
         "passes": Cell(NOTHING if passes is None else f"{passes}"),
         "length": Cell(figure(arm["length_ratio"], 2)),
         "cap": Cell(percent(arm["cap_rate"]).text),
@@ -173,9 +201,9 @@ def _quality(arm: dict[str, Any]) -> Cell:
     p, gap = arm["mcnemar_p"], arm["accuracy_difference"]
     if p is None or arm["quality"] == "unmeasured":
         return Cell(arm["quality"])
-    chance = "p<0.001" if p < 0.001 else f"p={p:.2g}"
     return Cell(
-        f"{arm['quality']}, {chance}", f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.0f}, {100 * gap['high']:+.0f}]"
+        f"{arm['quality']}, {chance(p)}",
+        f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.0f}, {100 * gap['high']:+.0f}]",
     )
 
 

@@ -47,7 +47,7 @@ class ModelDrafter:
                 sampling if rule.needs_draft_logits or rule.samples_drafts else GREEDY,
                 stream(DRAFT, round),
                 stop,
-                keep_logits=rule.needs_draft_logits or self.unsure.ever,
+                keep_logits=rule.keeps_draft_logits or self.unsure.ever,
                 layers=rule.draft_layers,
                 drafting=True,
             )
@@ -58,7 +58,7 @@ class ModelDrafter:
             if feed[0] in stop:
                 break
         whole = Rolled.join(parts)
-        draft = Draft(whole.tokens, whole.logits if rule.needs_draft_logits else None, whole.hidden)
+        draft = Draft(whole.tokens, whole.logits if rule.keeps_draft_logits else None, whole.hidden)
         return draft.first(max(sure, rule.shortest()))
 
     def _sure(self, rolled: Rolled) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,29 +17,19 @@ from torch import Tensor
 from semspec.model.cache import Cache
 from semspec.model.fused import Fused, Places, covers
 from semspec.model.graphs import Graphs, Runs
-from semspec.model.kernels import Kernels, triton_kernels
+from semspec.model.kernels import MEASURED, Choices, Kernels, triton_kernels
 from semspec.model.transformer import Transformer
 from semspec.model.way import Sparsity
 from semspec.types import Rows, Score
 
 log = logging.getLogger(__name__)
 
-QUERIES = (
-    1,
-    2,
-    4,
-    6,
-    9,
-    12,
-    17,
-    24,
-    33,
-    48,
-    64,
-)  # tokens of one sequence; often a draft of 8 or 16 and one before
+# Tokens of one sequence; often a draft of 8 or 16 and one before.
+QUERIES = (1, 2, 4, 6, 9, 12, 17, 24, 33, 48, 64)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = 512  # of a padded pass
 LONGEST = QUERIES[-1]
+EARLY_FROM = (9, 0)  # compute capability of the first cards that can launch kernels early
 
 
 def bucket(n: int, sizes: tuple[int, ...]) -> int:
@@ -46,19 +37,24 @@ def bucket(n: int, sizes: tuple[int, ...]) -> int:
 
 
 class Fast:
-    def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels, runs: Runs) -> None:
-        self.fused, self.cache, self.kernels, self.runs = Fused(transformer, cache, kernels), cache, kernels, runs
+    def __init__(
+        self, transformer: Transformer, cache: Cache, kernels: Kernels, runs: Runs, choices: Choices = MEASURED
+    ) -> None:
+        self.fused = Fused(transformer, cache, kernels, choices)
+        self.cache, self.kernels, self.runs = cache, kernels, runs
         self.device, self.shape = transformer.device, transformer.shape
         self.logits = torch.zeros(MOST_ROWS, self.shape.vocab, device=self.device, dtype=transformer.dtype)
         self._buffers: dict[Any, Tensor] = {}
 
     @staticmethod
-    def of(transformer: Transformer, cache: Cache) -> Fast | None:
+    def of(transformer: Transformer, cache: Cache, choices: Choices = MEASURED) -> Fast | None:
         """Where there is a GPU and the family has no part that needs the host; others go one operation at a time."""
         if transformer.device.type != "cuda" or not covers(transformer.shape):
             return None
+        if torch.cuda.get_device_capability(transformer.device) < EARLY_FROM:
+            choices = replace(choices, early=False, ahead=False)
         try:
-            return Fast(transformer, cache, triton_kernels(), Graphs(transformer.device))
+            return Fast(transformer, cache, triton_kernels(choices), Graphs(transformer.device), choices)
         except ImportError:
             log.warning("Triton is not installed, so passes are made one operation at a time, which is much slower")
             return None

@@ -17,7 +17,7 @@ from torch import Tensor
 from semspec.model.fast import BATCHES, LONGEST, QUERIES, Fast, bucket, pad
 from semspec.model.fused import Places
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
-from semspec.sampling import SamplingRows, draw_rows
+from semspec.sampling import SamplingRows, best_rows, draw_rows
 from semspec.types import Roll, Rolled
 
 CHUNK = 8
@@ -146,10 +146,7 @@ class Rolls:
         places = Places(state[SLOT], state[START], state[COUNT])
         normed, hidden = fast.fused.forward(tokens, places, mode.layers, last=True)
         logits = fast.fused.head(normed, fast.logits)[:, 0, : mode.vocab]  # [B, V]
-        temperature, top_k, top_p, min_p = self._options(batch).view(4, batch)
-        rows = SamplingRows(temperature, top_k.long(), top_p, min_p, mode.greedy, mode.filtered, mode.floored)
-        key = (state[SEED], state[START] + state[COUNT], state[STREAM])
-        drawn, processed = draw_rows(logits, rows, key, mode.keep)
+        drawn, processed = self._draw(logits, batch, state, mode)
         step, kept = state[STEP, :1], None
         if processed is not None:
             kept = fast.buffer(("kept", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
@@ -160,6 +157,13 @@ class Rolls:
             states[layer].index_copy_(0, step, one[:, 0][None])
         fast.kernels.note(state, drawn, self.stops.table, out)
         return kept, states
+
+    def _draw(self, logits: Tensor, batch: int, state: Tensor, mode: Mode) -> tuple[Tensor, Tensor | None]:
+        if mode.greedy:  # nothing below is looked at, and each line of it would be a launch
+            return best_rows(logits, mode.keep)
+        temperature, top_k, top_p, min_p = self._options(batch).view(4, batch)
+        rows = SamplingRows(temperature, top_k.long(), top_p, min_p, mode.greedy, mode.filtered, mode.floored)
+        return draw_rows(logits, rows, (state[SEED], state[START] + state[COUNT], state[STREAM]), mode.keep)
 
 
 class Stops:

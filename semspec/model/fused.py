@@ -17,13 +17,12 @@ from semspec.model.cache import Cache
 from semspec.model.config import Rotary, Shape
 from semspec.model.experts import FeedForward, Linear
 from semspec.model.int8 import Int8Linear
-from semspec.model.kernels import Kernels
-from semspec.model.transformer import Transformer
+from semspec.model.kernels import Choices, Kernels
+from semspec.model.transformer import Layer, Transformer
 from semspec.model.way import Blocks
 
 LARGEST_HEAD = 256
 FEW_ROWS = 16
-SKINNY_BYTES = 0  # weights up to this size are multiplied by kernels/products.py; none until a GPU has shown it faster
 
 
 @dataclass(slots=True)
@@ -41,8 +40,9 @@ def covers(shape: Shape) -> bool:
 
 
 class Fused:
-    def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels) -> None:
-        self.skinny_bytes = SKINNY_BYTES
+    def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels, choices: Choices) -> None:
+        self.choices = choices
+        self.small = all(_weight(layer) <= choices.small for layer in transformer.layers)
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
         device = transformer.device
         self.turns = {s.rotary: _turns(s.rotary, cache.capacity, device) for s in set(self.shape.sights)}
@@ -68,22 +68,26 @@ class Fused:
         added: Tensor | None = None
         inner: Tensor | None = None
         for i, layer in enumerate(t.layers):
-            normed = k.add_norm(x, added, layer.attention_norm, s.norm_eps, inner)
+            x, qkv = self._read(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:
                 kept[i] = x.clone()
             keys, values = self.cache.keys[i], self.cache.values[i]
-            qkv = self._product(layer.qkv, normed).view(batch, queries, -1, s.head_dim)
+            qkv = qkv.view(batch, queries, -1, s.head_dim)
             norms = None
             if layer.query_norm is not None and layer.key_norm is not None:
                 norms = (layer.query_norm, layer.key_norm)
             turns = self.turns[layer.sight.rotary]
-            q = k.turn_and_keep(qkv, keys, values, *where, turns, s.heads, norms, s.norm_eps)
-            chosen = None if blocks is None else blocks(i, q, *where)
-            seen = k.attend(q, keys, values, *where, s.attention_scale, layer.sight.window, chosen=chosen)
+            turning, looking = (turns, s.heads, norms, s.norm_eps), (s.attention_scale, layer.sight.window)
+            if queries == 1 and self.choices.turn:
+                seen = k.turn_and_attend(qkv, keys, values, *where, *turning, *looking)
+            else:
+                q = k.turn_and_keep(qkv, keys, values, *where, *turning)
+                chosen = None if blocks is None else blocks(i, q, *where)
+                seen = k.attend(q, keys, values, *where, *looking, chosen=chosen)
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
-            normed = k.add_norm(x, added, layer.ffn_norm, s.norm_eps, layer.attention_out_norm)
             assert isinstance(layer.ffn, FeedForward)
-            active = k.gated(self._product(layer.ffn.gate_up, normed), s.activation)
+            inner = layer.attention_out_norm
+            x, active = self._read(x, added, layer.ffn_norm, inner, layer.ffn.gate_up, s.activation)
             added = self._product(layer.ffn.down, active, parts=True)
             inner = layer.ffn_out_norm
         if last and queries > 1:
@@ -95,12 +99,36 @@ class Fused:
             kept[s.depth] = normed
         return normed.view(batch, -1, s.width), {i: h.view(batch, -1, s.width) for i, h in kept.items()}
 
-    def _product(self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False) -> Tensor:
-        """By cuBLAS, or by a kernel of ours for few rows and small weights; `parts`: add_norm reads it."""
+    def _read(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        norm: Tensor,
+        inner: Tensor | None,
+        linear: Linear | Int8Linear,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream with what is added to it, and its norm's product, perhaps with an activation."""
+        k, eps, ours = self.kernels, self.shape.norm_eps, self._ours(x)
+        within = activation if ours and self.choices.gate else None
+        if ours and self.choices.norm and len(x) == 1 and inner is None:
+            assert isinstance(linear, Linear)
+            x, made = k.norm_product(x, added, norm, eps, linear.weight, linear.bias, within)
+        else:
+            made = self._product(linear, k.add_norm(x, added, norm, eps, inner), activation=within)
+        return x, made if activation is None or within else k.gated(made, activation)
+
+    def _product(
+        self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False, activation: str | None = None
+    ) -> Tensor:
+        """By cuBLAS, or by a kernel of ours for few rows and small weights; `parts`: who reads it adds them up."""
         assert isinstance(linear, Linear)
-        if x.shape[0] <= FEW_ROWS and linear.weight.nbytes <= self.skinny_bytes:
-            return self.kernels.product(x, linear.weight, linear.bias, parts)
+        if self._ours(x):
+            return self.kernels.product(x, linear.weight, linear.bias, parts, activation)
         return linear(x)
+
+    def _ours(self, x: Tensor) -> bool:
+        return self.small and x.shape[0] <= FEW_ROWS
 
     def head(self, normed: Tensor, out: Tensor) -> Tensor:
         """[B, Q, width] -> logits [B, Q, V], in the buffer given, of at least B x Q rows."""
@@ -108,6 +136,13 @@ class Fused:
         assert isinstance(self.transformer.head, Linear)
         logits = torch.mm(rows, self.transformer.head.weight.t(), out=out[: len(rows)])
         return logits.view(*normed.shape[:2], -1)
+
+
+def _weight(layer: Layer) -> int:
+    """Bytes of a layer's matrices."""
+    assert isinstance(layer.ffn, FeedForward)
+    matrices = (layer.qkv, layer.out, layer.ffn.gate_up, layer.ffn.down)
+    return sum(m.weight.nbytes for m in matrices if isinstance(m, Linear))
 
 
 def _turns(rotary: Rotary | None, length: int, device: torch.device) -> tuple[Tensor, Tensor] | None:

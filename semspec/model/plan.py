@@ -24,6 +24,7 @@ class Plan:
     per_token: int  # bytes of keys and values
     slots: int
     context: int
+    read: int | None = None  # bytes of weights that a pass reads; None: that depends on the text
 
     @property
     def kv(self) -> int:

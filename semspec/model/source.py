@@ -54,16 +54,20 @@ class Source:
         wide = 4 if kind == torch.int8 else kind.itemsize
         if self.shape is None:
             parameters = sum(math.prod(shape) for shape in tensor_shapes(self.path))
-            weights = parameters * wide
+            weights = read = parameters * wide
         else:
             table = self.shape.vocab * self.shape.width
             weights = self.shape.parameters * kind.itemsize
+            # Of an embedding that is not the head as well, a pass reads a few rows.
+            read = weights - (0 if self.shape.tied else table * kind.itemsize)
             if kind == torch.int8:  # the embedding is looked up in float32, and multiplied by in int8
                 weights += table * wide - (0 if self.shape.tied else table)
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         head = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
         per_token = 2 * self.config.num_hidden_layers * heads * head * (8 if kind == torch.int8 else wide)
-        return Plan(self.path.name, place, weights, per_token, slots, choose_context(context, self.context))
+        fixed = self.shape is not None and self.shape.mixture is None  # experts are read as they are chosen
+        context = choose_context(context, self.context)
+        return Plan(self.path.name, place, weights, per_token, slots, context, read if fixed else None)
 
     def load(self, device: str, dtype: str, slots: int, context: int | None) -> ModelRunner | TransformersRunner:
         if self.shape is not None:

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
+from semspec.probe.evidence import known_groups, select
 
-POOLINGS = ("mean", "last")
+FIXED = ("mean", "last")
+POOLINGS = (*FIXED, "attention")
+LOW, TINY = -1e30, 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +26,71 @@ class Features:
     """Which states, and how they become one vector: those of several layers stand side by side."""
 
     layers: tuple[int, ...]  # 0 is the embedding, the model's depth what comes after the final norm
-    pooling: str = "mean"  # over the step's tokens, or the state that predicted its last token
-    evidence: bool = False  # also what the model's logits say about the step's tokens, see `evidence`
+    pooling: str = "mean"  # see `pool`
+    evidence: tuple[str, ...] = ()  # also what logits say about the step's tokens: which groups of `evidence`
 
     def __post_init__(self) -> None:
         if not (self.layers or self.evidence) or len(set(self.layers)) < len(self.layers):
             raise BadRequest(f"a probe's layers are {list(self.layers)}; give at least one, each once")
         if self.pooling not in POOLINGS:
             raise BadRequest(f"there is no pooling {self.pooling!r}; give one of: {', '.join(POOLINGS)}")
+        object.__setattr__(self, "evidence", known_groups(self.evidence))
+
+    @property
+    def attends(self) -> bool:
+        """Whether pooling has something to learn."""
+        return self.pooling == "attention" and bool(self.layers)
 
     def __call__(
-        self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor, evidence: Tensor | None = None
+        self,
+        states: dict[int, Tensor],
+        first_row: Tensor,
+        counts: Tensor,
+        evidence: Tensor | None = None,
+        queries: Tensor | None = None,
     ) -> Tensor:
-        """layer -> [R, d], [B], [B], [B, E] -> [B, features] float32. Steps lie in order; step b has counts[b] rows."""
-        parts = [pool(states[layer], first_row, counts, self.pooling) for layer in self.layers]
+        """layer -> [R, d], [B], [B], [B, all evidence], [layers, d] -> [B, features] float32.
+
+        Steps lie in order; step b has counts[b] rows. Queries are for attention, one a layer."""
+        asked = [None] * len(self.layers) if queries is None else list(queries)
+        parts = [
+            pool(states[layer], first_row, counts, self.pooling, query)
+            for layer, query in zip(self.layers, asked, strict=True)
+        ]
         if self.evidence:
             assert evidence is not None, "this probe wants to see what the logits say"
-            parts.append(evidence)
+            parts.append(select(evidence, self.evidence))
         return torch.cat(parts, dim=-1)
 
 
-def pool(states: Tensor, first_row: Tensor, counts: Tensor, pooling: str) -> Tensor:
-    """[R, d] -> [B, d] float32, without a host synchronisation and the same for a step whatever lies beside it."""
+def pool(states: Tensor, first_row: Tensor, counts: Tensor, pooling: str, query: Tensor | None = None) -> Tensor:
+    """[R, d] -> [B, d] float32, without a host synchronisation and the same for a step whatever lies beside it.
+
+    mean       over the step's tokens
+    last       the state that predicted its last token
+    attention  a weighted mean: softmax over the step's tokens of their states' products with a query [d]
+    """
     if pooling == "last":
         return states[first_row + (counts - 1).clamp_min(0)].float()
     # Segments of rows: step 0, what lies behind it, step 1, ... The even ones are the steps.
     bounds = torch.stack([first_row, first_row + counts], dim=1).flatten()  # [2 B]
-    sums = torch.segment_reduce(states.float(), "sum", offsets=bounds, initial=0.0, unsafe=True)  # [2 B - 1, d]
-    return sums[::2] / counts.clamp_min(1)[:, None]
+    states = states.float()
+    if pooling == "mean":
+        return _sums(states, bounds) / counts.clamp_min(1)[:, None]
+    assert query is not None, "attention needs a query"
+    # Not a matrix product: its last bits would depend on how many rows there are.
+    scores = (states * query).sum(-1)  # [R]
+    place = torch.searchsorted(bounds, torch.arange(len(states), device=states.device), right=True) - 1
+    inside = place % 2 == 0  # -1 in front of the first step
+    step = torch.where(inside, place // 2, 0)  # [R]
+    highest = torch.segment_reduce(scores.detach()[:, None], "max", offsets=bounds, initial=LOW, unsafe=True)[::2, 0]
+    weights = torch.where(inside, scores - highest[step], LOW).exp()[:, None]  # [R, 1]
+    return _sums(weights * states, bounds) / _sums(weights, bounds).clamp_min(TINY)
+
+
+def _sums(values: Tensor, bounds: Tensor) -> Tensor:
+    """[R, x] -> [B, x] over the rows of each step"""
+    return torch.segment_reduce(values, "sum", offsets=bounds, initial=0.0, unsafe=True)[::2]
 
 
 def resolve_layers(layers: Iterable[int], depth: int) -> tuple[int, ...]:

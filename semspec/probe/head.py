@@ -2,6 +2,7 @@
 
 The paper's network has three hidden layers with ReLU, dropout 0.3 behind the first two, and a sigmoid. Features are
 standardised first (numbers learnt with the weights), since layers of one model differ in scale by orders of magnitude.
+Where pooling is by attention, its queries are the head's as well. They begin at nothing, which makes a plain mean.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 
 from semspec.errors import ModelError
 from semspec.probe.calibrate import Calibrator
+from semspec.probe.evidence import width_of
 from semspec.probe.features import Features
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, CARD = "probe.safetensors", "card.json"
 
 
@@ -32,7 +34,14 @@ def paper_widths(inputs: int) -> tuple[int, ...]:
 class Head(nn.Module):
     """[B, features] -> logits [B]"""
 
-    def __init__(self, inputs: int, widths: tuple[int, ...] | None = None, dropout: float = 0.3) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        widths: tuple[int, ...] | None = None,
+        dropout: float = 0.3,
+        queries: tuple[int, int] | None = None,
+    ) -> None:
+        """`queries`, how many and of what size, pool states by attention; None: pooling is not the head's business."""
         super().__init__()
         self.inputs, self.dropout = inputs, dropout
         self.widths = paper_widths(inputs) if widths is None else tuple(widths)
@@ -40,6 +49,9 @@ class Head(nn.Module):
         self.scale: Tensor
         self.register_buffer("shift", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
+        self.spread: Tensor | None
+        self.asked = nn.Parameter(torch.zeros(queries)) if queries else None
+        self.register_buffer("spread", torch.ones(queries) if queries else None)
         layers: list[nn.Module] = []
         for i, (size, width) in enumerate(zip((inputs, *self.widths), self.widths, strict=False)):
             layers += [nn.Linear(size, width), nn.ReLU()]
@@ -51,6 +63,18 @@ class Head(nn.Module):
         """Take mean and spread from these features [N, inputs]."""
         self.shift = features.mean(0)
         self.scale = features.std(0, correction=0).clamp_min(1e-6)
+
+    def standardise_states(self, states: Tensor) -> None:
+        """Take the spread of single tokens' states [T, layers, size], which is what attention picks from."""
+        self.spread = states.float().std(0, correction=0).clamp_min(1e-6)
+        self.scale[: self.spread.numel()] = self.spread.flatten()
+
+    @property
+    def queries(self) -> Tensor | None:
+        """[layers, size] for states as they are. A shift of the states would change no weight, a scale would."""
+        if self.asked is None or self.spread is None:
+            return None
+        return self.asked / self.spread / self.asked.shape[1] ** 0.5
 
     def forward(self, features: Tensor) -> Tensor:
         return self.layers((features - self.shift) / self.scale)[:, 0]
@@ -80,7 +104,7 @@ class Probe:
         self, states: dict[int, Tensor], first_row: Tensor, counts: Tensor, evidence: Tensor | None = None
     ) -> Tensor:
         """layer -> [R, d], [B], [B] -> [B] in [0, 1]; no host synchronisation. See `features` for which rows."""
-        return self.calibrator(self.head(self.features(states, first_row, counts, evidence)))
+        return self.calibrator(self.head(self.features(states, first_row, counts, evidence, self.head.queries)))
 
     def to(self, device: torch.device | str) -> Probe:
         self.head.to(device)
@@ -94,7 +118,7 @@ class Probe:
             "model": self.model,
             "layers": list(self.layers),
             "pooling": self.features.pooling,
-            "evidence": self.features.evidence,
+            "evidence": list(self.features.evidence),
             "inputs": self.head.inputs,
             "widths": list(self.head.widths),
             "dropout": self.head.dropout,
@@ -128,15 +152,23 @@ class Probe:
                 f"the probe in {folder} belongs to model {card['model']}, but this is {model}; "
                 "a probe reads only the states it was trained on: fit one for this model"
             )
-        head = Head(card["inputs"], tuple(card["widths"]), card["dropout"])
+        features = Features(tuple(card["layers"]), card["pooling"], tuple(card["evidence"]))
+        head = head_for(features, card["inputs"], tuple(card["widths"]), card["dropout"])
         calibrator = Calibrator(**card["calibration"])
         try:
             head.load_state_dict(_part(tensors, "head."))
             calibrator.load_state_dict(_part(tensors, "calibrator."))
         except RuntimeError as error:
             raise ModelError(f"the weights and the card in {folder} do not fit each other: {error}") from error
-        features = Features(tuple(card["layers"]), card["pooling"], card["evidence"])
         return Probe(head, features, card["model"], calibrator, card["data"], card["metrics"]).to(device)
+
+
+def head_for(features: Features, inputs: int, widths: tuple[int, ...] | None, dropout: float) -> Head:
+    """A head for what these features are, `inputs` numbers in all."""
+    if not features.attends:
+        return Head(inputs, widths, dropout)
+    layers = len(features.layers)
+    return Head(inputs, widths, dropout, (layers, (inputs - width_of(features.evidence)) // layers))
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

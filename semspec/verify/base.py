@@ -211,6 +211,11 @@ class Rule(ABC):
         return 1
 
     @property
+    def keeps_draft_logits(self) -> bool:
+        """Whether it is shown the draft's logits: if it needs them, or would like to see how sure the draft was."""
+        return self.needs_draft_logits
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """Whose hidden states it wants from the target."""
         return ()

@@ -3,12 +3,12 @@
     stands if judge(step) >= least
 The judge is a probe of the target trained on both models' steps to say whether the step is one the target would write
 itself, in whatever words. Besides states it may look at evidence: the target's probabilities of the step's tokens, of
-its numbers above all, and their entropies, which the same pass has computed. One wrong digit, which drowns in a mean
-of states, is plain there. What is refused is not lost: the target keeps a step's beginning as far as it would have
-written the same (`keep`), and writes the rest, as everything it writes here, with token-level speculation (`rewrite`,
-lossless by default).
+its numbers above all, and their entropies, which the same pass has computed; and how sure the draft was of its own
+tokens. One wrong digit, which drowns in a mean of states, is plain there. What is refused is not lost: the target keeps
+a step's beginning as far as it would have written the same (`keep`), and writes the rest, as everything it writes here,
+with token-level speculation (`rewrite`, lossless by default).
 May break: as often as `least` allows; `semspec probe calibrate` finds it from a bound on the share of bad steps.
-Needs the target's rows and the judge's layers of states, if it has any.
+Needs the target's rows, and what the judge was fitted with: layers of states, the draft's logits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.probe.evidence import evidence
+from semspec.probe.evidence import at_one, confidence, evidence
 from semspec.probe.head import Probe
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
 from semspec.verify.step import StepRule
@@ -48,17 +49,32 @@ class SemanticPlus(StepRule):
         return replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
 
     @property
+    def keeps_draft_logits(self) -> bool:
+        return self.judge_probe is not None and "draft" in self.judge_probe.features.evidence
+
+    @property
     def layers(self) -> tuple[int, ...]:
         return self.judge_probe.layers if self.judge_probe else ()
 
     def judge(self, drafts: Drafts) -> Decisions:
         assert self.judge_probe is not None and self.numbers is not None, "a rule judges once it is bound to a pair"
-        seen = None
-        if self.judge_probe.features.evidence:
-            ids, rows = drafts.safe_ids, drafts.rows[:, :-1]
-            seen = evidence(drafts.target_logits, rows, ids, drafts.exists, self.numbers)
+        seen = self._seen(drafts, self.numbers) if self.judge_probe.features.evidence else None
         sure = self.judge_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, seen)
         return self.conclude(drafts, sure >= self.least, (sure,))
+
+    def _seen(self, drafts: Drafts, numbers: Tensor) -> Tensor:
+        """[B, E] all the evidence that there is"""
+        ids, exists = drafts.safe_ids, drafts.exists
+        seen = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
+        if not self.keeps_draft_logits:
+            return seen
+        assert drafts.draft_logits is not None
+        own, sampling = drafts.draft_logits, drafts.target_sampling
+        if not sampling.all_greedy:  # the draft samples as the target does
+            place = torch.arange(len(own), device=own.device)
+            whose = torch.searchsorted(drafts.first_draft.contiguous(), place, right=True) - 1  # [D]
+            own = at_one(own, sampling.temperature[drafts.first_row[whose]])
+        return torch.cat([seen, confidence(own, drafts.draft_rows, ids, exists)], -1)
 
     def reason(self, evidence: Sequence[float]) -> str:
         return f"a step the target would write, to {evidence[0]:.2f}, at least {self.least:.2f}"

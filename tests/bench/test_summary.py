@@ -182,6 +182,8 @@ def test_drafts_are_pooled_over_steps_and_per_request_under_two_names() -> None:
     samples = [sample("none"), sample("fly", 0, stats=short), sample("fly", 1, stats=long)]
     found = figures(run_of("fly"), samples, "fly")
     assert found["tau_pooled"] == 1 + 5 / 5
+    # Two problems: drawn alone they give 5 / 1 and 5 / 4.
+    assert found["tau_interval"] == {"value": 2.0, "low": 1.25, "high": 5.0}
     assert found["tau_per_request_mean"] == (5 + 1.25) / 2
     assert found["acceptance_rate"] == 5 / 18
     assert found["acceptance_histogram"] == {"0": 3, "1": 1, "4": 1}

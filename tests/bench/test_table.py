@@ -55,7 +55,7 @@ def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
     ):
         assert words in text
     assert "…" not in text
-    assert ("loops, %" in text) == (width >= 120)
+    assert ("loops, %" in text) == (width >= 132)
 
 
 def test_the_verdict_stands_beside_the_speed_in_red() -> None:

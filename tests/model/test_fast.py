@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from semspec.model.fast import BATCHES, LONGEST, MOST_ROWS, QUERIES, Fast, bucke
 from semspec.model.fast_roll import CHUNK, Stops
 from semspec.model.fused import covers
 from semspec.model.graphs import Plain
-from semspec.model.kernels import reference_kernels
+from semspec.model.kernels import MEASURED, Choices, reference_kernels
 from semspec.noise import DRAFT, stream
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
@@ -46,9 +47,9 @@ class Rehearsed:
         return work()
 
 
-def fast(runner: ModelRunner) -> ModelRunner:
+def fast(runner: ModelRunner, choices: Choices = MEASURED) -> ModelRunner:
     twin = ModelRunner(runner.transformer, 4, runner.capacity)
-    twin.use(Fast(runner.transformer, twin.cache, reference_kernels(), Rehearsed()))
+    twin.use(Fast(runner.transformer, twin.cache, reference_kernels(), Rehearsed(), choices))
     return twin
 
 
@@ -78,6 +79,20 @@ def text(seed: int, length: int) -> list[int]:
 
 def test_a_cpu_goes_the_plain_way(plain: ModelRunner) -> None:
     assert plain.fast is None and plain.rolls is None
+
+
+@pytest.mark.parametrize(("capability", "early"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
+def test_kernels_are_launched_early_only_where_that_is_possible(
+    capability: tuple[int, int], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Choices] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("semspec.model.fast.triton_kernels", lambda choices: asked.append(choices))
+    monkeypatch.setattr("semspec.model.fast.Graphs", lambda device: None)
+    monkeypatch.setattr("semspec.model.fast.Fast.__init__", lambda self, *_: None)
+    transformer = SimpleNamespace(device=torch.device("cuda"), shape=SimpleNamespace(mixture=None, head_dim=64))
+    Fast.of(transformer, None, Choices(gate=True, early=True, ahead=True))  # type: ignore[arg-type]
+    assert asked == [Choices(gate=True, early=early, ahead=early)]
 
 
 def test_mixtures_are_not_covered(tmp_path: Path) -> None:
@@ -181,20 +196,48 @@ def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -
         close(ours.hidden[3], theirs.hidden[3])
 
 
-@pytest.mark.parametrize("family", ["llama-bias", "gemma3"])
-def test_products_in_parts_change_nothing(family: str, tmp_path: Path) -> None:
+WAYS = [
+    Choices(small=0),
+    Choices(gate=True),
+    Choices(turn=True),
+    Choices(norm=True),
+    Choices(norm=True, gate=True, turn=True),
+    Choices(small=0, norm=True, gate=True, turn=True),
+]
+
+
+@pytest.mark.parametrize("family", ["llama-bias", "gemma3", "phi4-mini"])
+def test_whichever_way_is_chosen_nothing_changes(family: str, tmp_path: Path) -> None:
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=1, context=96)
-    twin, feed = fast(plain), text(8, 12)
-    assert twin.fast is not None
-    twin.fast.fused.skinny_bytes = 2**40
-    a, b = plain.acquire(), twin.acquire()
-    (theirs,), (ours,) = plain.score([Score(plain, a, feed, 12)]), twin.score([Score(twin, b, feed, 12)])
-    close(ours.logits, theirs.logits)
-    (written,), (own,) = (
-        plain.roll([Roll(plain, a, [1, 2], 9, Sampling(), 0)]),
-        twin.roll([Roll(twin, b, [1, 2], 9, Sampling(), 0)]),
-    )
-    assert own.tokens == written.tokens
+    feed, a = text(8, 12), plain.acquire()
+    (theirs,) = plain.score([Score(plain, a, feed, 12)])
+    (written,) = plain.roll([Roll(plain, a, [1, 2], 9, Sampling(), 0)])
+    for choices in WAYS:
+        twin = fast(plain, choices)
+        b = twin.acquire()
+        (ours,) = twin.score([Score(twin, b, feed, 12)])
+        close(ours.logits, theirs.logits)
+        (own,) = twin.roll([Roll(twin, b, [1, 2], 9, Sampling(), 0)])
+        assert own.tokens == written.tokens
+
+
+def test_only_small_layers_are_multiplied_by_our_kernel(plain: ModelRunner) -> None:
+    called: list[int] = []
+    kernels = reference_kernels()
+
+    def product(x: Tensor, *rest: Any) -> Tensor:
+        called.append(len(x))
+        return kernels.product(x, *rest)
+
+    for small, ours in ((0, False), (10**9, True)):
+        twin = ModelRunner(plain.transformer, 1, 96)
+        twin.use(Fast(plain.transformer, twin.cache, replace(kernels, product=product), Plain(), Choices(small=small)))
+        called.clear()
+        twin.score([Score(twin, twin.acquire(), [1, 2, 3], 1)])
+        assert bool(called) == ours
+    called.clear()
+    twin.score([Score(twin, 0, text(1, 20), 1)])
+    assert not called, "products of many rows are not its business"
 
 
 def test_rows_stay_what_they_are_when_the_next_pass_comes(plain: ModelRunner) -> None:
@@ -273,23 +316,32 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
             assert set(stops.table[row].nonzero()[:, 0].tolist()) == {t for t in tokens if t < 8}
 
 
-def test_tritons_kernels_give_the_same(tmp_path: Path) -> None:
-    """With the family that has most of what can be had: windows, norms of heads and of what is added, two rotations."""
+@pytest.mark.parametrize(
+    ("family", "choices"),
+    [
+        ("gemma3", Choices(small=0)),  # most of what can be had: windows, norms of heads and of sums, two rotations
+        ("gemma3", Choices(norm=True, gate=True, turn=True, crowded=True)),
+        ("qwen2", Choices(norm=True, gate=True, turn=True)),
+    ],
+)
+def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, choices: Choices) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import triton_kernels
     from tests.interpreter import allow_new_numpy
 
     allow_new_numpy()
-    plain = ModelRunner.load(save(make_model("gemma3"), tmp_path), device="cpu", slots=2, context=48)
+    plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=2, context=48)
     twin = ModelRunner(plain.transformer, 2, 48)
-    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(), Plain()))
+    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(choices), Plain(), choices))
     results = []
     for runner in (plain, twin):
         slots = [runner.acquire(), runner.acquire()]
         runner._score([Score(runner, slots[0], text(1, 30), 0)], runner.cache.extend([(slots[0], 30)]))
         rows = runner.score([Score(runner, slots[0], [4, 5, 6], 3, (1,)), Score(runner, slots[1], [7], 1, (1,))])
         warm = Sampling(1.0, seed=2)
-        results.append((rows, runner.roll([Roll(runner, s, [8], 2, warm, 0, frozenset([11])) for s in slots])))
+        written = runner.roll([Roll(runner, s, [8], 2, warm, 0, frozenset([11])) for s in slots])
+        rows += runner.score([Score(runner, slots[0], [9], 1, (1,))])  # a single token, for which there are other ways
+        results.append((rows, written))
     (theirs, written), (ours, own) = results
     for mine, other in zip(ours, theirs, strict=True):
         close(mine.logits, other.logits)

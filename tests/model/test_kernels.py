@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, products, reference, small  # noqa: E402
+from semspec.model.kernels import tiles as cuts  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -72,7 +73,7 @@ def test_attention(
     if tree:  # any set of the tokens before, and each token itself, as a window may leave nothing else
         ancestors = torch.rand(batch, queries, queries, generator=generator).round().tril().to(DEVICE, torch.int8)
         ancestors |= torch.eye(queries, dtype=torch.int8, device=DEVICE)
-    tiles = attention.Tiles(rows, keys, splits, warps=4, stages=2)
+    tiles = cuts.Tiles(rows, keys, splits, warps=4, stages=2)
     ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles)
     exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, ancestors)
     close(ours, exact, dtype)
@@ -108,9 +109,9 @@ def test_attention_to_chosen_blocks(
                     buffer[slot, h, block * span : (block + 1) * span] = float("nan")
     chosen = (lists.to(DEVICE), counts.to(DEVICE), span)
     tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
-    ours = attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen)
+    ours = attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen=chosen)
     zeroed = [c.double().nan_to_num() for c in cache]
-    exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen)
+    exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
     close(ours, exact, dtype)
 
 
@@ -135,14 +136,47 @@ def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
 
 
 @given(
+    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.sampled_from([1, 2, 8]),
+    st.sampled_from([0.0, 0.5, 1.0]), st.booleans(),
+)  # fmt: skip
+@few
+def test_rotation_cache_write_and_attention_of_single_tokens(
+    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool
+) -> None:
+    generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
+    qkv = noise((batch, 1, case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
+    cache = [noise((4, case["kv_heads"], case["capacity"], size), generator, dtype) for _ in range(2)]
+    counts = [min(count, 1) for count in case["counts"]]
+    places = [whole(case["slots"]), whole(case["starts"]), whole(counts)]
+    half = int(size * turned) // 2
+    angles = torch.rand(case["capacity"], half, generator=generator).to(DEVICE) * 6
+    turns = (angles.cos(), angles.sin()) if half else None
+    norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
+    for slot, start in zip(case["slots"], case["starts"], strict=True):
+        for half_cache in cache:  # what the place held before must not be seen, nor what lies behind it
+            half_cache[slot, :, start:] = float("nan")
+    exact_cache = [c.double() for c in cache]
+    exact = reference.turn_and_attend(
+        qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
+        tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
+    )  # fmt: skip
+    tiles = cuts.Tiles(16, 16, splits, warps=4, stages=2)
+    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
+    close(ours, exact, dtype)
+    for mine, theirs in zip(cache, exact_cache, strict=True):
+        assert torch.equal(mine.isnan(), theirs.isnan()), "written beside its place"
+        close(mine.nan_to_num(), theirs.nan_to_num(), dtype)
+
+
+@given(
     st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([64, 96, 128, 256]),
-    st.sampled_from([64, 99, 163, 227]),
+    st.sampled_from([64, 99, 163, 227]), st.booleans(),
 )  # fmt: skip
 def test_tiles_fill_a_gpu_and_fit_into_it(
-    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int
+    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, crowded: bool
 ) -> None:
-    card = attention.Card(132, kilobytes * 1024)
-    tiles = attention.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card)
+    card = cuts.Card(132, kilobytes * 1024)
+    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card, crowded=crowded)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
     assert tiles.splits == 1 or programs <= 2 * 132
@@ -189,6 +223,70 @@ def test_products_of_few_rows(rows: int, size: tuple[int, int], dtype: torch.dty
         close(stream, before.double() + whole, dtype)
         ours = ours.sum(0).to(dtype)
     close(ours, whole, dtype)
+
+
+@given(
+    st.integers(1, 16), st.sampled_from([(5, 24), (40, 70), (33, 128)]), multiplied, st.booleans(),
+    st.sampled_from(["silu", "gelu_pytorch_tanh"]),
+)  # fmt: skip
+@few
+def test_products_with_an_activation(
+    rows: int, size: tuple[int, int], dtype: torch.dtype, biased: bool, activation: str
+) -> None:
+    generator = random(rows)
+    x, weight = noise((rows, size[1]), generator, dtype), noise((2 * size[0], size[1]), generator, dtype)
+    bias = noise((2 * size[0],), generator, dtype) if biased else None
+    ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation)
+    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
+    close(ours, reference.gated(whole, activation), dtype)
+
+
+@given(
+    st.sampled_from([(5, 24), (40, 70), (33, 128)]), multiplied, st.sampled_from([0, 1, 4]),
+    st.sampled_from([None, "silu"]), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+@few
+def test_products_of_a_stream_that_is_added_to_and_normed(
+    size: tuple[int, int], dtype: torch.dtype, parts: int, activation: str | None, biased: bool, seed: int
+) -> None:
+    generator, outputs = random(seed), size[0] * (1 if activation is None else 2)
+    x, weight = noise((1, size[1]), generator, dtype), noise((outputs, size[1]), generator, dtype)
+    bias = noise((outputs,), generator, dtype) if biased else None
+    scale, added = noise((size[1],), generator, dtype), noise((parts, 1, size[1]), generator, torch.float32)
+    before, stream = x.clone(), torch.zeros_like(x)
+    norm = products.Norm(added if parts else None, scale, 1e-5, stream)
+    ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation, norm=norm)
+    exact_x = x.double()
+    normed = reference.add_norm(exact_x, added.double() if parts else None, scale.double(), 1e-5)
+    exact = reference.product(normed, weight.double(), None if bias is None else bias.double(), 1)
+    close(ours, exact if activation is None else reference.gated(exact, activation), dtype)
+    assert torch.equal(x, before), "other programs may still read it"
+    if parts:
+        close(stream, exact_x, dtype)
+
+
+@given(
+    st.sampled_from([(2048, 1536), (1536, 8960), (17920, 1536), (64, 32)]), st.booleans(), st.booleans(),
+    st.sampled_from([2, 4]), st.sampled_from([48, 64, 99, 163, 227]),
+)  # fmt: skip
+def test_products_fit_into_any_card(
+    size: tuple[int, int], parts: bool, gated: bool, itemsize: int, kilobytes: int
+) -> None:
+    cut = products.Skinny.of(size, cuts.Card(80, kilobytes * 1024), parts and not gated, gated, itemsize)
+    weights = cut.columns * (2 if gated else 1)
+    assert cut.stages * cut.depth * (weights + products.ROWS) * itemsize <= kilobytes * 1024
+    assert cut.columns >= 16 and cut.depth >= 16 and (not gated or cut.splits == 1)
+
+
+def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
+    h200 = cuts.Card(132, 227 * 1024)
+    for size, parts, cut in (
+        ((2048, 1536), False, products.Skinny(16, 256, 1, stages=6)),
+        ((1536, 1536), True, products.Skinny(16, 128, 4, stages=6)),
+        ((17920, 1536), False, products.Skinny(64, 64, 1, stages=6)),
+        ((1536, 8960), True, products.Skinny(32, 256, 4, stages=4)),
+    ):
+        assert products.Skinny.of(size, h200, parts) == cut
 
 
 @given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())

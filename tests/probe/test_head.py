@@ -10,9 +10,9 @@ import semspec
 from semspec.bench.record import Recorder
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
-from semspec.probe import Features, Probe, fingerprint
+from semspec.probe import Features, Probe, evidence, fingerprint
 from semspec.probe.calibrate import Calibrator
-from semspec.probe.head import CARD, WEIGHTS, Head, paper_widths
+from semspec.probe.head import CARD, WEIGHTS, Head, head_for, paper_widths
 from tests.fakes import FakeRunner, chain
 
 
@@ -61,6 +61,37 @@ def test_what_is_saved_is_loaded(tmp_path: Path, kind: str) -> None:
     back = Probe.load(tmp_path, "model-a")
     assert torch.equal(back(*steps()), probe(*steps())) and back.card == probe.card
     assert back.layers == (2, 4) and back.data == {"prefixes": 7} and back.metrics == {"r2": 0.5}
+
+
+def test_attention_is_saved_with_the_probe(tmp_path: Path) -> None:
+    features = Features((2, 4), "attention", ("numbers", "length"))
+    head = head_for(features, 2 * 3 + 2, (8,), 0.0)
+    assert head.asked is not None and head.asked.shape == (2, 3)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(head.asked, std=5.0)
+    head.standardise_states(torch.randn(40, 2, 3) * torch.tensor([1.0, 3.0, 0.3]))
+    probe, seen = Probe(head, features, "model-a"), torch.randn(2, evidence.WIDTH)
+    probe.save(tmp_path)
+    back = Probe.load(tmp_path, "model-a")
+    assert back.card == probe.card and back.card["pooling"] == "attention"
+    assert back.card["evidence"] == ["numbers", "length"]
+    said = probe(*steps(), seen)
+    assert torch.equal(back(*steps(), seen), said)
+    plain = Probe(Head(8, (8,), 0.0), Features((2, 4), "mean", ("numbers", "length")), "model-a")
+    plain.head.load_state_dict({k: v for k, v in head.state_dict().items() if k not in ("asked", "spread")})
+    assert not torch.allclose(plain(*steps(), seen), said), "the queries count"
+
+
+def test_queries_do_not_depend_on_the_scale_of_states() -> None:
+    """The same states in other units, with the same question, are weighted the same."""
+    states, units = torch.randn(30, 1, 3), torch.tensor([1.0, 1000, 0.001])
+    one, other = (head_for(Features((1,), "attention"), 3, (4,), 0.0) for _ in range(2))
+    for head, scale in ((one, 1.0), (other, units)):
+        assert head.asked is not None
+        head.standardise_states(states * scale)
+        torch.nn.init.constant_(head.asked, 2.0)
+    assert one.queries is not None and other.queries is not None
+    torch.testing.assert_close(states[:, 0] @ one.queries[0], (states[:, 0] * units) @ other.queries[0])
 
 
 def test_the_probe_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
-from semspec.sparse.calibrate import Wish, anchors, calibrate, plan_from
-from semspec.sparse.quality import measure, variants
-from semspec.sparse.watch import Notes, Watching, overlap
+from semspec.sparsify.calibrate import Wish, anchors, calibrate, plan_from
+from semspec.sparsify.quality import measure, variants
+from semspec.sparsify.watch import Notes, Watching, overlap
 from semspec.tasks import Problem, Task
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import course, load

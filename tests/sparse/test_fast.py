@@ -92,11 +92,11 @@ def test_rolls_are_known_to_the_guard(model: ModelRunner) -> None:
 
 def test_tritons_kernel_gives_the_same(model: ModelRunner) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
-    from semspec.model.kernels import triton_kernels
+    from semspec.model.kernels import Choices, triton_kernels
     from tests.interpreter import allow_new_numpy
 
     allow_new_numpy()
-    ours = quick(model, triton_kernels(), attention=PLAN)
+    ours = quick(model, triton_kernels(Choices()), attention=PLAN)
     ours.fast.runs = Plain()
     for one, other in zip(
         course(ours, prompt=60, rounds=2), course(quick(model, attention=PLAN), prompt=60, rounds=2), strict=True

@@ -6,7 +6,7 @@ import torch
 
 from semspec.probe import evidence
 from semspec.probe.features import Features
-from semspec.probe.head import Head, Probe
+from semspec.probe.head import Head, Probe, head_for
 
 WIDTH = 8
 
@@ -14,8 +14,9 @@ WIDTH = 8
 class Binding:
     """Spells by letters (every digit another token below 50) and has untrained probes for states of width 8."""
 
-    def __init__(self, remark: list[int] | None = None) -> None:
+    def __init__(self, remark: list[int] | None = None, judge: Features | None = None) -> None:
         self.remark = remark
+        self._sees = judge or Features((2,), evidence=evidence.OF_TARGET)
         torch.manual_seed(0)
         self._probes = tuple(Probe(Head(WIDTH, (4,)), Features((layer,)), "fake") for layer in (2, 1))
 
@@ -27,7 +28,8 @@ class Binding:
         return target, draft
 
     def judge(self, folder: str) -> Probe:
-        return Probe(Head(WIDTH + evidence.WIDTH, (4,)), Features((2,), evidence=True), "fake", data={"least": 0.25})
+        inputs = WIDTH * len(self._sees.layers) + evidence.width_of(self._sees.evidence)
+        return Probe(head_for(self._sees, inputs, (4,), 0.0), self._sees, "fake", data={"least": 0.25})
 
     def numbers(self) -> torch.Tensor:
         return torch.arange(50) >= 48

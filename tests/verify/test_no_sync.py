@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from semspec.probe.evidence import GROUPS
+from semspec.probe.features import Features
 from semspec.types import Draft, Judge, Rows, Sampling
 from semspec.verify import REGISTRY, Decisions, Drafts, Rule, make
 from semspec.verify.base import collate
@@ -34,7 +36,7 @@ def without_values(drafts: Drafts, mode: FakeTensorMode) -> Drafts:
 
 def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
     def one(k: int) -> Judge:
-        logits = torch.zeros(k, 50) if rule.needs_draft_logits else None
+        logits = torch.zeros(k, 50) if rule.keeps_draft_logits else None
         protected = torch.zeros(50, dtype=torch.bool)
         height = 1 + len(rule.layout([1] * k))
         rows = Rows(torch.zeros(height, 50), {layer: torch.zeros(height, WIDTH) for layer in rule.layers})
@@ -57,6 +59,13 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
 def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
     decisions = judge_blind(make(name).bound(Binding()), sampling)
     assert decisions.accepted.shape == decisions.next.shape == (3,)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
+def test_nor_does_a_judge_that_attends_and_knows_the_drafts_confidence(sampling: Sampling):
+    sees = Features((2,), "attention", tuple(GROUPS))
+    rule = make("semantic+").bound(Binding(judge=sees))
+    assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
 
 
 @dataclasses.dataclass(frozen=True)

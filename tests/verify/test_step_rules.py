@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from semspec import noise
 from semspec.errors import BadRequest
-from semspec.probe.evidence import WIDTH, evidence
+from semspec.probe.evidence import OF_TARGET, WIDTH, evidence
 from semspec.probe.features import Features
 from semspec.types import Sampling
 from semspec.verify import Drafts, make
@@ -21,6 +21,7 @@ from semspec.verify.base import verdicts
 from semspec.verify.semantic import LEAST, Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
+from tests.probe.test_evidence import plain_confidence
 from tests.verify.binding import Binding
 from tests.verify.build import GREEDY, One, build, hot, judge, random_one
 
@@ -180,7 +181,7 @@ def test_semantic_plus_stands_by_its_judge() -> None:
     for sure, stands_ in ((0.7, True), (0.69, False)):
 
         class Sure:
-            features = Features((), evidence=True)
+            features = Features((), evidence=OF_TARGET)
             layers = ()
 
             def __call__(self, states: Any, first_row: Any, counts: Any, seen: torch.Tensor) -> torch.Tensor:
@@ -191,6 +192,19 @@ def test_semantic_plus_stands_by_its_judge() -> None:
         decisions = replace(asked, judge_probe=Sure(), numbers=torch.zeros(VOCAB, dtype=torch.bool)).judge(build(one))
         assert decisions.accepted.tolist() == [2 if stands_ else 1], "what the target would have written too is kept"
         assert decisions.next.tolist() == [0 if stands_ else 2]
+
+
+def test_semantic_plus_undoes_each_sequences_own_temperature() -> None:
+    """Greedy and sampled drafts side by side, against plain Python on each sequence's own logits."""
+    rule = make("semantic+").bound(Binding(judge=Features((), evidence=("draft",))))
+    assert isinstance(rule, SemanticPlus)
+    options = [Sampling(0.5, top_k=4), Sampling(), Sampling(2.0), Sampling(0.5, top_p=0.7)]
+    ones = [random_one(seed, k, options[seed], VOCAB) for seed, k in enumerate([3, 2, 5, 1])]
+    seen = rule._seen(build(*ones), torch.zeros(VOCAB, dtype=torch.bool))
+    for one, row in zip(ones, seen.tolist(), strict=True):
+        assert one.draft is not None
+        warm = [[x * (one.sampling.temperature or 1.0) for x in logits] for logits in one.draft]
+        assert row[-4:] == pytest.approx(plain_confidence(warm, one.ids), abs=1e-4)
 
 
 def plain_evidence(rows: list[list[float]], ids: list[int], numbers: set[int]) -> list[float]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `note` keeps
@@ -15,31 +17,86 @@ FIELDS = 9
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """What can be done in more than one way. What is on by default was measured to be faster (docs/lab-notes.md);
+    `bench/gpu.py --only arms` measures all of them in turns."""
+
+    small: int = 128_000_000  # bytes of a layer's weights up to which products of few rows are ours and not cuBLAS's
+    norm: bool = False  # residual and norm inside the products that read them, for single tokens
+    gate: bool = False  # the activation inside our gate-up product
+    turn: bool = False  # norms of heads, rotation and cache write inside the attention of single tokens
+    early: bool = False  # kernels are launched before their predecessors end, and wait for them inside
+    ahead: bool = False  # while they wait, our products fetch their first weights
+    crowded: bool = False  # attention of several tokens with two programs a processor
+
+
+MEASURED = Choices()
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, small.py."""
+    """What each does is said where it is written: attention.py, small.py, products.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
     turn_and_keep: Callable[..., Tensor]
+    turn_and_attend: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    product: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]  # few rows; True: may come in parts
+    product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
+    norm_product: Callable[..., tuple[Tensor, Tensor]]  # the stream after what was added to it, and its product
 
 
-def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, products, small
+def triton_kernels(choices: Choices) -> Kernels:
+    from semspec.model.kernels import attention, products, small, tiles
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool) -> Tensor:
+    early = choices.early
+
+    def product(
+        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
+    ) -> Tensor:
         outputs, inputs = weight.shape
-        return products.product(x, weight, bias, products.Skinny.of((outputs, inputs), x.device, parts))
+        card, gated = tiles.card_of(x.device), activation is not None
+        cut = products.Skinny.of((outputs, inputs), card, parts, gated, weight.element_size())
+        return products.product(x, weight, bias, cut, activation, early, choices.ahead)
 
-    return Kernels(attention.attend, small.add_norm, small.turn_and_keep, small.gated, small.note, product)
+    def norm_product(
+        x: Tensor, added: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        outputs, inputs = weight.shape
+        card, gated = tiles.card_of(x.device), activation is not None
+        cut = products.Skinny.of((outputs, inputs), card, False, gated, weight.element_size())
+        stream = x if added is None else torch.empty_like(x)
+        before = products.Norm(added if added is None or added.dim() == 3 else added[None], norm, eps, stream)
+        return stream, products.product(x, weight, bias, cut, activation, early, choices.ahead, before)
+
+    return Kernels(
+        partial(attention.attend, early=early, crowded=choices.crowded),
+        partial(small.add_norm, early=early),
+        partial(small.turn_and_keep, early=early),
+        partial(attention.turn_and_attend, early=early),
+        partial(small.gated, early=early),
+        small.note,
+        product,
+        norm_product,
+    )
 
 
 def reference_kernels() -> Kernels:
     from semspec.model.kernels import reference as r
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool) -> Tensor:
-        return r.product(x, weight, bias, 3 if parts else 1)
+    def product(
+        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
+    ) -> Tensor:
+        made = r.product(x, weight, bias, 3 if parts else 1)
+        return made if activation is None else r.gated(made, activation)
 
-    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.gated, r.note, product)
+    def norm_product(
+        x: Tensor, added: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        stream = x.clone()
+        return stream, product(r.add_norm(stream, added, norm, eps), weight, bias, False, activation)
+
+    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product, norm_product)

@@ -9,7 +9,6 @@ read on the device: one captured launch serves a cache as it grows. Where only s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,40 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semspec.model.kernels.early import launched, let_next_begin, wait_for_last
+from semspec.model.kernels.tiles import Tiles, card_of
+
 LOG2E = 1.4426950408889634
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a GPU has: multiprocessors to keep busy, and bytes of memory that a program can share among its threads."""
-
-    processors: int
-    shared: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How the work is cut. The figures behind `Tiles.of` are in docs/lab-notes.md; bench/gpu.py --tune finds them."""
-
-    rows: int  # queries x heads of one key head, in one program
-    keys: int  # at a time
-    splits: int  # of the cache; a power of two
-    warps: int
-    stages: int
-
-    @staticmethod
-    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card) -> Tiles:
-        # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
-        rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
-        across = triton.cdiv(queries * group, rows) * kv_heads * batch
-        wanted = max(1, (2 if rows <= 32 else 1) * card.processors // across)  # small tiles: two programs a processor
-        splits = min(1 << (wanted.bit_length() - 1), 64)
-        wide = triton.next_power_of_2(head_dim) * itemsize  # bytes of one key
-        keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
-        stages = 3 if wide <= 256 else 2
-        while (rows + 2 * stages * keys) * wide > card.shared and (stages, keys) != (1, 16):
-            stages, keys = (stages - 1, keys) if stages > 2 or keys == 16 else (stages, keys // 2)
-        return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=stages)
 
 
 def attend(
@@ -64,6 +33,8 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
+    early: bool = False,
+    crowded: bool = False,
     chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
@@ -76,13 +47,65 @@ def attend(
     `chosen` is (lists [B, kv heads, W], counts [B, kv heads], block), whole numbers of 32 bits: of the whole blocks
     before the first new token, those listed are seen, and everything behind the last whole block.
     """
+    assert q.is_contiguous()
     batch, queries, heads, size = q.shape
+    if tiles is None:
+        card, kv_heads = card_of(q.device), keys.shape[1]
+        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, crowded)
+    out = torch.empty_like(q)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, early, chosen)
+    return out
+
+
+def turn_and_attend(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    turns: tuple[Tensor, Tensor] | None,
+    heads: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    scale: float,
+    window: int | None = None,
+    tiles: Tiles | None = None,
+    early: bool = False,
+) -> Tensor:
+    """`small.turn_and_keep` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
+
+    Every program turns the queries it needs for itself; the one whose part of the cache the new key and value belong
+    to puts them there.
+    """
+    batch, queries, _, size = qkv.shape
+    assert queries == 1 and qkv.is_contiguous()
+    if tiles is None:
+        card, kv_heads = card_of(qkv.device), keys.shape[1]
+        tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
+    out = qkv.new_empty((batch, queries, heads, size))
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles, early)
+    return out
+
+
+def _launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    places: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    ancestors: Tensor | None,
+    turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
+    tiles: Tiles,
+    early: bool,
+    chosen: tuple[Tensor, Tensor, int] | None = None,
+) -> None:
+    batch, queries, heads, size = out.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    assert q.is_contiguous() and keys.stride() == values.stride() and keys.stride(3) == 1
-    if tiles is None:
-        tiles = Tiles.of(queries, group, kv_heads, batch, size, q.element_size(), card_of(q.device))
-    out = torch.empty_like(q)
+    assert keys.stride() == values.stride() and keys.stride(3) == 1
     blocks = triton.cdiv(queries * group, tiles.rows)
     parts, sums = out, out  # not used by a single split
     if tiles.splits > 1:
@@ -91,42 +114,33 @@ def attend(
     shape: dict[str, Any] = {
         "GROUP": group, "D": size, "BLOCK_D": max(16, triton.next_power_of_2(size)), "SPLITS": tiles.splits,
     }  # fmt: skip
-    mask = counts if ancestors is None else ancestors
-    lists, listed, span = (counts, counts, 1) if chosen is None else chosen
+    turns, norms, eps = turning or (None, None, 0.0)
+    cos, sin = turns or (places[0], places[0])
+    lists, listed, span = chosen or (places[0], places[0], 0)
     assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, slots, starts, counts, mask, lists, listed, out, parts, sums,
+        q, keys, values, *places, places[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
+        cos, sin, *(norms or (q, q)), eps,
         queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
-        WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=0 if chosen is None else span,
-        BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, **shape,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=span, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
+        TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1], **shape,
+        num_warps=tiles.warps, num_stages=tiles.stages, **launched(early),
     )  # fmt: skip
     if tiles.splits > 1:
-        _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4)
-    return out
-
-
-_cards: dict[torch.device, Card] = {}
-
-
-def card_of(device: torch.device) -> Card:
-    if device not in _cards:
-        card = Card(4, 2**20)  # for the interpreter, where many programs take long
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            known = triton.runtime.driver.active.utils.get_device_properties(index)
-            card = Card(known["multiprocessor_count"], known["max_shared_mem"])
-        _cards[device] = card
-    return _cards[device]
+        _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4, **launched(early))
 
 
 @triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
     q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
+    cos, sin, query_norm, key_norm, eps,
     queries, width, slot_stride, head_stride, place_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr,
+    HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(EARLY)
+    wait_for_last(EARLY)
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv, b = tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
@@ -137,7 +151,13 @@ def _attend(
     inside = query < count
     place = (b * queries + query) * heads + head  # row of q and out
     loaded = inside[:, None] & (d < D)[None, :]
-    tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
+    if TURNING:  # q holds keys and values too, behind the queries of each token
+        source = q + b * (tl.num_programs(1) * (GROUP + 2)) * D
+        tile = _turned(
+            source + head[:, None] * D, d[None, :], loaded, cos, sin, query_norm, eps, start, NORMED, HALF, D
+        ).to(q.dtype.element_ty)
+    else:
+        tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
 
     first = 0  # what any of these queries sees: places from here to the end
     if WINDOWED:
@@ -156,6 +176,16 @@ def _attend(
     stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)  # a tile without a query reads nothing
 
     base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
+    if TURNING:
+        if (begin <= start) & (start < stop):
+            key = source + (heads + kv + tl.zeros([1, 1], tl.int32)) * D
+            here = base + start.to(tl.int64) * place_stride + d[None, :]
+            known = (d < D)[None, :]
+            turned = _turned(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
+            tl.store(keys + here, turned, mask=known)
+            value = tl.load(key + tl.num_programs(1) * D + d[None, :], mask=known, other=0.0)
+            tl.store(values + here, value, mask=known)
+        tl.debug_barrier()  # other threads of this program are about to read it
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -204,12 +234,36 @@ def _attend(
         tl.store(sums + part, tl.where(some, best + tl.log2(whole), float("-inf")), mask=exists)
 
 
+@triton.jit
+def _turned(
+    heads, d, loaded, cos, sin, norm, eps, place,
+    NORMED: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Heads [rows, d] at a place, normed and turned: dimension i and the one HALF behind it turn into each other."""
+    turning = d < 2 * HALF
+    other = tl.where(turning, tl.where(d < HALF, d + HALF, d - HALF), d)
+    one = tl.load(heads + d, mask=loaded, other=0.0).to(tl.float32)
+    two = tl.load(heads + other, mask=loaded, other=0.0).to(tl.float32)
+    if NORMED:
+        size = tl.rsqrt(tl.sum(one * one, 1) / D + eps)[:, None]
+        one = one * size * tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
+        two = two * size * tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
+    if HALF > 0:
+        at = place * HALF + tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos + at, mask=turning, other=1.0)
+        s = tl.load(sin + at, mask=turning, other=0.0)
+        one = one * c + tl.where(d < HALF, -two, two) * s
+    return one
+
+
 @triton.jit(do_not_specialize=["queries"])
 def _join(
     parts, sums, out, queries, heads,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Weigh the splits of one query and head by their shares of the softmax."""
+    let_next_begin(EARLY)
+    wait_for_last(EARLY)
     query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = (b * heads + head) * queries + query
     split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)

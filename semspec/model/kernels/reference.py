@@ -88,6 +88,24 @@ def turn_and_keep(
     return q.contiguous()
 
 
+def turn_and_attend(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    turns: tuple[Tensor, Tensor] | None,
+    heads: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    q = turn_and_keep(qkv, keys, values, slots, starts, counts, turns, heads, norms, eps)
+    return attend(q, keys, values, slots, starts, counts, scale, window)
+
+
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up

@@ -1,0 +1,162 @@
+"""`semspec probe fit`, its stages, and `measure`. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from semspec.arguments import spread
+from semspec.errors import BadRequest
+from semspec.fit.options import Clusters, Collecting, Collection, Device, Fitted, Labels, LeaveOut, Teaching, Unseen
+from semspec.progress import bar
+
+if TYPE_CHECKING:
+    from semspec.fit.collect import Config
+    from semspec.fit.train import Training
+    from semspec.pair import Pair
+
+app = typer.Typer(help="Fit the probes that predict what a step's meaning is worth to a model.", no_args_is_help=True)
+
+
+@app.command()
+@spread
+def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
+    """Everything: sample steps of both models, label them by meaning, train and measure a probe for each."""
+    config, trainings = what.config(), how.trainings()
+    _check(config, clusters)
+    pair = what.load()
+    _collect(config, what.out, pair)
+    _label(what.out, clusters, what.device, pair)
+    _train(what.out, how.device, trainings)
+
+
+@app.command()
+@spread
+def collect(what: Collecting) -> None:
+    """Sample steps of both models after prefixes of answers, with the states that predicted them."""
+    _collect(what.config(), what.out, what.load())
+
+
+@app.command()
+def label(
+    folder: Collection,
+    clusters: Clusters = "canonical",
+    target: Annotated[str | None, typer.Option(help="The target model; only judge asks it.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Sort collected steps by meaning and count."""
+    _label(folder, clusters, device, Collecting(target, folder, device=device).load() if target else None)
+
+
+@app.command()
+@spread
+def train(
+    folder: Collection,
+    how: Teaching,
+    layers: Annotated[str, typer.Option(help="Of the target's collected layers, those to use; all by default.")] = "",
+    draft_layers: Annotated[str, typer.Option(help="Of the draft's collected layers, those to use.")] = "",
+) -> None:
+    """Train, calibrate and measure both probes, and the judge of semantic+, on a labelled collection."""
+    _train(folder, how.device, how.trainings(layers, draft_layers))
+
+
+@app.command()
+def calibrate(
+    probes: Fitted,
+    folder: Unseen,
+    risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ lets stand.")],
+    confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
+    bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
+) -> None:
+    """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
+    from semspec.fit.data import Folder
+    from semspec.fit.evaluate import judged_steps
+    from semspec.fit.risk import choose_least
+    from semspec.probe import Probe
+
+    collection = Folder(folder)
+    judge = Probe.load(probes / "judge", collection.run["models"]["target"])
+    steps = judged_steps(judge, collection, bad)
+    bound = choose_least(steps.scores, steps.bad, risk, confidence)
+    judge.data |= {"least": bound.least, "bound": asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad}}
+    judge.save(probes / "judge")
+    typer.echo(json.dumps(judge.data["bound"], ensure_ascii=False))
+
+
+@app.command()
+def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_out: LeaveOut = False) -> None:
+    """Measure finished probes on another collection, with intervals."""
+    from semspec.fit.data import MODELS, Folder
+    from semspec.fit.evaluate import evaluate
+    from semspec.probe import Probe
+
+    collection, document = Folder(folder), {}
+    kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": "written"}
+    for name, kind in kinds.items():
+        model = name if name in MODELS else "target"
+        probe = Probe.load(probes / name, collection.run["models"][model])
+        document[name] = evaluate(probe, collection, model, kind, leave_one_out)
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _check(config: Config, clusters: str) -> None:
+    """What would fail after hours of sampling fails now."""
+    from semspec import tasks
+    from semspec.fit import cluster
+    from semspec.fit.meaning import parser
+
+    if not clusters.startswith("judge"):
+        task = tasks.make(config.task, Path(config.data) if config.data else None)
+        cluster.make(clusters, cluster.Source(parser(task)))
+
+
+def _collect(config: Config, out: Path, pair: Pair) -> None:
+    from semspec.fit.collect import collect as run
+
+    with bar("collect") as progress:
+        folder = run(config, out, pair, progress)
+    Console(stderr=True).print(f"samples of {len(folder.shards)} shards in {out}", soft_wrap=True)
+
+
+def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
+    from semspec import tasks
+    from semspec.fit import cluster
+    from semspec.fit.data import Folder
+    from semspec.fit.label import label as run
+    from semspec.fit.meaning import operation, parser, truth
+
+    folder = Folder(out)
+    config = folder.run["config"]
+    task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None).for_fitting()
+    clusterer = cluster.make(clusters, cluster.Source(parser(task), pair, device))
+    kinds = operation(task)
+    about = {"clusters": clusters, "operations": kinds is not None}
+    with bar("label") as progress:
+        run(folder, clusterer, about, truth(task), kinds, progress)
+
+
+def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -> None:
+    """Both probes and the judge, their plots, and one JSON document as the last line."""
+    from semspec.fit.data import Folder
+    from semspec.fit.plot import draw_reliability
+    from semspec.fit.train import fit as run
+    from semspec.model.choose import choose_device
+
+    document: dict[str, Any] = {}
+    for name, (model, how) in trainings.items():
+        with bar(f"train {name}") as progress:
+            fitted = run(Folder(out), model, how, choose_device(device), progress)
+        fitted.probe.save(out / name)
+        said = f"{name}: probe in {out / name}"
+        try:
+            draw_reliability(out / name / "reliability.png", f"{name} probe", fitted.raw, fitted.said, fitted.labels)
+        except BadRequest as error:  # no plots can be drawn here; the probe stands all the same
+            said += f"; no plot: {error}"
+        Console(stderr=True).print(said, soft_wrap=True)
+        document[name] = {"probe": str(out / name), "metrics": fitted.probe.metrics}
+    typer.echo(json.dumps(document, ensure_ascii=False))

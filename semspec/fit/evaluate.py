@@ -1,0 +1,102 @@
+"""A finished probe against another collection: problems it has never seen, and more samples for a truer share.
+
+Intervals are 95 %, from drawing problems: steps of one problem are not independent trials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest, ModelError
+from semspec.fit.data import Folder
+from semspec.fit.risk import one_each
+from semspec.fit.rows import Rows, load_rows
+from semspec.fit.train import baselines, measure, predict
+from semspec.probe import metrics
+from semspec.probe.head import Probe
+
+DRAWS = 400
+
+
+def evaluate(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> dict[str, Any]:
+    """A card's figures, with intervals. Baselines are fitted to the very rows they are tested on, in their favour."""
+    rows = unseen(probe, folder, model, kind, leave_one_out)
+    logits = predict(probe.head, rows)
+    said = probe.calibrator(logits)
+    return measure(rows, said, logits.sigmoid()) | {
+        "intervals": intervals(rows, said),
+        "baselines": baselines(rows, rows),
+    }
+
+
+def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> Rows:
+    """A collection's steps as a probe sees them, if it has never seen their problems."""
+    run, _ = folder.run, folder.labelled
+    if run["models"][model] != probe.model:
+        raise ModelError(
+            f"the samples in {folder.path} are of model {run['models'][model]}, the probe is of {probe.model}; "
+            "collect with the probe's own model"
+        )
+    rows = load_rows(folder, model, probe.features, kind, leave_one_out)
+    seen = sorted(set(probe.data.get("seen", ())) & set(rows.problems))
+    if seen:
+        raise BadRequest(
+            f"the probe was trained on {len(seen)} of these problems, such as {seen[0]}; collect with another --seed"
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Independent draft steps, one a problem, with a judge's scores."""
+
+    scores: list[float]
+    bad: list[bool]
+    meant_by_bad: str
+
+
+def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> Judged:
+    """What a judge says of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
+    or those that the target never wrote in any words."""
+    rows = unseen(judge, folder, "target", "written")
+    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows))[rows.cross]
+    bad = bad or ("unwritten" if rows.valid is None else "invalid")
+    if bad not in ("invalid", "unwritten") or (bad == "invalid" and rows.valid is None):
+        raise BadRequest(
+            f"steps cannot be called bad for being {bad!r} here; give unwritten, or invalid if the task can tell"
+        )
+    wrong = ~rows.valid if bad == "invalid" and rows.valid is not None else rows.labels < 0.5
+    at = one_each(rows.problems, seed)
+    return Judged(said[at].tolist(), wrong[at].tolist(), bad)
+
+
+def intervals(rows: Rows, said: Tensor, draws: int = DRAWS, seed: int = 0) -> dict[str, list[float] | None]:
+    """For each figure its 2.5 and 97.5 percent points over redrawn problems; None where a draw has none."""
+    at: dict[str, list[int]] = {}
+    for i, problem in enumerate(rows.problems):
+        at.setdefault(problem, []).append(i)
+    places = list(at.values())
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, list[float | int | None]] = {}
+    for _ in range(draws):
+        drawn = torch.randint(len(places), (len(places),), generator=generator).tolist()
+        index = torch.tensor([i for p in drawn for i in places[p]])
+        # A problem drawn twice is two problems: pairs are made within each copy.
+        groups = [(copy, rows.prefixes[i]) for copy, p in enumerate(drawn) for i in places[p]]
+        valid = None if rows.valid is None else rows.valid[index]
+        for name, value in metrics.summary(said[index], rows.labels[index], groups, valid).items():
+            found.setdefault(name, []).append(value)
+    del found["n"]
+    return {name: _middle(values) for name, values in found.items()}
+
+
+def _middle(values: list[float | int | None]) -> list[float] | None:
+    known = [float(v) for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    points = torch.tensor(known).quantile(torch.tensor([0.025, 0.975]))
+    return [round(float(p), 4) for p in points]

@@ -1,0 +1,126 @@
+"""The options of the `semspec probe` commands, each said once. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semspec import arguments
+from semspec.errors import BadRequest
+
+if TYPE_CHECKING:
+    from semspec.fit.collect import Config
+    from semspec.fit.train import Training
+    from semspec.pair import Pair
+
+JUDGE_WIDTHS = (64, 32)  # evidence is a handful of numbers
+
+Collection = Annotated[Path, typer.Argument(help="Folder of a collection.")]
+Fitted = Annotated[Path, typer.Argument(help="Folder in which probes were fitted.")]
+Unseen = Annotated[Path, typer.Argument(help="Labelled collection of other problems, made with another --seed.")]
+Clusters = Annotated[str, typer.Option(help="canonical, nli:model=..., embedding:model=..., or judge.")]
+Device = arguments.Device
+Labels = Annotated[str, typer.Option(help="For the target's probe: own, cross (and the draft's steps) or combined.")]
+LeaveOut = Annotated[bool, typer.Option("--leave-one-out/--count-itself", help="Does a step count for itself?")]
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Which models, and what to sample from them."""
+
+    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")]
+    out: Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is gone on with.")]
+    draft: Annotated[str | None, typer.Argument(help="Draft model; pocket brings its own.")] = None
+    task: Annotated[
+        str,
+        typer.Option(
+            help="Whose problems: pocket, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks
+        ),
+    ] = "pocket"
+    n: Annotated[int | None, typer.Option(help="Number of problems.")] = 64
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None
+    traces: Annotated[
+        str, typer.Option(help="Who writes the answers to cut: target, draft, both, or a .jsonl of them.")
+    ] = "target"
+    per_problem: Annotated[int | None, typer.Option(help="Prefixes of each problem.")] = 8
+    samples: Annotated[int, typer.Option(help="Steps sampled from each model after each prefix.")] = 20
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of sampling.")] = 0.6
+    top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 0.95
+    max_step_tokens: Annotated[int, typer.Option(help="Longest step, in tokens.")] = 500
+    layers: Annotated[str, typer.Option(help="Layers of the target to keep, e.g. 16,last.")] = "last"
+    draft_layers: Annotated[str, typer.Option(help="Layers of the draft to keep.")] = "last"
+    token_states: Annotated[
+        bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
+    ] = False
+    seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
+    shard: Annotated[int, typer.Option(help="Prefixes between two writings to the disk.")] = 32
+    slots: Annotated[int, typer.Option(help="Prefixes sampled at a time.")] = 16
+    device: Device = "auto"
+    draft_device: arguments.DraftDevice = None
+    dtype: arguments.Dtype = "auto"
+    context: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None
+
+    def config(self) -> Config:
+        from semspec.fit.collect import Config
+
+        return Config(
+            task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,
+            per_problem=self.per_problem, samples=self.samples, temperature=self.temperature, top_p=self.top_p,
+            max_step_tokens=self.max_step_tokens, target_layers=read_layers(self.layers),
+            draft_layers=read_layers(self.draft_layers), token_states=self.token_states,
+            seed=self.seed, shard=self.shard,
+        )  # fmt: skip
+
+    def load(self) -> Pair:
+        from semspec.loading import load
+
+        return load(
+            self.target, self.draft, device=self.device, draft_device=self.draft_device, dtype=self.dtype,
+            slots=self.slots, context=self.context,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """How probes are trained."""
+
+    labels: Labels = "cross"
+    leave_one_out: LeaveOut = False
+    pooling: Annotated[str, typer.Option(help="Of a step's states: mean, last, or attention (learnt).")] = "mean"
+    calibration: Annotated[str, typer.Option(help="isotonic, temperature or none.")] = "isotonic"
+    judge_states: Annotated[
+        bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
+    ] = False
+    evidence: Annotated[
+        str,
+        typer.Option(help="What the judge sees of logits: tokens, numbers, entropy, length, draft."),
+    ] = "tokens,numbers,entropy,length"
+    epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
+    train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
+    device: Device = "auto"
+
+    def trainings(self, layers: str = "", draft_layers: str = "") -> dict[str, tuple[str, Training]]:
+        """What is trained: by name, whose states it reads and how it learns. No layers named: all that there are."""
+        from semspec.fit.train import Training
+        from semspec.probe.evidence import known_groups
+
+        both = Training(
+            labels=self.labels, leave_one_out=self.leave_one_out, pooling=self.pooling, calibration=self.calibration,
+            epochs=self.epochs, seed=self.train_seed,
+        )  # fmt: skip
+        target = replace(both, layers=read_layers(layers) if layers else ())
+        draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
+        groups = known_groups(part.strip() for part in self.evidence.split(",") if part.strip())
+        judge = replace(target, labels="written", states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS)
+        return {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
+
+
+def read_layers(text: str) -> tuple[int, ...]:
+    """ "16,last" -> (16, -1)"""
+    try:
+        return tuple(-1 if part.strip() == "last" else int(part) for part in text.split(","))
+    except ValueError:
+        raise BadRequest(f"layers are {text!r}; give numbers and 'last', with commas between, e.g. 16,last") from None

@@ -1,0 +1,87 @@
+"""Answers to a task's problems, and the prefixes of them after which steps are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from transformers import PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest
+from semspec.fit.data import Prefix, Trace
+from semspec.options import Options
+from semspec.pair import Pair
+from semspec.steps import Step, Steps
+from semspec.tasks import Problem, Task
+from semspec.tasks.base import field, read_rows
+from semspec.text import encode
+
+
+def write_traces(
+    pair: Pair, by: str, task: Task, problems: Sequence[Problem], temperature: float, top_p: float, seeds: Sequence[int]
+) -> list[Trace]:
+    """One sampled answer to each problem, decoded as one batch, by one of the models alone."""
+    if not problems:
+        return []
+    writer = pair if by == "target" else Pair(pair.draft or pair.target, pair.tokenizer, eos=pair.eos)
+    prompts = [encode(pair.tokenizer, p.prompt) for p in problems]
+    options = [
+        Options(
+            verifier="none", temperature=temperature, top_p=top_p, seed=seed, stop=task.stop,
+            max_new_tokens=max(1, min(task.max_new_tokens, writer.target.capacity - len(prompt))),
+        )
+        for seed, prompt in zip(seeds, prompts, strict=True)
+    ]  # fmt: skip
+    results = writer.generate([p.prompt for p in problems], options)
+    return [Trace(p.id, q, r.tokens) for p, q, r in zip(problems, prompts, results, strict=True)]
+
+
+def read_traces(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Trace]:
+    """Traces from a file: rows with a `prompt` (text or chat messages), the answer's `text`, perhaps a `problem`."""
+    traces = []
+    for i, row in enumerate(read_rows(path)):
+        prompt, text = field(row, "prompt", path, i), field(row, "text", path, i)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        traces.append(Trace(str(row.get("problem", f"{path.stem}/{i}")), encode(tokenizer, prompt), tokens))
+    return traces
+
+
+def cut(
+    traces: Sequence[Trace],
+    steps: Steps,
+    tokenizer: PreTrainedTokenizerBase,
+    per_problem: int | None = None,
+    seed: int = 0,
+    longest: int | None = None,
+) -> list[Prefix]:
+    """A prefix for every step of every trace that thinking goes on after, or for `per_problem` of them at random.
+
+    There is none without any step: the target writes the first step of an answer itself. Prefixes of more than
+    `longest` tokens are left out."""
+    prefixes = []
+    for place, trace in enumerate(traces):
+        found = []
+        step, number = Step(steps), 0
+        for i, token in enumerate(trace.tokens):
+            if step.feed([token]) is None:
+                continue
+            if step.end in ("end of thinking", "end of text"):
+                break
+            number += 1
+            if longest is None or len(trace.prompt) + i + 1 <= longest:
+                history = tokenizer.decode(trace.tokens[: i + 1], skip_special_tokens=True)
+                found.append(
+                    Prefix(f"{place}/{number}", trace.problem, number, [*trace.prompt, *trace.tokens[: i + 1]], history)
+                )
+            step = Step(steps)
+        if per_problem is not None and len(found) > per_problem:
+            rng = Random(f"{seed}/{trace.problem}")
+            found = sorted(sorted(found, key=lambda _: rng.random())[:per_problem], key=lambda p: p.step)
+        prefixes += found
+    if not prefixes:
+        raise BadRequest(
+            "no trace has a step that another follows. Steps end in blank lines: are these a reasoning model's "
+            "answers, and is the context long enough for them?"
+        )
+    return prefixes

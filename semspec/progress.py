@@ -1,0 +1,29 @@
+"""A progress bar for what takes long: on standard error, and only if a person is looking."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class bar:
+    """`with bar("collect") as progress: progress(done, total)`. In a pipe it stays silent."""
+
+    def __init__(self, title: str, bytes: bool = False) -> None:
+        amount = DownloadColumn() if bytes else MofNCompleteColumn()
+        columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._seen = self._progress.console.is_terminal
+        self._task = self._progress.add_task(title, total=None)
+
+    def __enter__(self) -> bar:
+        if self._seen:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._seen:
+            self._progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)

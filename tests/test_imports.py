@@ -1,0 +1,119 @@
+"""Imports point one way: the folder tree is the architecture, and this table is it in short."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import semspec
+
+ROOT = Path(semspec.__file__).parent
+
+# From the bottom up. What stands in one row knows only rows above it here, and none of its neighbours in the row.
+ROWS = [
+    "errors noise progress pocket",
+    "types specs loops pace",
+    "stats sampling kept",
+    "model",
+    "text probe costs",
+    "steps sparse",
+    "verify",
+    "draft",
+    "decode execute",
+    "stepwise options answer",
+    "pair",
+    "loading session",
+    "semspec",  # the public names
+    "tasks live arguments settings",
+    "show fit bench serve info",
+    "generate chat demo sparsify",
+    "cli",
+    "__main__",
+]
+RANK = {unit: rank for rank, row in enumerate(ROWS) for unit in row.split()}
+# Names in annotations only: a request names the rule that judges it, and is below all rules.
+FOR_TYPES = {("types", "verify")}
+
+
+def unit(module: str) -> str:
+    """semspec.fit.rows -> fit; a file of the package itself is a unit, too."""
+    return [*module.split("."), "semspec"][1]
+
+
+def imports(tree: ast.AST, for_types: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Imported modules of this package, wherever in a file, with their lines and whether they are for types only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for part in node.body:
+                yield from imports(ast.Module([part], []), for_types=True)
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, node.lineno, for_types) for a in node.names if a.name.split(".")[0] == "semspec")
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:  # within a folder; in the package itself that would hide which unit is meant
+                yield "." * node.level, node.lineno, for_types
+            elif node.module == "semspec":
+                yield from ((_named(a.name), node.lineno, for_types) for a in node.names)
+            elif (node.module or "").startswith("semspec."):
+                yield str(node.module), node.lineno, for_types
+        else:
+            yield from imports(node, for_types)
+
+
+def _named(name: str) -> str:
+    """`from semspec import x` may mean a module or a public name."""
+    return f"semspec.{name}" if (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists() else "semspec"
+
+
+def upward(module: str, source: str) -> list[str]:
+    """The imports of one file that point the wrong way."""
+    own = unit(module)
+    found = []
+    for name, line, for_types in imports(ast.parse(source)):
+        near = name == "." and (ROOT / own).is_dir()
+        other = own if near else unit(name)
+        known = other == own or RANK.get(other, len(ROWS)) < RANK[own]
+        allowed = known or (for_types and (own, other) in FOR_TYPES)
+        if not allowed:
+            found.append(f"{module}, line {line}: {own} imports {other}")
+    return found
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = ("semspec", *path.relative_to(ROOT).with_suffix("").parts)
+        yield ".".join(parts).removesuffix(".__init__"), path
+
+
+def test_every_file_has_a_place_and_every_place_a_file() -> None:
+    assert {unit(module) for module, _ in modules()} == set(RANK)
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [line for module, path in modules() for line in upward(module, path.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from semspec.pair import Pair",
+        "from semspec import tasks",
+        "import semspec.fit.collect as c",
+        "def f():\n    from semspec.decode import Decoder",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from semspec.pair import Pair",
+        "from .. import pair",
+        "try:\n    from semspec import load\nexcept ImportError:\n    pass",
+    ],
+)
+def test_an_import_upwards_is_found(planted: str) -> None:
+    source = (ROOT / "probe" / "features.py").read_text()
+    assert not upward("semspec.probe.features", source)
+    assert len(upward("semspec.probe.features", f"{source}\n{planted}\n")) == 1
+
+
+def test_neighbours_do_not_know_each_other() -> None:
+    assert upward("semspec.fit.rows", "from semspec.bench.folder import Folder")
+    assert not upward("semspec.fit.rows", "from semspec.fit.data import Folder\nfrom semspec.pair import Pair")
