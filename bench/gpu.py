@@ -3,6 +3,7 @@
     python bench/gpu.py --check                      # is everything right? PASS or FAIL for each item
     python bench/gpu.py --only pass,roll,step        # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
+    python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
     python bench/gpu.py --only arms,step,batch       # which choices are fastest, and steps made with those
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
@@ -48,7 +49,7 @@ from semspec.types import Roll, Sampling, Score
 from semspec.verify.exact import Exact
 
 SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
-ASIDE = ("arms", "long_arms", "breakdown", "tune", "products", "transformers")  # only if asked for
+ASIDE = ("sparse", "arms", "long_arms", "breakdown", "tune", "products", "transformers")  # only if asked for
 BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
     "target pass, 1 token": 18.3, "target pass, 9 tokens": 18.3, "target pass, 17 tokens": 18.3,
     "draft token inside a roll": 1.60, "one K=8 step": 32.0, "batch 8, one K=8 step": 40.0,
@@ -287,6 +288,13 @@ class Bench:
         from bench.gpu_tune import tune_products
 
         tune_products(self)
+
+    def section_sparse(self) -> None:
+        from bench.gpu_sparse import sparse
+
+        self.drop("target", "draft")
+        sparse(self)
+        self.drop("8B")
 
     def section_transformers(self) -> None:
         from bench.gpu_transformers import time_transformers

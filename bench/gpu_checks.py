@@ -19,6 +19,8 @@ from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
 from semspec.model.kernels import MEASURED, Choices, Kernels, reference, reference_kernels, triton_kernels
 from semspec.model.transformer import Transformer
+from semspec.sparse import AttentionPlan, SparsePlan, apply
+from semspec.sparse.attention import listed
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB
 
@@ -102,6 +104,27 @@ def attention_over_140000_tokens(device: torch.device) -> None:
         attention(device, dtype, [longest - queries], queries, 2, 5, 128)
     attention(device, dtype, [longest - 16, 3, longest // 2], 16, 8, 4, 128)
     attention(device, dtype, [longest - 16], 16, 2, 5, 128, window=4096)
+
+
+@check
+def attention_to_chosen_blocks(device: torch.device) -> None:
+    longest = 140_000 if device.type == "cuda" else 1400
+    for dtype in (torch.float32, *HALF) if device.type == "cuda" else (torch.float32,):
+        for span, queries, share in ((16, 9, 0.3), (64, 16, 0.1), (64, 17, 1.0), (128, 33, 0.5)):
+            lengths, heads, group, size = [longest - 70, 3, longest // 3], 4, 5, 128
+            q = torch.randn(3, queries, heads * group, size, device=device, dtype=dtype)
+            cache = [torch.randn(3, heads, longest, size, device=device, dtype=dtype) for _ in range(2)]
+            places = [torch.tensor(x, device=device) for x in ([2, 0, 1], lengths, [queries, 1, queries])]
+            keep = torch.rand(3, heads, longest // span, device=device) < share
+            keep &= torch.arange(longest // span, device=device) < (places[1] // span)[:, None, None]
+            chosen = (*listed(keep), span)
+            ours = kernels(device).attend(q, *cache, *places, size**-0.5, chosen=chosen)
+            for b, (slot, length) in enumerate(zip([2, 0, 1], lengths, strict=True)):
+                own = [half[slot : slot + 1, :, : length + queries].double() for half in cache]
+                one = [places[0][:1] * 0, *(x[b : b + 1] for x in places[1:])]
+                few = (chosen[0][b : b + 1], chosen[1][b : b + 1], span)
+                exact = reference.attend(q[b : b + 1].double(), *own, *one, size**-0.5, chosen=few)
+                near(ours[b : b + 1], exact, TOLERANCE[dtype], f"blocks of {span}, sequence {b}")
 
 
 @check
@@ -245,6 +268,20 @@ for name in DENSE:
     CHECKS[f"logits of {name}"] = lambda device, family=name: family_check(family, device)
 for name in ("llama-bias", "gemma3", "qwen3"):  # all that can be had: biases, windows, norms of heads and of sums
     CHECKS[f"all choices with {name}"] = lambda device, family=name: family_check(family, device, ALL)
+
+
+@check
+def checks_by_a_plan_are_the_same_everywhere(device: torch.device) -> None:
+    for family in ("llama3.1", "gemma3"):
+        for plan in (AttentionPlan(8, 16, 0.2), AttentionPlan(16, 0, 0.3, score="first", spread="heads")):
+            said = []
+            for where, plain in ((torch.device("cpu"), True), (device, True), (device, False)):
+                one = runner(family, where, torch.float32, plain)
+                apply(SparsePlan(attention=plan, refresh=2), one)
+                said.append(course(one))
+            for i, (exact, *others) in enumerate(zip(*said, strict=True)):
+                for ours in others:
+                    near(ours, exact, 2e-3, f"{family}, pass {i // 3}")
 
 
 def rolls_check(family: str, device: torch.device, choices: Choices) -> None:

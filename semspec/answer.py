@@ -22,6 +22,7 @@ class Result:
     events: list[Event]
     stats: Stats
     lossless: bool  # the text is, or is distributed as, the target's own
+    sparse: str  # what the target left out when it checked drafts, in words; empty: nothing
     finish_reason: FinishReason | None  # None: not finished yet
     verifier: str
     seed: int
@@ -40,6 +41,7 @@ class Ticket:
     job: Job
     stats: Stats
     text: TextStream
+    sparse: str = ""
     events: list[Event] = field(default_factory=list)
 
     def collect(self) -> list[Event]:
@@ -60,7 +62,8 @@ class Ticket:
             tokens=[token for event in self.events for token in event.tokens],
             events=self.events,
             stats=self.stats,
-            lossless=self.job.rule.lossless,
+            lossless=self.job.rule.lossless and not self.sparse,
+            sparse=self.sparse,
             finish_reason=finish or ("cancelled" if self.task.done else None),
             verifier=self.job.rule.name,
             seed=self.job.sampling.seed,

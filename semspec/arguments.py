@@ -60,6 +60,10 @@ DraftDevice = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.", autocompletion=lambda: DTYPES)]
 Context = Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")]
+Sparse = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a plan that says what checking a draft may leave out; see semspec sparse."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 
 

@@ -59,6 +59,7 @@ def chat(
     draft_device: args.DraftDevice = None,
     dtype: args.Dtype = "auto",
     context: args.Context = None,
+    sparse: args.Sparse = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for every turn.")] = False,
     quiet: args.Quiet = False,
 ) -> None:
@@ -72,6 +73,7 @@ def chat(
     errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
+        sparse=sparse,
         report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
     )  # fmt: skip
     if not pair.tokenizer.chat_template:

@@ -19,6 +19,7 @@ from semspec.fit import commands as probe_commands
 from semspec.generate import generate
 from semspec.info import info
 from semspec.serve import commands as serve_commands
+from semspec.sparsify import commands as sparse_commands
 
 app = typer.Typer(
     help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",
@@ -32,6 +33,7 @@ app.command()(chat)
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
 app.add_typer(probe_commands.app, name="probe")
+app.add_typer(sparse_commands.app, name="sparse")
 app.command()(serve_commands.serve)
 app.command()(info)
 

@@ -45,6 +45,7 @@ def generate(
     draft_device: args.DraftDevice = None,
     dtype: args.Dtype = "auto",
     context: args.Context = None,
+    sparse: args.Sparse = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     quiet: args.Quiet = False,
     why: Annotated[bool, typer.Option("--why", help="List every relaxed token with the rule's reason.")] = False,
@@ -64,6 +65,7 @@ def generate(
     errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=min(n, SLOTS), context=context,
+        sparse=sparse,
         report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
     )  # fmt: skip
     asked = [{"role": "user", "content": text}] if chat else text

@@ -14,6 +14,7 @@ from semspec.model import ModelRunner, Source
 from semspec.model.plan import Plan, check, describe
 from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED
+from semspec.sparse import SparsePlan, apply
 from semspec.text import common_vocabulary, load_tokenizer
 from semspec.types import Runner
 
@@ -27,10 +28,13 @@ def load(
     dtype: str = "auto",
     slots: int = 8,
     context: int | None = None,
+    sparse: str | Path | SparsePlan | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
     package. `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
+
+    `sparse` is a plan, or its folder, that says what the target may leave out when it checks a draft (docs/sparse.md).
 
     `report` is told in one line, before anything is loaded, what memory will be taken.
     """
@@ -38,20 +42,29 @@ def load(
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
     if target == "pocket" and draft is None:
         draft = "pocket-draft"
+    plan = SparsePlan.load(Path(sparse)) if isinstance(sparse, str | Path) else sparse
     source = Source.find(SHIPPED.get(str(target), target))
     tokenizer = load_tokenizer(source.path)
     eos = source.stop | _end_of_text(source.path, tokenizer)
     plans = [source.plan(device, dtype, slots, context)]
+    if plan is not None and plan.attention is not None:  # blocks are chosen by their mean keys
+        each = plans[0].per_token
+        plans[0] = replace(plans[0], per_token=each + each // (2 * plan.attention.block))
     if draft is None:
         _announce(plans, report)
-        return Pair(source.load(device, dtype, slots, context), tokenizer, eos=eos)
+        alone = source.load(device, dtype, slots, context)
+        if plan is not None:
+            apply(plan, alone)
+        return Pair(alone, tokenizer, eos=eos)
     partner = Source.find(SHIPPED.get(str(draft), draft))
     common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
     place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
     twins = partner.path == source.path and place == device  # the same weights serve both
-    plan = partner.plan(place, dtype, slots, room)
-    _announce([*plans, replace(plan, weights=0) if twins else plan], report)
+    second = partner.plan(place, dtype, slots, room)
+    _announce([*plans, replace(second, weights=0) if twins else second], report)
     runner = source.load(device, dtype, slots, context)
+    if plan is not None:
+        apply(plan, runner)
     if twins and isinstance(runner, ModelRunner):
         drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
     else:

@@ -23,6 +23,7 @@ from semspec.options import Options
 from semspec.pace import Auto, Pace
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
+from semspec.sparse import SparsePlan, plan_of
 from semspec.stats import Stats
 from semspec.steps import Steps
 from semspec.stepwise import StepDecoder
@@ -62,6 +63,11 @@ class Pair:
         mask = torch.zeros(self.target.vocab, dtype=torch.bool)
         mask[[i for i in outside if i < self.target.vocab]] = True
         return mask.to(self.target.device)
+
+    @property
+    def sparse(self) -> SparsePlan | None:
+        """The plan by which the target checks drafts."""
+        return plan_of(self.target)
 
     def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
         """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
@@ -119,6 +125,11 @@ class Pair:
     def _prepare(self, prompt: Prompt | list[int], options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
         rule = verify.make(options.verifier).bound(self)
+        if self.sparse and rule.drafts and not options.allow_lossy:
+            raise BadRequest(
+                "this target checks drafts by a sparse plan, so no verifier is lossless, and allow_lossy is off; load "
+                "it without the plan, or allow lossy answers"
+            )
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -234,7 +245,7 @@ class Pair:
         else:
             decoder = Decoder(job, self.target, drafter, stats, kept)
         task = self.executor.submit(decoder.decode(), stats)
-        return Ticket(task, job, stats, text)
+        return Ticket(task, job, stats, text, str(self.sparse) if self.sparse and job.rule.drafts else "")
 
     def _room(self, prompt: int, wanted: int | None) -> int:
         left = self.target.capacity - prompt

@@ -61,7 +61,7 @@ def summary(result: Result) -> str:
     """One line about what it took."""
     s = result.stats
     seconds = sum(s.seconds.values())
-    kind = "lossless" if result.lossless else f"{s.relaxed} relaxed"
+    kind = "lossless" if result.lossless else f"{'sparse, ' if result.sparse else ''}{s.relaxed} relaxed"
     return (
         f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "
         f"tau {s.tau:.2f} · {s.accepted}/{s.drafted} drafted tokens stood · {s.target_passes} target passes · "
@@ -79,6 +79,7 @@ def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "verifier": result.verifier,
         "lossless": result.lossless,
+        "sparse": result.sparse or None,
         "seed": result.seed,
         "prompt_tokens": result.prompt_tokens,
         "stats": result.stats.to_dict(),

@@ -19,7 +19,7 @@ ROWS = [
     "stats sampling kept",
     "model",
     "text probe costs",
-    "steps",
+    "steps sparse",
     "verify",
     "draft",
     "decode execute",
@@ -29,7 +29,7 @@ ROWS = [
     "semspec",  # the public names
     "tasks live arguments settings",
     "show fit bench serve info",
-    "generate chat demo",
+    "generate chat demo sparsify",
     "cli",
     "__main__",
 ]

@@ -48,12 +48,14 @@ def bench(
     draft_device: arguments.DraftDevice = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
+    sparse: arguments.Sparse = None,
 ) -> None:
     context.obj = partial(
         measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
         data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
         num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
         max_new_tokens=max_new_tokens, device=device, draft_device=draft_device, dtype=dtype, context=length,
+        sparse=str(sparse) if sparse else None,
     )  # fmt: skip
     if not context.invoked_subcommand:
         context.obj()

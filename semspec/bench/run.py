@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Config:
     draft_device: str | None = None
     dtype: str = "auto"
     context: int | None = None
+    sparse: str | None = None  # folder of the plan by which the target checks drafts
 
     def __post_init__(self) -> None:
         for name in ("repeats", "batch"):
@@ -81,8 +82,11 @@ class Bench:
             dtype=config.dtype,
             slots=config.batch,
             context=config.context,
+            sparse=config.sparse,
         )
         self.arms = arms_for(config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter)
+        if self.pair.sparse:  # then no method gives what the target alone would have
+            self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
         self.passes: list[Pass] = []
         recorded = Recorder(self.pair.target, "target", self.passes)
         draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)

@@ -19,6 +19,7 @@ class Slots:
     def __init__(self, slots: int, capacity: int) -> None:
         self.capacity = capacity
         self.lengths = [0] * slots
+        self.intact = [0] * slots  # tokens not written anew since whoever derives something from them last set this
         self._free = list(range(slots))[::-1]
 
     @property
@@ -29,7 +30,7 @@ class Slots:
         if not self._free:
             raise SemspecError(f"all {len(self.lengths)} slots are taken; release one or load the model with more")
         slot = self._free.pop()
-        self.lengths[slot] = 0
+        self.lengths[slot] = self.intact[slot] = 0
         return slot
 
     def release(self, slot: int) -> None:
@@ -42,6 +43,7 @@ class Slots:
         if not 0 <= length <= self.lengths[slot]:
             raise SemspecError(f"cannot truncate slot {slot} to {length}: it holds {self.lengths[slot]} tokens")
         self.lengths[slot] = length
+        self.intact[slot] = min(self.intact[slot], length)
 
     def extend(self, wanted: Sequence[tuple[int, int]]) -> list[int]:
         """Make room in each (slot, for so many more tokens), in all or in none; returns where they begin."""

@@ -38,6 +38,10 @@ class FeedForward:
         return self.down(self.activate(gate) * up)
 
 
+Run = Callable[[FeedForward, Tensor, Tensor], Tensor]
+"""An expert, some tokens [n, width] and which of the pass they are [n] -> what it makes of them."""
+
+
 @dataclass(slots=True)
 class Experts:
     """Each distinct expert of a pass is read once, for all the tokens that chose it."""
@@ -48,11 +52,22 @@ class Experts:
     renormalise: bool  # the chosen experts' weights are made to sum to one
 
     def __call__(self, x: Tensor) -> Tensor:
-        weights, index = self.router(x).float().softmax(-1).topk(self.chosen, dim=-1)  # [N, chosen]
+        return self.mix(x, *self.route(x))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """For each token its experts [N, chosen], best first, and what they weigh."""
+        weights, index = self.router(x).float().softmax(-1).topk(self.chosen, dim=-1)
         if self.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
+        return weights, index
+
+    def mix(self, x: Tensor, weights: Tensor, index: Tensor, run: Run = lambda expert, x, rows: expert(x)) -> Tensor:
+        """The weighted sum of each token's experts; an index of -1 is none."""
         out = torch.zeros_like(x)
         for e in index.unique().tolist():
+            if e < 0:
+                continue
             token, place = (index == e).nonzero(as_tuple=True)
-            out.index_add_(0, token, self.experts[e](x[token]) * weights[token, place, None].to(x.dtype))
+            made = run(self.experts[e], x[token], token)
+            out.index_add_(0, token, made * weights[token, place, None].to(x.dtype))
         return out

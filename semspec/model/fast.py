@@ -19,6 +19,7 @@ from semspec.model.fused import Fused, Places, covers
 from semspec.model.graphs import Graphs, Runs
 from semspec.model.kernels import MEASURED, Choices, Kernels, triton_kernels
 from semspec.model.transformer import Transformer
+from semspec.model.way import Sparsity
 from semspec.types import Rows, Score
 
 log = logging.getLogger(__name__)
@@ -58,26 +59,33 @@ class Fast:
             log.warning("Triton is not installed, so passes are made one operation at a time, which is much slower")
             return None
 
-    def score(self, requests: Sequence[Score], starts: Sequence[int], vocab: int) -> list[Rows]:
+    def score(
+        self, requests: Sequence[Score], starts: Sequence[int], vocab: int, sparsity: Sparsity | None = None
+    ) -> list[Rows]:
         """Rows for short feeds whose slots have been extended already."""
         queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
         most = max(size for size in BATCHES if size * queries <= MOST_ROWS)
         if len(requests) > most:
-            return self.score(requests[:most], starts[:most], vocab) + self.score(requests[most:], starts[most:], vocab)
+            parts = (slice(most), slice(most, None))
+            return [row for p in parts for row in self.score(requests[p], starts[p], vocab, sparsity)]
         batch = bucket(len(requests), BATCHES)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
-        buffer = self.buffer(("score", batch, queries), (batch * (queries + 3),), torch.long)
-        tokens, places = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(3, batch)
+        pairs = sparsity.pairs(requests, starts) if sparsity else None
+        buffer = self.buffer(("score", batch, queries), (batch * (queries + 4),), torch.long)
+        tokens, places = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(4, batch)
         none = [0] * (batch - len(requests))
         flat = pad([r.tokens for r in requests], batch, queries)
         flat += [*(r.slot for r in requests), *none, *starts, *none, *(len(r.tokens) for r in requests), *none]
+        flat += [] if pairs is None else [*pairs, *none]
         self.fill(buffer, flat)
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
-            normed, hidden = self.fused.forward(tokens, Places(*places), layers)
+            blocks = sparsity.blocks(places[3]) if sparsity and pairs is not None else None
+            normed, hidden = self.fused.forward(tokens, Places(*places[:3]), layers, blocks=blocks)
             return self.fused.head(normed, self.logits), hidden
 
-        logits, hidden = self.runs.run(("score", batch, queries, layers), work, buffer)
+        key = ("score", batch, queries, layers, None if pairs is None else sparsity)
+        logits, hidden = self.runs.run(key, work, buffer)
         # Copies: the buffers belong to whoever comes next. One for all sequences, of the rows that somebody wants.
         first = min(len(r.tokens) - r.keep for r in requests)
         rows = (slice(len(requests)), slice(first, max(len(r.tokens) for r in requests)))

@@ -19,6 +19,7 @@ from semspec.model.experts import FeedForward, Linear
 from semspec.model.int8 import Int8Linear
 from semspec.model.kernels import Choices, Kernels
 from semspec.model.transformer import Layer, Transformer
+from semspec.model.way import Blocks
 
 LARGEST_HEAD = 256
 FEW_ROWS = 16
@@ -47,10 +48,16 @@ class Fused:
         self.turns = {s.rotary: _turns(s.rotary, cache.capacity, device) for s in set(self.shape.sights)}
 
     def forward(
-        self, tokens: Tensor, places: Places, layers: Iterable[int] = (), last: bool = False
+        self,
+        tokens: Tensor,
+        places: Places,
+        layers: Iterable[int] = (),
+        last: bool = False,
+        blocks: Blocks | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Feed tokens [B, Q]. Returns what the head reads for each token, [B, Q, width], and hidden states as
-        `Transformer.forward` counts them; with `last`, of each sequence's last token only, [B, 1, width]."""
+        `Transformer.forward` counts them; with `last`, of each sequence's last token only, [B, 1, width]. `blocks`
+        says which of the cache are to be seen, if not all."""
         t, s, k = self.transformer, self.shape, self.kernels
         batch, queries = tokens.shape
         where = (places.slots, places.starts, places.counts)
@@ -75,7 +82,8 @@ class Fused:
                 seen = k.turn_and_attend(qkv, keys, values, *where, *turning, *looking)
             else:
                 q = k.turn_and_keep(qkv, keys, values, *where, *turning)
-                seen = k.attend(q, keys, values, *where, *looking)
+                chosen = None if blocks is None else blocks(i, q, *where)
+                seen = k.attend(q, keys, values, *where, *looking, chosen=chosen)
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
             assert isinstance(layer.ffn, FeedForward)
             inner = layer.attention_out_norm

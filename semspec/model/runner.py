@@ -16,6 +16,7 @@ from semspec.model.fast_roll import Rolls
 from semspec.model.roll import roll_by_score
 from semspec.model.sight import Span
 from semspec.model.transformer import Transformer
+from semspec.model.way import DENSE, Sparsity, checks
 from semspec.model.weights import locate, open_checkpoint
 from semspec.types import Roll, Rolled, Rows, Score
 
@@ -29,6 +30,7 @@ class ModelRunner:
         self.vocab = self.shape.vocab  # cut to what both models of a pair share, see pair.py
         self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
+        self.sparsity: Sparsity | None = None  # what passes that check drafts leave out
         self.use(Fast.of(transformer, self.cache))
 
     def use(self, fast: Fast | None) -> None:
@@ -74,18 +76,37 @@ class ModelRunner:
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[Rows]:
+        if self.sparsity is None:
+            return self._pass(requests)
+        before, requests = self.sparsity.apart(requests)
+        if before:
+            self._noted_pass(before, self.sparsity)
+        return self._noted_pass(self.sparsity.prepare(requests), self.sparsity)
+
+    def _noted_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[Rows]:
+        starts = [self.length(r.slot) for r in requests]
+        rows = self._pass(requests)
+        for r, start in zip(requests, starts, strict=True):
+            sparsity.fed(r.slot, start, r.tokens, checks(r))
+        return rows
+
+    def _pass(self, requests: Sequence[Score]) -> list[Rows]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
         if self.fast is None:
             return self._score(requests, starts)
         # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.
         results: dict[int, Rows] = {}
         for short in (True, False):
-            which = [i for i, r in enumerate(requests) if (len(r.tokens) <= LONGEST) == short]
+            which = [i for i, r in enumerate(requests) if self._is_short(r) == short]
             if which:
                 part, at = [requests[i] for i in which], [starts[i] for i in which]
-                rows = self.fast.score(part, at, self.vocab) if short else self._score(part, at)
+                rows = self.fast.score(part, at, self.vocab, self.sparsity) if short else self._score(part, at)
                 results |= dict(zip(which, rows, strict=True))
         return [results[i] for i in range(len(requests))]
+
+    def _is_short(self, r: Score) -> bool:
+        plain = self.sparsity is not None and not self.sparsity.fusible and checks(r)
+        return len(r.tokens) <= LONGEST and not plain
 
     def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[Rows]:
         spans: list[Span] = []
@@ -98,7 +119,8 @@ class ModelRunner:
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)
         layers = {layer for r in requests for layer in r.layers}
         at = torch.tensor(wanted, dtype=torch.long, device=self.device)
-        logits, hidden = self.transformer.forward(tokens, spans, self.cache, at, layers)
+        way = DENSE if self.sparsity is None else self.sparsity.way(requests, spans)
+        logits, hidden = self.transformer.forward(tokens, spans, self.cache, at, layers, way)
         logits = logits[:, : self.vocab]
         results, row = [], 0
         for r in requests:
@@ -116,4 +138,9 @@ class ModelRunner:
                 self.score([Score(self, r.slot, r.tokens[:-1], 0)])
                 r = replace(r, tokens=r.tokens[-1:])
             fed.append(r)
-        return self.rolls.roll(fed, self.vocab)
+        starts = [self.length(r.slot) for r in fed]
+        rolled = self.rolls.roll(fed, self.vocab)
+        if self.sparsity is not None:
+            for r, start, wrote in zip(fed, starts, rolled, strict=True):
+                self.sparsity.fed(r.slot, start, [*r.tokens, *wrote.tokens[:-1]])
+        return rolled

@@ -19,6 +19,7 @@ from semspec.model.config import Shape, Sight
 from semspec.model.experts import ACTIVATE, Experts, FeedForward, Linear
 from semspec.model.int8 import Int8Linear
 from semspec.model.sight import Rotations, Span, View
+from semspec.model.way import DENSE, Way
 
 
 class Tensors(Protocol):
@@ -112,7 +113,13 @@ class Transformer:
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
     def forward(
-        self, tokens: Tensor, spans: list[Span], cache: Cache, wanted: Tensor, layers: Iterable[int] = ()
+        self,
+        tokens: Tensor,
+        spans: list[Span],
+        cache: Cache,
+        wanted: Tensor,
+        layers: Iterable[int] = (),
+        way: Way = DENSE,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run packed tokens [N] through the model.
 
@@ -128,9 +135,9 @@ class Transformer:
         for i, layer in enumerate(self.layers):
             if i in want:
                 kept[i] = x[wanted]
-            added = layer.out(self._attend(layer, i, self._norm(x, layer.attention_norm), view, cache))
+            added = layer.out(self._attend(layer, i, self._norm(x, layer.attention_norm), view, cache, way))
             x = x + (added if layer.attention_out_norm is None else self._norm(added, layer.attention_out_norm))
-            added = layer.ffn(self._norm(x, layer.ffn_norm))
+            added = way.feed(i, layer.ffn, self._norm(x, layer.ffn_norm))
             x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
         x = self._norm(x[wanted], self.norm)
         if len(self.layers) in want:
@@ -147,7 +154,7 @@ class Transformer:
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot(self._floor[size])
         return (y * (size**0.5 / length)).to(x.dtype) * weight
 
-    def _attend(self, layer: Layer, i: int, x: Tensor, view: View, cache: Cache) -> Tensor:
+    def _attend(self, layer: Layer, i: int, x: Tensor, view: View, cache: Cache, way: Way) -> Tensor:
         """Attention of every sequence over its own slot. [N, width] -> [N, heads * head_dim]"""
         s = self.shape
         heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)  # [N, q heads + k heads + v heads, d]
@@ -157,20 +164,13 @@ class Transformer:
             turning = torch.cat([self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)], dim=1)
         q, k = view.turn(turning, layer.sight).split([s.heads, s.kv_heads], dim=1)
         outs, row = [], 0
-        for span, (begin, mask) in zip(view.spans, view.seen(layer.sight), strict=True):
+        for n, (span, (begin, mask)) in enumerate(zip(view.spans, view.seen(layer.sight), strict=True)):
             rows = slice(row, row := row + span.count)
             end = span.start + span.count
             keys, values = cache.view(i, span.slot)  # [kv heads, capacity, d]
             keys[:, span.start : end] = k[rows].transpose(0, 1)
             values[:, span.start : end] = v[rows].transpose(0, 1)
             seen = (keys[:, begin:end], values[:, begin:end])
-            outs.append(_attention(q[rows].transpose(0, 1).to(keys.dtype), *seen, mask, s.attention_scale))
+            own = q[rows].transpose(0, 1).to(keys.dtype)
+            outs.append(way.attend(i, n, own, *seen, mask, s.attention_scale))
         return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)
-
-
-def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """q [heads, n, d] over keys and values [kv heads, length, d] -> [heads, n, d]"""
-    grouped = q.shape[0] != keys.shape[0]
-    return F.scaled_dot_product_attention(
-        q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=grouped
-    )[0]

@@ -49,6 +49,7 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     draft_device: Annotated[str | None, typer.Option(help="Where the draft model runs, if elsewhere.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    sparse: Annotated[Path | None, typer.Option(help="Folder of a sparse plan; needs --allow-lossy.")] = None,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows what happens."""
     from semspec.loading import load
@@ -60,6 +61,8 @@ def serve(
     from semspec.serve.metrics import Metrics
     from semspec.serve.server import Server, configure
 
+    if sparse is not None and not lossy:
+        raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
     settings = Settings(
         name=name or Path(target).name,
         defaults=Options(
@@ -84,7 +87,7 @@ def serve(
     metrics = Metrics()
     place: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype, "report": logs.say}
     engine = Engine(
-        lambda: remembering(load(target, draft, **place, slots=slots, context=context)),
+        lambda: remembering(load(target, draft, **place, slots=slots, context=context, sparse=sparse)),
         queue=max_queue,
         on_end=metrics.end,
     )

@@ -50,22 +50,26 @@ def built(
 
 def main() -> None:
     attend = {
-        "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "out": HALF, "parts": WIDE, "sums": WIDE,
-        "cos": WIDE, "sin": WIDE, "query_norm": HALF, "key_norm": HALF, "eps": "fp32",
-        "queries": "i32", **CACHE, "scale": "fp32", "window": "i32",
+        "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "lists": WHOLE, "listed": WHOLE,
+        "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE, "query_norm": HALF, "key_norm": HALF,
+        "eps": "fp32", "queries": "i32", "width": "i32", **CACHE, "scale": "fp32", "window": "i32",
     }  # fmt: skip
-    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0}
+    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
         constants = {"WINDOWED": False, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
         constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys} | still
         results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
+        few = attend | {"lists": "*i32", "listed": "*i32"}
+        for span in (16, 64) if queries in (9, 17) else ():
+            made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
+            results[f"attend {queries}, blocks of {span}"] = made
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
-    turning |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64}
+    turning |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64, "SPAN": 0}
     results["turn_and_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
     t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, crowded=True)
     constants = {"WINDOWED": False, "MASKED": False, "GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits} | still

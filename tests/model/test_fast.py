@@ -172,7 +172,7 @@ def test_passes_are_rounded_up_to_few_sizes(plain: ModelRunner) -> None:
     slots = [twin.acquire() for _ in range(3)]
     twin.score([Score(twin, slots[0], [1, 2, 3], 1), Score(twin, slots[1], [4], 1), Score(twin, slots[2], [5], 0)])
     twin.roll([Roll(twin, slots[0], [4], 7, Sampling(), 0)])
-    assert keys(twin)[0] == ("score", 4, 4, ())
+    assert keys(twin)[0] == ("score", 4, 4, (), None)
     assert [key[:4] for key in keys(twin)[1:]] == [("roll", 1, 1, 4), ("roll", 1, 1, 2), ("roll", 1, 1, 1)]
 
 

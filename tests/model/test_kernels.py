@@ -81,6 +81,50 @@ def test_attention(
         assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
 
 
+@given(
+    passes(), multiplied, st.sampled_from([1, 4, 16, 24, 64]), st.floats(0, 1), st.booleans(),
+    st.sampled_from([1, 2, 8]), st.sampled_from([16, 32]),
+)  # fmt: skip
+@few
+def test_attention_to_chosen_blocks(
+    case: dict, dtype: torch.dtype, span: int, share: float, tree: bool, splits: int, keys: int
+) -> None:
+    """Blocks smaller and larger than a tile; each key head has another choice, also of nothing. What is not chosen is
+    not read: it holds no numbers."""
+    generator, batch, queries = random(case["seed"]), len(case["slots"]), case["queries"]
+    q = noise((batch, queries, case["heads"], case["size"]), generator, dtype)
+    cache = [noise((4, case["kv_heads"], case["capacity"], case["size"]), generator, dtype) for _ in range(2)]
+    places = [whole(case[name]) for name in ("slots", "starts", "counts")]
+    ancestors = torch.eye(queries, dtype=torch.int8, device=DEVICE).repeat(batch, 1, 1) if tree else None
+    width = case["capacity"] // span + 1
+    lists = torch.full((batch, case["kv_heads"], width), 10**6, dtype=torch.int32)
+    counts = torch.zeros(batch, case["kv_heads"], dtype=torch.int32)
+    for b, (slot, start) in enumerate(zip(case["slots"], case["starts"], strict=True)):
+        for h in range(case["kv_heads"]):
+            keep = torch.rand(start // span, generator=generator) < share
+            blocks = keep.nonzero()[:, 0]
+            lists[b, h, : len(blocks)], counts[b, h] = blocks.int(), len(blocks)
+            for block in (~keep).nonzero()[:, 0].tolist():
+                for buffer in cache:
+                    buffer[slot, h, block * span : (block + 1) * span] = float("nan")
+    chosen = (lists.to(DEVICE), counts.to(DEVICE), span)
+    tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
+    ours = attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen=chosen)
+    zeroed = [c.double().nan_to_num() for c in cache]
+    exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
+    close(ours, exact, dtype)
+
+
+def test_all_blocks_chosen_are_all_of_the_cache() -> None:
+    q, keys, values = (noise(size, random(1), torch.float32) for size in [(2, 3, 4, 16), *[(2, 2, 90, 16)] * 2])
+    places = [whole([1, 0]), whole([70, 9]), whole([3, 2])]
+    lists = torch.arange(5, dtype=torch.int32, device=DEVICE).repeat(2, 2, 1)
+    counts = torch.tensor([[4, 4], [0, 0]], dtype=torch.int32, device=DEVICE)
+    for kernels in (attention, reference):
+        dense = kernels.attend(q, keys, values, *places, 0.3)
+        torch.testing.assert_close(kernels.attend(q, keys, values, *places, 0.3, chosen=(lists, counts, 16)), dense)
+
+
 def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
     q, keys, values = (noise(size, random(1), torch.float32) for size in [(1, 2, 4, 16), *[(2, 2, 90, 16)] * 2])
     places = [whole([1]), whole([50]), whole([2])]

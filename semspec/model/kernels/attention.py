@@ -3,7 +3,8 @@
 A draft that is checked, or a model that writes, has 1 to 64 queries over a cache of any length: all the time goes into
 reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
 holds the queries of all heads that share that key head in one tile, and a second kernel joins the splits. Lengths are
-read on the device: one captured launch serves a cache as it grows.
+read on the device: one captured launch serves a cache as it grows. Where only some blocks of the cache are to be seen
+(semspec.sparse), the splits share those, and nothing else is read.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def attend(
     tiles: Tiles | None = None,
     early: bool = False,
     crowded: bool = False,
+    chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -41,6 +43,9 @@ def attend(
     b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Rows behind are zero. Query i sees
     what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
     `ancestors` [B, Q, Q] is given, those marked in its row.
+
+    `chosen` is (lists [B, kv heads, W], counts [B, kv heads], block), whole numbers of 32 bits: of the whole blocks
+    before the first new token, those listed are seen, and everything behind the last whole block.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
@@ -48,7 +53,7 @@ def attend(
         card, kv_heads = card_of(q.device), keys.shape[1]
         tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, crowded)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, early)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, early, chosen)
     return out
 
 
@@ -95,6 +100,7 @@ def _launch(
     turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
     early: bool,
+    chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
     kv_heads = keys.shape[1]
@@ -110,11 +116,13 @@ def _launch(
     }  # fmt: skip
     turns, norms, eps = turning or (None, None, 0.0)
     cos, sin = turns or (places[0], places[0])
+    lists, listed, span = chosen or (places[0], places[0], 0)
+    assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, *places, places[0] if ancestors is None else ancestors, out, parts, sums,
+        q, keys, values, *places, places[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
         cos, sin, *(norms or (q, q)), eps,
-        queries, keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
-        WINDOWED=window is not None, MASKED=ancestors is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
+        queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
+        WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=span, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
         TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1], **shape,
         num_warps=tiles.warps, num_stages=tiles.stages, **launched(early),
     )  # fmt: skip
@@ -122,13 +130,14 @@ def _launch(
         _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4, **launched(early))
 
 
-@triton.jit(do_not_specialize=["queries", "window"])
+@triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, ancestors, out, parts, sums, cos, sin, query_norm, key_norm, eps,
-    queries, slot_stride, head_stride, place_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
+    cos, sin, query_norm, key_norm, eps,
+    queries, width, slot_stride, head_stride, place_stride, scale, window,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr,
+    HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(EARLY)
     wait_for_last(EARLY)
@@ -154,6 +163,13 @@ def _attend(
     if WINDOWED:
         first = tl.maximum(start - window + 1, 0)
     end = start + count
+    behind = 0  # the first place behind the last whole block, and how many places lie in blocks that are seen
+    blocks = 0
+    mine = b * tl.num_programs(1) + kv
+    if SPAN:  # places are counted through the listed blocks and on from there
+        behind = start // SPAN * SPAN
+        blocks = tl.load(listed + mine).to(tl.int32) * SPAN
+        end = blocks + start + count - behind
     each = tl.cdiv(tl.cdiv(end - first, BLOCK_N), SPLITS) * BLOCK_N
     begin = first + split * each
     stop = tl.minimum(begin + each, end)
@@ -177,6 +193,12 @@ def _attend(
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
+        if SPAN and SPAN % BLOCK_N == 0:  # all of a tile lies in one block, or behind the blocks
+            number = tl.load(lists + mine * width + at // SPAN, mask=at < blocks, other=0).to(tl.int32)
+            n += tl.where(at < blocks, (number - at // SPAN) * SPAN, behind - blocks)
+        elif SPAN:
+            number = tl.load(lists + mine * width + n // SPAN, mask=n < blocks, other=0).to(tl.int32)
+            n = tl.where(n < blocks, number * SPAN + n % SPAN, behind + n - blocks)
         where = base + n.to(tl.int64) * place_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         score = tl.dot(tile, k, input_precision="ieee") * scale

@@ -23,6 +23,7 @@ def attend(
     scale: float,
     window: int | None = None,
     ancestors: Tensor | None = None,
+    chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> Tensor:
     group = q.shape[2] // keys.shape[1]
     out = torch.zeros_like(q)
@@ -39,6 +40,12 @@ def attend(
             seen = torch.cat([seen[:, :start], ancestors[b, :count, :count].bool()], 1)
         if window is not None:
             seen = seen & (place > own - window)
+        if chosen is not None:
+            lists, listed, span = chosen
+            near = (place >= start // span * span).repeat(keys.shape[1], 1)  # [kv heads, end]
+            for h, n in enumerate(listed[b].tolist()):
+                near[h] |= torch.isin(place // span, lists[b, h, :n])
+            seen = seen & near.repeat_interleave(group, 0)[:, None]  # [heads, count, end]
         scores = torch.einsum("qhd,hnd->hqn", q[b, :count], k) * scale
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
         out[b, :count] = torch.einsum("hqn,hnd->qhd", weights, v)

@@ -1,0 +1,48 @@
+"""What checking a draft costs with blocks of the cache left out, against dense checks, over lengths of context.
+
+Part of bench/gpu.py (`--only sparse`). Weights and cache are noise: only times mean anything here. The limit counts the
+weights, the blocks that are read, and the mean keys that they are chosen by.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semspec.sparse import AttentionPlan, SparsePlan, apply
+
+if TYPE_CHECKING:
+    from bench.gpu import Bench
+
+TOKENS = 16
+L0, RHO, BLOCK = 4096, 0.1, 64
+
+
+def plans(depth: int, longest: int) -> dict[str, AttentionPlan | None]:
+    below = min(L0, longest // 32)
+    few = tuple(sorted({*range(min(4, depth)), *range(4, depth, 4)}))
+    return {
+        "dense": None,
+        "sparse, paper's score": AttentionPlan(BLOCK, below, RHO, score="first"),
+        "sparse, share": AttentionPlan(BLOCK, below, RHO),
+        "sparse, share, anchors": AttentionPlan(BLOCK, below, RHO, anchors=few),
+        "sparse, share, anchors, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads", anchors=few),
+    }
+
+
+def sparse(bench: Bench) -> None:
+    """Dense and sparse at the longest context and at shorter ones: where does it begin to pay?"""
+    longest = bench.asked.longest
+    runner = bench.runner("8B", 1, longest + 32)
+    heads = runner.shape.kv_heads
+    for context in [longest] + [longest >> i for i in range(1, 6)]:
+        for name, plan in plans(runner.depth, longest).items():
+            apply(None if plan is None else SparsePlan(attention=plan), runner)
+            ms = bench.score_at(runner, context, TOKENS)
+            read = bench.weights("8B") + bench.kv("8B", context)
+            if plan is not None:
+                start = context - TOKENS
+                share = plan.pairs(start, heads) / max(start // plan.block * heads, 1)
+                chosen = len(plan.anchors or range(runner.depth)) / runner.depth
+                read = bench.weights("8B") + bench.kv("8B", context) * (share + chosen / (2 * plan.block))
+            bench.add(f"8B check at {context}, {name}", ms, read, context=context)
+    apply(None, runner)

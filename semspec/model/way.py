@@ -1,0 +1,74 @@
+"""How a pass goes about the two halves of a layer. This one leaves nothing out; `semspec.sparse` has one that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from semspec.model.experts import Experts, FeedForward
+from semspec.model.sight import Span
+from semspec.types import Score
+
+
+class Way:
+    def attend(
+        self, layer: int, place: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        """Attention of the pass's sequence number `place`: q [heads, n, d] over keys and values [kv heads, length, d],
+        the new tokens' own at their end; `mask` [n, length] says who sees what. -> [heads, n, d]"""
+        grouped = q.shape[0] != keys.shape[0]
+        return F.scaled_dot_product_attention(
+            q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=grouped
+        )[0]
+
+    def feed(self, layer: int, ffn: FeedForward | Experts, x: Tensor) -> Tensor:
+        """[N, width] -> the same, all tokens of the pass"""
+        return ffn(x)
+
+
+DENSE = Way()
+
+
+Chosen = tuple[Tensor, Tensor, int]
+"""Blocks of the cache to be seen, as kernels.attention.attend wants them."""
+
+Blocks = Callable[[int, Tensor, Tensor, Tensor, Tensor], Chosen | None]
+"""(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to see; None: all."""
+
+
+class Sparsity(Protocol):
+    """What a runner does differently when it checks drafts, see semspec.sparse."""
+
+    fusible: bool  # nothing but blocks of the cache is left out, which a GPU's fused passes can do
+
+    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        """What is to be read densely before, and then the requests without it."""
+        ...
+
+    def prepare(self, requests: Sequence[Score]) -> list[Score]:
+        """The requests, some of which may reach back to what is to be written anew; before slots are extended."""
+        ...
+
+    def way(self, requests: Sequence[Score], spans: list[Span]) -> Way:
+        """How to make a pass over these; before anything of it is in the cache."""
+        ...
+
+    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: how many (head, block) pairs each sequence may see; None: all see everything."""
+        ...
+
+    def blocks(self, pairs: Tensor) -> Blocks:
+        """For one fused pass: who chooses, given these numbers on the device, [B]; asked layer after layer."""
+        ...
+
+    def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
+        """These tokens are in the cache now; `checked`: the pass was one that checks a draft."""
+        ...
+
+
+def checks(request: Score) -> bool:
+    """Whether a request checks a draft: it wants a row for every token, and has more than one."""
+    return request.keep == len(request.tokens) > 1

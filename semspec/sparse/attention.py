@@ -1,0 +1,143 @@
+"""Which blocks of the cache a draft is checked against (arXiv 2512.21911, section 3.1).
+
+The cache of each key head is cut into blocks of B places. With q_0 the first checked token's query, averaged over the
+heads that share a key head h, and k[h, b] the mean of the keys in block b of head h,
+
+    first:  s[h, b] = q_0[h] . k[h, b]                                              (the paper's)
+    share:  s[h, b] = max over tokens t and heads g of h:  softmax over b of (scale q_t[g] . k[h, b])     (ours)
+
+The second asks what share of its attention any query of the draft would give a block if a block were one key. It
+compares heads of different temper fairly, and every token of the draft has a say; at the same budget the output of
+the pocket target moves a tenth as far (docs/sparse.md). Of all pairs (h, b) the N = floor((L - L0) rho + L0) H / B
+with the largest s are kept, where L tokens are in the cache before the pass; for L < L0 everything is. The first blocks
+and the latest count as best of all. Behind the last whole block everything is seen, the draft included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.model.cache import Cache
+
+SPREADS = ("pairs", "heads")
+SCORES = ("first", "share")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    block: int = 64  # B
+    dense_below: int = 4096  # L0
+    rho: float = 0.1  # of what is beyond L0
+    sinks: int = 1  # first blocks that are always kept
+    recent: int = 2  # last whole blocks that are always kept
+    score: str = "share"  # how blocks are scored, see above
+    spread: str = "pairs"  # the best pairs of all heads together, or of each of the "heads" equally many
+    anchors: tuple[int, ...] | None = None  # layers that choose; others take the choice of the one before. None: all do
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.dense_below < 0 or self.sinks < 0 or self.recent < 0:
+            raise BadRequest(
+                f"a block of {self.block}, dense below {self.dense_below}, {self.sinks} first and {self.recent} recent "
+                "blocks: give a block of 1 or more, and no negative numbers"
+            )
+        if not 0.0 <= self.rho <= 1.0:
+            raise BadRequest(f"rho is {self.rho}; give the share of the cache to read beyond dense_below, 0 to 1")
+        if self.spread not in SPREADS:
+            raise BadRequest(f"spread is {self.spread!r}; give {' or '.join(SPREADS)}")
+        if self.score not in SCORES:
+            raise BadRequest(f"score is {self.score!r}; give {' or '.join(SCORES)}")
+        if self.anchors is not None and (not self.anchors or list(self.anchors) != sorted(set(self.anchors))):
+            raise BadRequest(f"anchors are {self.anchors}; give layers in rising order, at least one")
+
+    def pairs(self, length: int, kv_heads: int) -> int:
+        """N, or all pairs where less would not be sparse; a sequence of `length` tokens before the pass."""
+        everything = length // self.block * kv_heads
+        if length < self.dense_below:
+            return everything
+        fixed = min(self.sinks + self.recent, length // self.block) * kv_heads
+        wanted = int((length - self.dense_below) * self.rho + self.dense_below) * kv_heads // self.block
+        return min(max(wanted, fixed), everything)
+
+    def sparse_at(self, length: int, kv_heads: int) -> bool:
+        return self.pairs(length, kv_heads) < length // self.block * kv_heads
+
+
+def choose(scores: Tensor, full: Tensor, pairs: Tensor, plan: AttentionPlan) -> Tensor:
+    """Which blocks to keep, [B, kv heads, M], from s of the same shape; of B sequences with full [B] whole blocks, the
+    pairs [B] best. Blocks from full on are no blocks yet. No host synchronisation."""
+    batch, heads, most = scores.shape
+    block = torch.arange(most, device=scores.device)
+    there = (block < full[:, None])[:, None]  # [B, 1, M]
+    fixed = there & ((block < plan.sinks) | (block >= full[:, None] - plan.recent))[:, None]
+    ranked = scores.float().masked_fill(fixed, float("inf")).masked_fill(~there, float("-inf"))
+    if plan.spread == "pairs":
+        ranked, wanted = ranked.view(batch, 1, heads * most), pairs
+    else:
+        wanted = pairs // heads
+    order = ranked.argsort(dim=-1, descending=True, stable=True)
+    best = (torch.arange(ranked.shape[-1], device=scores.device) < wanted[:, None, None]).expand_as(order)
+    chosen = torch.zeros_like(ranked, dtype=torch.bool).scatter_(-1, order, best)
+    return chosen.view(batch, heads, most) & there
+
+
+def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """A choice [B, kv heads, M] as lists: blocks [B, kv heads, M] in rising order, and how many of them count."""
+    most = chosen.shape[-1]
+    place = torch.where(chosen, chosen.cumsum(-1) - 1, most)
+    lists = torch.zeros(*chosen.shape[:-1], most + 1, dtype=torch.int32, device=chosen.device)
+    numbers = torch.arange(most, device=chosen.device, dtype=torch.int32).expand_as(chosen)
+    lists.scatter_(-1, place, numbers)
+    return lists[..., :most].contiguous(), chosen.sum(-1, dtype=torch.int32)
+
+
+def block_scores(
+    q: Tensor, means: Tensor, full: Tensor, plan: AttentionPlan, scale: float, counts: Tensor | None = None
+) -> Tensor:
+    """s [B, kv heads, M] from queries [B, n, heads, d] and mean keys [B, kv heads, M, d], of which full [B] are made;
+    of the queries the first counts [B] are real."""
+    kv_heads, most = means.shape[1:3]
+    grouped = q.unflatten(2, (kv_heads, -1)).to(means.dtype)  # [B, n, kv heads, group, d]
+    if plan.score == "first":
+        return (means @ grouped[:, 0].mean(2)[..., None])[..., 0]
+    rows = grouped.transpose(1, 2).flatten(2, 3)  # [B, kv heads, n x group, d]
+    there = torch.arange(most, device=q.device) < full[:, None]
+    products = (rows @ means.transpose(-1, -2)).float() * scale
+    share = products.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)
+    if counts is not None:
+        real = (torch.arange(q.shape[1], device=q.device) < counts[:, None])[:, :, None]  # [B, n, 1]
+        real = real.expand(-1, -1, grouped.shape[3]).flatten(1)
+        share = share.masked_fill(~real[:, None, :, None], 0.0)
+    return share.amax(2)
+
+
+class Means:
+    """The mean key of every whole block in a cache, [depth, slots, kv heads, blocks, d]. A block's mean is made when
+    it is first asked for, and again if it was truncated and written anew since."""
+
+    def __init__(self, cache: Cache, block: int) -> None:
+        self.cache, self.block = cache, block
+        depth, slots, kv_heads, capacity, size = cache.keys.shape
+        self.keys = cache.keys.new_zeros(depth, slots, kv_heads, capacity // block, size)
+        self._known = [0] * slots  # blocks whose means are made
+
+    def update(self, slot: int, length: int) -> None:
+        """Make what is missing for the first `length` tokens of a slot, all of which are in the cache."""
+        known, full = min(self._known[slot], self.cache.intact[slot] // self.block), length // self.block
+        if full > known:
+            wide = torch.float32 if self.keys.element_size() < 4 else self.keys.dtype
+            for layer, means in zip(self.cache.keys[:, slot], self.keys[:, slot], strict=True):
+                new = layer[:, known * self.block : full * self.block]
+                means[:, known:full] = new.unflatten(1, (-1, self.block)).mean(2, dtype=wide)
+        self._known[slot], self.cache.intact[slot] = full, length
+
+
+def gathered(tensor: Tensor, lists: Tensor, block: int) -> Tensor:
+    """Whole blocks of [kv heads, length, d] by number [kv heads, W] -> [kv heads, W x block, d]"""
+    heads, _, size = tensor.shape
+    blocks = tensor[:, : tensor.shape[1] // block * block].unflatten(1, (-1, block))
+    rows = torch.arange(heads, device=tensor.device)[:, None]
+    return blocks[rows, lists].view(heads, -1, size)

@@ -1,0 +1,194 @@
+"""A plan at work: how a native runner checks drafts with things left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from semspec.model import ModelRunner
+from semspec.model.experts import Experts, FeedForward
+from semspec.model.sight import Span
+from semspec.model.way import DENSE, Blocks, Chosen, Way, checks
+from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose, gathered, listed
+from semspec.sparse.experts import skip
+from semspec.sparse.ffn import thin
+from semspec.sparse.guard import Guard
+from semspec.sparse.plan import SparsePlan
+from semspec.types import Score
+
+
+class Sparse:
+    """See model.way.Sparsity. Made for one runner."""
+
+    def __init__(self, plan: SparsePlan, runner: ModelRunner) -> None:
+        self.plan, self.shape, self.cache, self.device = plan, runner.shape, runner.cache, runner.device
+        self.guard = Guard(runner.cache, plan.refresh)
+        self.means: Means | None = None
+        self.choosers = frozenset[int]()  # layers that choose blocks
+        self.open = frozenset(i for i, sight in enumerate(self.shape.sights) if sight.window is None)
+        if plan.attention is not None and self.open:
+            self.means = Means(runner.cache, plan.attention.block)
+            anchors = self.open if plan.attention.anchors is None else frozenset(plan.attention.anchors)
+            self.choosers = frozenset([min(self.open)]) | (anchors & self.open)  # a first choice there must be
+        self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
+        self.betas = plan.experts.betas.to(self.device) if plan.experts else None
+        self.fusible = not any(self.thresholds) and plan.experts is None
+
+    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        """A draft behind a text that was not read yet is checked as any other, once that has been read: whether a
+        runner remembers a prompt, and how prompts are cut into passes, does not change what is written."""
+        before: list[Score] = []
+        rest: list[Score] = []
+        for r in requests:
+            unread = len(r.tokens) - r.keep if r.keep > 1 else 0
+            if unread and self.thins(self.cache.lengths[r.slot] + unread):
+                before.append(replace(r, tokens=r.tokens[:unread], keep=0, layers=()))
+                r = replace(r, tokens=r.tokens[unread:])
+            rest.append(r)
+        return before, rest
+
+    def prepare(self, requests: Sequence[Score]) -> list[Score]:
+        return self.guard.prepare(requests)
+
+    def way(self, requests: Sequence[Score], spans: list[Span]) -> Way:
+        checked = [checks(r) and self.thins(span.start) for r, span in zip(requests, spans, strict=True)]
+        return SparseWay(self, spans, checked) if any(checked) else DENSE
+
+    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        thin = [checks(r) and self.attends_sparsely(start) for r, start in zip(requests, starts, strict=True)]
+        if self.means is None or not any(thin):
+            return None
+        for r, start, thinly in zip(requests, starts, thin, strict=True):
+            if thinly:
+                self.means.update(r.slot, start)
+        plan, heads = self.attention, self.shape.kv_heads
+        return [plan.pairs(s, heads) if t else s // plan.block * heads for s, t in zip(starts, thin, strict=True)]
+
+    def blocks(self, pairs: Tensor) -> Blocks:
+        last: Chosen | None = None  # by the last layer that chose
+
+        def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> Chosen | None:
+            nonlocal last
+            if layer not in self.open:
+                return None
+            if layer in self.choosers:
+                assert self.means is not None
+                plan, full = self.attention, starts // self.attention.block
+                known = self.means.keys[layer][slots]
+                scores = block_scores(q, known, full, plan, self.shape.attention_scale, counts)
+                last = (*listed(choose(scores, full, pairs, plan)), plan.block)
+            return last
+
+        return choice
+
+    def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
+        self.guard.fed(slot, start, tokens, checked and self.thins(start))
+
+    def thins(self, start: int) -> bool:
+        """Whether anything is left out when a draft is checked behind so many tokens."""
+        return bool(
+            self.attends_sparsely(start) or any(self.thresholds) or (self.plan.experts and self.plan.experts.most)
+        )
+
+    def attends_sparsely(self, start: int) -> bool:
+        return self.means is not None and self.attention.sparse_at(start, self.shape.kv_heads)
+
+    @property
+    def attention(self) -> AttentionPlan:
+        assert self.plan.attention is not None
+        return self.plan.attention
+
+
+class SparseWay(Way):
+    """One pass. `checked` marks the sequences that check drafts; all others get everything."""
+
+    def __init__(self, sparse: Sparse, spans: list[Span], checked: list[bool]) -> None:
+        self.sparse, self.spans = sparse, spans
+        self._chosen: dict[int, tuple[Tensor, Tensor]] = {}  # sequence -> its blocks, by the last layer that chose
+        self._masks: dict[int, Tensor] = {}
+        self._thin = {n for n, span in enumerate(spans) if checked[n] and sparse.attends_sparsely(span.start)}
+        for n in self._thin:
+            assert sparse.means is not None
+            sparse.means.update(spans[n].slot, spans[n].start)
+        owners = [n for n, span in enumerate(spans) for _ in range(span.count)]
+        self._owners = torch.tensor(owners, device=sparse.device)  # [N] the sequence of each token
+        self._rows = torch.tensor([checked[n] for n in owners], device=sparse.device)  # [N]
+        self._all_rows = all(checked)
+
+    # -- attention
+
+    def attend(
+        self, layer: int, place: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        if place not in self._thin or layer not in self.sparse.open:
+            return super().attend(layer, place, q, keys, values, mask, scale)
+        if layer in self.sparse.choosers:
+            self._chosen[place] = self._choose(layer, place, q)
+        lists, counts = self._chosen[place]  # [kv heads, W], [kv heads]
+        block, span = self.sparse.attention.block, self.spans[place]
+        tail = span.start // block * block
+        keys, values = (torch.cat([gathered(t[:, :tail], lists, block), t[:, tail:]], dim=1) for t in (keys, values))
+        return super().attend(layer, place, q, keys, values, self._mask(place, lists, counts, len(q)), scale)
+
+    def _choose(self, layer: int, place: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        plan, span, means = self.sparse.attention, self.spans[place], self.sparse.means
+        assert means is not None
+        full, pairs = span.start // plan.block, plan.pairs(span.start, means.keys.shape[2])
+        one = torch.tensor([full, pairs], device=q.device)
+        known = means.keys[layer, span.slot, None, :, :full]
+        scores = block_scores(q.transpose(0, 1)[None], known, one[:1], plan, self.sparse.shape.attention_scale)
+        lists, counts = listed(choose(scores, one[:1], one[1:], plan))
+        self._masks.pop(place, None)
+        return lists[0, :, : int(counts.max())], counts[0]
+
+    def _mask(self, place: int, lists: Tensor, counts: Tensor, heads: int) -> Tensor:
+        """[1, heads, n, W x block + tail]: lists that are shorter than others are filled up with what nobody sees."""
+        if place not in self._masks:
+            block, span = self.sparse.attention.block, self.spans[place]
+            kv_heads, width = lists.shape
+            real = torch.arange(width, device=lists.device) < counts[:, None]
+            real = real.repeat_interleave(block, 1).repeat_interleave(heads // kv_heads, 0)
+            places = torch.arange(span.start // block * block, span.start + span.count, device=lists.device)
+            tail = places <= places[-span.count :, None]  # [n, tail]
+            shape = (heads, span.count, -1)
+            self._masks[place] = torch.cat([real[:, None].expand(shape), tail.expand(heads, -1, -1)], dim=-1)[None]
+        return self._masks[place]
+
+    # -- feed-forward networks and experts
+
+    def feed(self, layer: int, ffn: FeedForward | Experts, x: Tensor) -> Tensor:
+        plan = self.sparse.plan
+        if isinstance(ffn, FeedForward):
+            return self._run(layer, ffn, x, None)
+        if plan.experts is None and plan.ffn is None:
+            return ffn(x)
+        weights, index = ffn.route(x)
+        if plan.experts is not None and self.sparse.betas is not None:
+            betas = self.sparse.betas[layer]
+            weights, index = skip(weights, index, betas, plan.experts.most, self._rows, ffn.renormalise)
+        return ffn.mix(x, weights, index, lambda expert, some, rows: self._run(layer, expert, some, rows))
+
+    def _run(self, layer: int, ffn: FeedForward, x: Tensor, rows: Tensor | None) -> Tensor:
+        """A network over tokens of the pass, all or the given rows of them: thin where they check, whole elsewhere."""
+        plan = self.sparse.plan.ffn
+        threshold = self.sparse.thresholds[layer] if plan else 0.0
+        if plan is None or not threshold:
+            return ffn(x)
+        marked = self._rows if rows is None else self._rows[rows]
+        if not self._all_rows and not bool(marked.all()):
+            out = torch.empty_like(x)
+            for some, part in ((marked, True), (~marked, False)):
+                at = some.nonzero()[:, 0]
+                if len(at):
+                    out[at] = self._thinly(layer, ffn, x[at], at if rows is None else rows[at]) if part else ffn(x[at])
+            return out
+        return self._thinly(layer, ffn, x, rows)
+
+    def _thinly(self, layer: int, ffn: FeedForward, x: Tensor, rows: Tensor | None) -> Tensor:
+        plan = self.sparse.plan.ffn
+        assert plan is not None
+        owners = self._owners if rows is None else self._owners[rows]
+        return thin(ffn, x, self.sparse.thresholds[layer], owners if plan.by == "union" else None)

@@ -1,0 +1,171 @@
+"""`semspec sparse calibrate`, `quality` and `plot`. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from semspec import arguments as args
+from semspec.errors import BadRequest
+from semspec.progress import bar
+
+app = typer.Typer(
+    help="Plans for checking drafts with less: blocks of the cache, channels, experts.", no_args_is_help=True
+)
+
+Target = Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")]
+Task = Annotated[str, typer.Option(help="Whose problems, e.g. pocket:long=true.", autocompletion=args.tasks)]
+Data = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
+N = Annotated[int, typer.Option(help="Number of problems.")]
+Seed = Annotated[int, typer.Option(help="Chooses problems.")]
+K = Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the drafts that are checked.")]
+Longest = Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")]
+
+
+@app.command()
+def calibrate(
+    target: Target,
+    out: Annotated[Path, typer.Option(help="Folder of the plan.")],
+    task: Task = "pocket:long=true",
+    n: N = 8,
+    data: Data = None,
+    seed: Seed = 0,
+    k: K = 8,
+    max_new_tokens: Longest = None,
+    rho: Annotated[
+        float, typer.Option(help="Share of the cache to read beyond dense-below; 1 reads all of it.")
+    ] = 0.25,
+    dense_below: Annotated[int, typer.Option(help="Tokens up to which all of the cache is read.")] = 4096,
+    block: Annotated[int, typer.Option(help="Places in a block of the cache.")] = 64,
+    sinks: Annotated[int, typer.Option(help="First blocks that are always read.")] = 1,
+    recent: Annotated[int, typer.Option(help="Latest blocks that are always read.")] = 2,
+    score: Annotated[
+        str,
+        typer.Option(help="Score blocks by the first token's products (first, the paper's) or by any token's share."),
+    ] = "share",
+    spread: Annotated[
+        str, typer.Option(help="The best blocks of all heads together (pairs), or of each (heads).")
+    ] = "pairs",
+    reuse: Annotated[
+        float, typer.Option(help="Layers whose blocks overlap so much with the last anchor's take over its choice.")
+    ] = 0.7,
+    shallow: Annotated[int, typer.Option(help="First layers that always choose for themselves.")] = 4,
+    ffn: Annotated[float, typer.Option(help="Share of a token's channels to leave out; 0 is off.")] = 0.0,
+    ffn_by: Annotated[str, typer.Option(help="Leave channels out by token, or by the union of a draft's.")] = "union",
+    experts: Annotated[int, typer.Option(help="Most experts of a token to leave out; 0 is off.")] = 0,
+    quantile: Annotated[float, typer.Option(help="Share of tokens below each beta; the paper has the median.")] = 0.5,
+    refresh: Annotated[int, typer.Option(help="Sparse passes before a dense one writes theirs anew; 0: never.")] = 0,
+    device: args.Device = "auto",
+    dtype: args.Dtype = "auto",
+    context: args.Context = None,
+) -> None:
+    """Make a plan for a model from texts that it writes itself."""
+    from semspec import tasks
+    from semspec.loading import load
+    from semspec.sparse.attention import AttentionPlan
+    from semspec.sparsify.calibrate import Wish
+    from semspec.sparsify.calibrate import calibrate as run
+
+    attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread) if rho < 1 else None
+    wish = Wish(attention, reuse, shallow, ffn, ffn_by, experts, quantile, refresh)
+    made = tasks.make(task, data)
+    pair = load(target, device=device, dtype=dtype, slots=1, context=context)
+    with bar("calibrate") as progress:
+        plan = run(pair, made, n, wish, seed, k, max_new_tokens or made.max_new_tokens, progress)
+    plan.made["task"] = task
+    plan.save(out)
+    Console(stderr=True, highlight=False).print(f"{out}: {plan}")
+    told: dict[str, Any] = {"plan": str(out), "model": plan.model, "made": plan.made}
+    if plan.attention:
+        told["anchors"] = plan.attention.anchors
+        told["token_overlap"] = [round(float(row.nanmean()), 3) for row in plan.seen["token_overlap"]]
+    if plan.ffn:
+        told["thresholds"] = [round(t, 5) for t in plan.ffn.thresholds.tolist()]
+        told["union_share"] = [round(s, 3) for s in plan.seen["union_share"].nan_to_num(-1).tolist()]
+    if plan.experts:
+        told["betas"] = [[round(b, 4) for b in row] for row in plan.experts.betas.tolist()]
+    typer.echo(json.dumps(told))
+
+
+@app.command()
+def quality(
+    target: Target,
+    sparse: Annotated[Path, typer.Option(help="Folder of the plan to take apart.")],
+    draft: args.Draft = None,
+    task: Task = "pocket:long=true",
+    n: N = 20,
+    data: Data = None,
+    seed: Seed = 0,
+    k: K = 8,
+    verifier: args.Verifier = "exact",
+    max_new_tokens: Longest = None,
+    rho: Annotated[list[float] | None, typer.Option(help="A budget of attention; may be repeated.")] = None,
+    most: Annotated[list[int] | None, typer.Option(help="Most experts to leave out; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
+    device: args.Device = "auto",
+    dtype: args.Dtype = "auto",
+    context: args.Context = None,
+) -> None:
+    """Each part of a plan alone and all together, by budget, against dense checks: output, accuracy, tau."""
+    from semspec import tasks
+    from semspec.loading import load
+    from semspec.sparse.plan import SparsePlan
+    from semspec.sparsify.quality import measure, variants
+
+    plan, made = SparsePlan.load(sparse), tasks.make(task, data)
+    pair = load(target, draft, device=device, dtype=dtype, slots=2, context=context)
+    plans = variants(plan, pair.target.depth, rho or [], most or [])
+    with bar(f"quality on {task}") as progress:
+        rows = measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, progress)
+    Console(stderr=True).print(table(rows))
+    document = {"task": task, "problems": n, "seed": seed, "k": k, "verifier": verifier, "target": target, "rows": rows}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=1) + "\n")
+    typer.echo(json.dumps(document))
+
+
+@app.command()
+def plot(
+    plan: Annotated[Path, typer.Argument(help="Folder of a plan.")],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
+    figures: Annotated[Path | None, typer.Option(help="A file that `quality --out` wrote.")] = None,
+) -> None:
+    """Pictures: overlap between draft tokens and between layers; what budgets cost."""
+    from semspec.sparse.plan import SparsePlan
+    from semspec.sparsify.plot import draw
+
+    try:
+        rows = json.loads(figures.read_text())["rows"] if figures else []
+    except (OSError, ValueError, KeyError) as error:
+        raise BadRequest(f"{figures} holds no figures of `semspec sparse quality`: {error!r}") from error
+    for path in draw(SparsePlan.load(plan), rows, out):
+        typer.echo(path)
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    shown = Table(box=box.SIMPLE)
+    for heading in ("plan", "KL, nats", "favourite kept, %", "right, %", "against dense", "tau", "against dense"):
+        shown.add_column(heading, justify="left" if heading == "plan" else "right")
+    for row in rows:
+        right, loss, tau = row["right"], row["right_against_dense"], row["tau_against_dense"]
+        shown.add_row(
+            row["plan"],
+            f"{row['kl']['value']:.4f}",
+            _percent(row["favourite_kept"]),
+            _percent(right) if right else "–",
+            f"{100 * loss['value']:+.1f} [{100 * loss['low']:+.1f}, {100 * loss['high']:+.1f}]" if loss else "–",
+            f"{row['tau']:.2f}",
+            f"{tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]",
+        )
+    return shown
+
+
+def _percent(share: dict[str, float]) -> str:
+    return f"{100 * share['share']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"

@@ -1,0 +1,218 @@
+"""From what dense checks show to a plan; what a plan costs; the commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import semspec
+from semspec.errors import BadRequest
+from semspec.model import ModelRunner
+from semspec.probe import fingerprint
+from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
+from semspec.sparsify.calibrate import Wish, anchors, calibrate, plan_from
+from semspec.sparsify.quality import measure, variants
+from semspec.sparsify.watch import Notes, Watching, overlap
+from semspec.tasks import Problem, Task
+from tests.checkpoints import make_model, save
+from tests.sparse.runners import course, load
+
+SMALL = AttentionPlan(block=4, dense_below=16, rho=0.2, sinks=1, recent=1)
+
+
+@dataclass(frozen=True)
+class Stories(Task):
+    name = "stories"
+    max_new_tokens = 30
+    fitting: bool = False
+
+    def problems(self, n: int | None, seed: int) -> list[Problem]:
+        words = "the quick brown fox jumps over one lazy dog because light scatters"
+        start = "fit" if self.fitting else "test"
+        return [Problem(f"{start}/{i}", f"{start} {i} " + words[i:] * 3, None) for i in range(n or 1)]
+
+    def score(self, problem: Problem, text: str) -> bool:
+        return len(text) % 2 == 0
+
+    def for_fitting(self) -> Task:
+        return replace(self, fitting=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> semspec.Pair:
+    folder = save(make_model("llama3.1", num_hidden_layers=4), tmp_path_factory.mktemp("model"))
+    return semspec.load(folder, device="cpu", slots=2, context=512)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> semspec.Pair:
+    folder = save(make_model("qwen3-moe", num_experts_per_tok=3), tmp_path_factory.mktemp("mixture"))
+    return semspec.load(folder, device="cpu", slots=2, context=512)
+
+
+# -- what is seen
+
+
+def test_watching_changes_nothing(pair: semspec.Pair, mixture: semspec.Pair) -> None:
+    for one in (pair.target, mixture.target):
+        assert isinstance(one, ModelRunner)
+        watched = ModelRunner(one.transformer, 2, one.capacity)
+        watched.sparsity = Watching(watched, SMALL)
+        for ours, dense in zip(course(watched), course(one), strict=True):
+            assert torch.equal(ours, dense)
+        assert watched.sparsity.notes.rounds == 5
+
+
+def test_overlap_is_jaccards() -> None:
+    one, other = torch.tensor([[1, 1, 0, 0]]).bool(), torch.tensor([[0, 1, 1, 1]]).bool()
+    assert float(overlap(one, other)) == 0.25
+    assert float(overlap(one, one)) == float(overlap(one & False, one & False)) == 1.0
+
+
+def test_a_model_whose_layers_are_alike_is_seen_to_be(tmp_path: Path) -> None:
+    """Planted: the same queries and keys in every layer, from a residual stream that nothing is added to."""
+    model = make_model("llama3", num_hidden_layers=4)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.load_state_dict(model.model.layers[0].self_attn.state_dict())
+            layer.input_layernorm.load_state_dict(model.model.layers[0].input_layernorm.state_dict())
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    alike = load(save(model, tmp_path))
+    alike.sparsity = Watching(alike, SMALL)
+    course(alike)
+    seen = alike.sparsity.notes.layer_overlap()
+    assert torch.allclose(seen, torch.ones(4, 4))
+    assert anchors(seen, [0, 1, 2, 3], 0.7, shallow=1) == (0,)
+
+
+# -- what follows
+
+
+def test_anchors_open_where_blocks_become_unlike() -> None:
+    seen = torch.tensor([[1, 0.9, 0.9, 0.5, 0.5], [0.9, 1, 0.8, 0.5, 0.5], [0.9, 0.8, 1, 0.6, 0.5],
+                         [0.5, 0.5, 0.6, 1, 0.75], [0.5, 0.5, 0.5, 0.75, 1]])  # fmt: skip
+    every = [0, 1, 2, 3, 4]
+    assert anchors(seen, every, 0.7, shallow=0) == (0, 3)
+    assert anchors(seen, every, 0.7, shallow=2) == (0, 1, 3)
+    assert anchors(seen, every, 0.8, shallow=0) == (0, 3, 4)
+    assert anchors(seen, every, 0.0, shallow=1) == (0,)
+    assert anchors(seen, [1, 4], 0.7, shallow=0) == (1, 4), "layers with a window are nobody's anchors"
+
+
+def test_thresholds_leave_out_the_wished_share(pair: semspec.Pair) -> None:
+    plan = calibrate(pair, Stories(), 3, Wish(SMALL, ffn=0.4), k=4, max_new_tokens=30)
+    assert plan.model == fingerprint(pair.target) and plan.attention is not None and plan.ffn is not None
+    runner = pair.target
+    assert isinstance(runner, ModelRunner) and runner.sparsity is None and runner.free == 2
+    runner.sparsity = watching = Watching(runner, SMALL)
+    course(runner, rounds=3)
+    runner.sparsity = None
+    for layer, threshold in enumerate(plan.ffn.thresholds):
+        below = torch.cat([g.flatten() for g in watching.notes.gates[layer]]) < threshold
+        assert float(below.float().mean()) == pytest.approx(0.4, abs=0.1)
+    union = plan.seen["union_share"]
+    assert ((union > 0) & (union < 0.4)).all(), "several tokens together need more channels than one"
+    assert plan.seen["token_overlap"].shape == (4, 4) and plan.made["rounds"] > 10
+
+
+def test_betas_are_what_a_share_of_tokens_stays_below(mixture: semspec.Pair) -> None:
+    for share in (0.5, 0.1):
+        plan = calibrate(mixture, Stories(), 3, Wish(None, experts=2, quantile=share), k=4, max_new_tokens=30)
+        assert plan.attention is None and plan.experts is not None
+        betas = plan.experts.betas
+        assert betas.shape == (3, 2) and (betas[1] == 0).all(), "layer 1 has no experts"
+        assert ((betas[0] > 0) & (betas[0] < 2)).all()
+    notes = Notes(2)
+    notes.ratios[1] = [torch.tensor([[0.1, 0.4], [0.2, 0.5]]), torch.tensor([[0.9, 0.6]])]
+    experts = plan_from(notes, Wish(None, experts=1), [0, 1]).experts
+    assert experts is not None and experts.most == 1
+    torch.testing.assert_close(experts.betas, torch.tensor([[0.0, 0.0], [0.2, 0.5]]))
+
+
+def test_calibration_takes_problems_that_are_never_tested_on(pair: semspec.Pair) -> None:
+    asked: list[str] = []
+
+    @dataclass(frozen=True)
+    class Noted(Stories):
+        def problems(self, n: int | None, seed: int) -> list[Problem]:
+            found = super().problems(n, seed)
+            asked.extend(p.id for p in found)
+            return found
+
+    calibrate(pair, Noted(), 1, Wish(SMALL), k=4)
+    assert asked == ["fit/0"]
+
+
+def test_what_cannot_be_calibrated_is_refused(pair: semspec.Pair) -> None:
+    with pytest.raises(BadRequest, match="smaller --dense-below"):
+        calibrate(pair, Stories(), 1, Wish(AttentionPlan(dense_below=4096)))
+    with pytest.raises(BadRequest, match="uses 0 for a token"):
+        calibrate(pair, Stories(), 1, Wish(SMALL, experts=1))
+    for wrong in ({"reuse": 2.0}, {"ffn": -0.1}, {"quantile": 7.0}, {"shallow": -1}):
+        with pytest.raises(BadRequest):
+            Wish(**wrong)
+    assert isinstance(pair.target, ModelRunner) and pair.target.sparsity is None
+    with pytest.raises(BadRequest, match="long enough"):
+        plan_from(Notes(2), Wish(SMALL), [0, 1])
+
+
+# -- what it costs
+
+
+def test_a_plan_is_taken_apart_as_the_paper_does() -> None:
+    whole = SparsePlan(
+        attention=replace(SMALL, anchors=(0, 2)), ffn=FfnPlan(torch.zeros(3), "union", 0.5),
+        experts=ExpertsPlan(torch.zeros(3, 7), 2),
+    )  # fmt: skip
+    found = variants(whole, 3, [0.1, 0.5], [1, 2, 3])
+    assert list(found) == [
+        "dense", "attention, rho 0.1", "attention*, rho 0.1", "attention, rho 0.5", "attention*, rho 0.5",
+        "ffn 50% by token", "ffn 50% by union", "up to 1 experts fewer", "up to 2 experts fewer",
+        "up to 3 experts fewer", "all of the plan",
+    ]  # fmt: skip
+    one = found["attention*, rho 0.5"]
+    assert one is not None and one.ffn is None and one.attention == replace(SMALL, rho=0.5, anchors=(0, 2))
+
+
+def test_a_full_budget_costs_nothing_and_a_small_one_something(pair: semspec.Pair) -> None:
+    plans = {
+        "dense": None,
+        "full": SparsePlan(attention=replace(SMALL, rho=1.0)),
+        "little": SparsePlan(attention=replace(SMALL, rho=0.0), refresh=1),
+    }
+    dense, full, little = measure(pair, Stories(), 3, plans, k=4)
+    for same in (dense, full):
+        assert (
+            same["kl"]["value"] == 0.0 and same["favourite_kept"]["share"] == 1.0 and same["same_text"]["share"] == 1.0
+        )
+        assert same["tau_against_dense"]["value"] == 1.0 and same["right_against_dense"]["value"] == 0.0
+    assert little["kl"]["value"] > 0.01 and little["favourite_kept"]["share"] < 1.0 and little["drift"] > 0
+
+
+def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from semspec import tasks
+
+    folder = save(make_model("llama3.1"), tmp_path / "model")
+    monkeypatch.setitem(tasks.REGISTRY, "stories", Stories)
+    plan, figures = tmp_path / "plan", tmp_path / "figures.json"
+    common = ["--task", "stories", "--n", "2", "-k", "4", "--device", "cpu", "--context", "512"]
+    done = semspec(
+        "sparse", "calibrate", folder, "--out", plan, *common, "--block", 4, "--dense-below", 16, "--ffn", 0.3
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["anchors"][0] == 0 and len(told["thresholds"]) == 3 and told["made"]["task"] == "stories"
+    done = semspec("sparse", "quality", folder, "--sparse", plan, *common, "--rho", 0.1, "--out", figures)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert json.loads(figures.read_text())["rows"] == rows and rows[0]["plan"] == "dense" and len(rows) >= 4
+    pytest.importorskip("matplotlib")
+    done = semspec("sparse", "plot", plan, "--out", tmp_path / "plots", "--figures", figures)
+    assert done.returncode == 0 and len(list((tmp_path / "plots").glob("*.png"))) == 3
+    refused = semspec("sparse", "plot", plan, "--out", tmp_path / "plots", "--figures", plan / "plan.json")
+    assert refused.returncode == 2
