@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model.int8 import Int8Linear
+from semspec.model.int8 import Int8Linear, evenly
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -25,6 +25,10 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    @property
+    def some(self) -> Tensor:
+        return evenly(self.weight)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,13 @@ from torch import Tensor
 from semspec.errors import ModelError
 
 LARGEST = 127
+SAMPLE = 4096  # weights of a tensor by which a model is told
+
+
+def evenly(weight: Tensor) -> Tensor:
+    """Evenly spaced weights, as they were given."""
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
 
 
 class Int8Linear:
@@ -34,6 +41,7 @@ class Int8Linear:
                 f"this build of torch cannot do int8 on a CPU ({error}); load with dtype float32"
             ) from error
         self._bias = bias
+        self.some = evenly(weight).clone()  # what is packed cannot be read as it was
         # Without these instructions, pairs of products are summed in 16 bits, which only 7-bit inputs fit into.
         self._narrow = not torch.cpu._is_vnni_supported()
         self._most = LARGEST if not self._narrow else LARGEST // 2  # an input's largest whole number

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
+from semspec.model.int8 import evenly
 from semspec.types import Runner
-
-SAMPLE = 4096  # weights of a tensor that count
 
 
 def fingerprint(runner: Runner) -> str:
@@ -29,14 +28,12 @@ def fingerprint(runner: Runner) -> str:
     sizes = (shape.vocab, shape.width, shape.depth, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn)
     digest.update(repr((shape.model_type, sizes)).encode())
     layers = [model.layers[i] for i in sorted({0, shape.depth // 2, shape.depth - 1})]
-    projections = [tensor for layer in layers for tensor in (layer.qkv.weight, layer.out.weight)]
-    for tensor in [model.embedding, model.norm, *projections]:
-        digest.update(_some(tensor))
+    projections = [linear.some for layer in layers for linear in (layer.qkv, layer.out)]
+    for some in [evenly(model.embedding), evenly(model.norm), *projections]:
+        digest.update(_rounded(some))
     return f"{shape.model_type}-{shape.depth}x{shape.width}-{digest.hexdigest()[:16]}"
 
 
-def _some(tensor: Tensor) -> bytes:
-    """Evenly spaced weights, rounded so that a checkpoint widened or narrowed on loading reads the same."""
-    flat = tensor.detach().reshape(-1)
-    some = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
+def _rounded(some: Tensor) -> bytes:
+    """Weights rounded so that a checkpoint widened or narrowed on loading reads the same."""
     return some.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
