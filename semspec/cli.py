@@ -57,9 +57,9 @@ def main(
 def demo(
     problems: Annotated[int, typer.Option(help="How many problems to solve.")] = 6,
     seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")] = 2,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the exact drafts.")] = 6,
 ) -> None:
-    """See it work: the shipped pocket pair solves problems on the CPU, alone and with drafts. Needs nothing else."""
+    """See it work: the shipped pocket pair solves problems on the CPU, alone and with drafts."""
     from semspec.demo import demo as run_demo
 
     run_demo(Console(highlight=False), problems, seed, num_draft_tokens)
