@@ -32,11 +32,11 @@ from semspec.tasks.pocket import Pocket
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {"off": True},
-    "exact, k=2": {"verifier": "exact", "num_draft_tokens": 2},
-    "block, k=2": {"verifier": "block", "num_draft_tokens": 2},
-    "topk, k=4": {"verifier": "topk", "num_draft_tokens": 4, "top": 2, "delta": 0.3},
+    "exact, k=4": {"verifier": "exact", "num_draft_tokens": 4},
+    "block, k=4": {"verifier": "block", "num_draft_tokens": 4},
+    "fly, k=15": {"verifier": "fly", "num_draft_tokens": 15},
 }
-LOSSLESS = ("none", "exact, k=2", "block, k=2")
+LOSSLESS = ("none", "exact, k=4", "block, k=4")
 LONGEST = 120  # tokens of an answer
 THREADS = 1  # of the model's arithmetic; the other core is for HTTP and the clients
 
