@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semspec.bench.statistics import difference, discordant, mcnemar, ratio
-from semspec.bench.summary import Sample, given, once, pair, total
+from semspec.bench.statistics import ratio
+from semspec.bench.summary import Sample, both_scored, given, once, pair, paired_test, total
 from semspec.errors import BadRequest
 
 
@@ -26,18 +26,11 @@ def duel(run: dict[str, Any], samples: list[Sample], rival: str) -> dict[str, di
         if name == rival:
             continue
         pairs = pair([s for s in kept if s["arm"] == name], theirs)
-        right = [[(a["correct"], b["correct"]) for a, b in group] for group in pairs.values()]
-        right = [group for group in right if all(None not in both for both in group)]
-        gains = [sum(a - b for a, b in group) / len(group) for group in right]
-        gained, lost = discordant(gains)
         passes = [total(pairs, side, lambda s: s["stats"]["target_passes"]) for side in (0, 1)]
         seconds = [total(pairs, side, lambda s: s["seconds"]) for side in (0, 1)]
         found[name] = {
             "problems_in_common": len(pairs),
-            "gained": gained,
-            "lost": lost,
-            "mcnemar_p": mcnemar(gained, lost) if gains else None,
-            "accuracy_difference": given(difference(gains)),
+            **paired_test(both_scored(pairs)),
             "passes_ratio": None if {name, rival} & drafts else given(ratio(passes[1], passes[0])),
             "time_ratio": given(ratio(seconds[1], seconds[0])),
         }

@@ -161,23 +161,39 @@ def tau(problems: list[list[Sample]]) -> Estimate | None:
     return ratio([a + b for a, b in zip(accepted, steps, strict=True)], steps)
 
 
-def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dict[int, bool]) -> dict[str, Any]:
-    """What an arm did next to the target alone, and what may be said about it."""
-    right = [[(a["correct"], b["correct"]) for a, b in group] for group in pairs.values()]
-    right = [[both for both in group if None not in both] for group in right]
-    right = [group for group in right if group]
+Scored = list[list[tuple[bool, bool]]]
+"""By problem, whether the one and the other were right."""
+
+
+def both_scored(pairs: Pairs) -> Scored:
+    scores = [[(a["correct"], b["correct"]) for a, b in group] for group in pairs.values()]
+    kept = [[both for both in group if None not in both] for group in scores]
+    return [group for group in kept if group]
+
+
+def paired_test(right: Scored) -> dict[str, Any]:
+    """On how many problems the one side is better and worse than the other, and whether that may be chance."""
     gains = [fsum(a - b for a, b in group) / len(group) for group in right]
     gained, lost = discordant(gains)
-    p = mcnemar(gained, lost) if right else None
+    return {
+        "gained": gained if right else None,
+        "lost": lost if right else None,
+        "mcnemar_p": mcnemar(gained, lost) if right else None,
+        "accuracy_difference": given(difference(gains)),
+    }
+
+
+def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dict[int, bool]) -> dict[str, Any]:
+    """What an arm did next to the target alone, and what may be said about it."""
+    right = both_scored(pairs)
+    answers = paired_test(right)
+    gained, lost, p = answers["gained"], answers["lost"], answers["mcnemar_p"]
     looping = excess(pairs, lambda s: loops[id(s)])
     capped = excess(pairs, lambda s: s["finish_reason"] == "length")
     times = ratio(total(pairs, 1, lambda s: s["seconds"]), total(pairs, 0, lambda s: s["seconds"]))
     found: dict[str, Any] = {
         "problems_in_common": len(pairs),
-        "gained": gained if right else None,
-        "lost": lost if right else None,
-        "mcnemar_p": p,
-        "accuracy_difference": given(difference(gains)),
+        **answers,
         "retention": given(ratio([fsum(a for a, _ in g) for g in right], [fsum(b for _, b in g) for g in right])),
         "length_ratio": given(
             ratio(total(pairs, 0, lambda s: len(s["tokens"])), total(pairs, 1, lambda s: len(s["tokens"])))
