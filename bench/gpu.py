@@ -5,7 +5,7 @@
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
     python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
-    python bench/gpu.py --only arms,step,batch       # which choices are fastest, and steps made with those
+    python bench/gpu.py --only arms,step,batch       # which of several ways is fastest, and steps made with it
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from transformers import PreTrainedConfig
 
-from bench.gpu_arms import parse, told
+from bench.gpu_arms import Arm, fast, parse, told, told_arm
 from semspec import costs
 from semspec.bench.replay import SHAPES, RandomWeights
 from semspec.decode import Decoder, Job
@@ -40,9 +40,8 @@ from semspec.draft.model import ModelDrafter
 from semspec.execute import Executor
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.fast import Fast
 from semspec.model.graphs import Graphs
-from semspec.model.kernels import MEASURED, Choices
+from semspec.model.kernels import MEASURED
 from semspec.model.transformer import Transformer
 from semspec.stats import Stats
 from semspec.types import Roll, Sampling, Score
@@ -65,7 +64,7 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
         self.bandwidth = costs.bandwidth(self.device)
         self.models: dict[str, Transformer] = {}
-        self.choices: dict[str, Choices] = {}  # winners of arms, by model
+        self.arms: dict[str, Arm] = {}  # winners, by model
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -107,8 +106,7 @@ class Bench:
         if which not in self.models:
             self.models[which] = Transformer(Shape.of(self.config(which)), RandomWeights(), self.device, self.dtype)
         made = ModelRunner(self.models[which], slots, capacity)
-        choices = self.choices.get(which, self.asked.choices)
-        made.use(None if self.asked.plain else Fast.of(self.models[which], made.cache, choices))
+        made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
         for layer in range(made.depth):
             made.cache.keys[layer].normal_()
             made.cache.values[layer].normal_()
@@ -323,7 +321,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=170.0, help="begin no section after so much time")
     parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
-    parser.add_argument("--choices", type=parse, default=MEASURED, help="as in gate,turn,early,ahead or small=0")
+    parser.add_argument("--choices", type=parse, default=MEASURED, help="as in gate=0,turn=0 or small=0")
     parser.add_argument("--batch", type=int, default=8, help="sequences of the section batch")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")
@@ -353,7 +351,7 @@ def main() -> None:
                 started = time.perf_counter()
                 getattr(bench, f"section_{section}")()
                 print(f"    ({section} took {time.perf_counter() - started:.0f} s)", flush=True)
-                report |= {"rows": bench.rows, "winners": {which: told(c) for which, c in bench.choices.items()}}
+                report |= {"rows": bench.rows, "winners": {which: told_arm(arm) for which, arm in bench.arms.items()}}
                 write(report, asked.out)  # whatever becomes of the sections that follow
     report["seconds"] = time.perf_counter() - began
     if asked.device == "cuda":

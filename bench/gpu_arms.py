@@ -1,103 +1,133 @@
-"""Which of the ways that `Choices` offers is fastest here: `bench/gpu.py --only arms`.
+"""Which of several ways is fastest here: `bench/gpu.py --only arms,long_arms`.
 
-Arms are measured in turns, so that what the machine does beside them meets all alike; the sections that come after use
-the winners.
+An arm is a `Choices`, and perhaps a cut of attention other than `Tiles.of` makes. Arms are measured in turns, so that
+what the machine does beside them meets all alike; the sections that come after use the winners.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from semspec.model import ModelRunner
 from semspec.model.fast import Fast
 from semspec.model.fast_roll import Rolls
-from semspec.model.kernels import MEASURED, Choices
+from semspec.model.fused import covers
+from semspec.model.graphs import Graphs
+from semspec.model.kernels import MEASURED, Choices, Kernels, triton_kernels
 from semspec.types import Roll, Sampling, Score
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
 
-OURS = MEASURED
-DRAFT = [  # the first group is launched as ever; the second early, for which there is less experience
-    [
-        replace(OURS, small=0),
-        OURS,
-        replace(OURS, gate=True),
-        replace(OURS, gate=True, turn=True),
-        replace(OURS, norm=True, gate=True, turn=True),
-    ],
-    [
-        replace(OURS, small=0, turn=True, early=True),
-        replace(OURS, gate=True, turn=True, early=True),
-        replace(OURS, gate=True, turn=True, early=True, ahead=True),
-        replace(OURS, norm=True, gate=True, turn=True, early=True),
-        replace(OURS, norm=True, gate=True, turn=True, early=True, ahead=True),
-    ],
-]  # fmt: skip
-ALL_OURS = replace(OURS, small=10**12, gate=True)
-TARGET = [
-    [OURS, replace(OURS, crowded=True), ALL_OURS],
-    [
-        replace(OURS, early=True),
-        replace(OURS, early=True, crowded=True),
-        replace(ALL_OURS, early=True, ahead=True, crowded=True),
-    ],
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    choices: Choices = MEASURED
+    tiles: tuple[int, int, int, int, int] | None = None  # rows, keys, splits, warps, stages
+    queries: int = 1  # of one sequence; other passes are cut as ever
+
+
+APART, INSIDE = MEASURED, replace(MEASURED, join=128)  # the joining of the splits of attention
+DRAFT = [
+    Arm(APART),
+    Arm(INSIDE),
+    Arm(APART, (16, 64, 32, 4, 3)),  # half as many splits, which are half as much to join
+    Arm(INSIDE, (16, 64, 32, 4, 3)),
+    Arm(INSIDE, (16, 128, 32, 4, 2)),
+]
+TARGET = [Arm(APART), Arm(INSIDE)]
+LONG = [  # 64 rows, of one key head
+    Arm(APART),
+    Arm(INSIDE),
+    Arm(APART, (64, 64, 32, 4, 3), 16),  # two programs a processor: one reads while the other reckons
+    Arm(APART, (64, 32, 32, 4, 5), 16),  # the same with smaller tiles
+    Arm(APART, (64, 64, 16, 4, 5), 16),  # more on its way
+    Arm(APART, (64, 128, 16, 4, 3), 16),  # fewer, larger tiles
 ]
 ROUNDS = 4
 
 
 def parse(text: str) -> Choices:
-    """From "gate,turn,small=0", say; nothing means the defaults."""
-    chosen = MEASURED
+    """From "turn=0,small=0", say; nothing means the defaults."""
+    chosen, kinds = MEASURED, {f.name: type(getattr(MEASURED, f.name)) for f in fields(Choices)}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
-        if name not in {f.name for f in fields(Choices)} or (name == "small") != bool(value):
-            raise ValueError(f"{part!r} is no choice; there are {', '.join(f.name for f in fields(Choices))}")
-        chosen = replace(chosen, small=int(value)) if value else replace(chosen, **{name: True})
+        if name not in kinds or not value.isdecimal():
+            raise ValueError(f"{part!r} is no choice; there are {', '.join(f'{name}=NUMBER' for name in kinds)}")
+        chosen = replace(chosen, **{name: kinds[name](int(value))})
     return chosen
 
 
 def told(choices: Choices) -> str:
     on = [f.name for f in fields(Choices) if getattr(choices, f.name) is True]
-    products = {0: "cuBLAS", OURS.small: "ours if small"}.get(choices.small, "ours")
-    return "+".join([products, *on])
+    products = {0: "cuBLAS", MEASURED.small: "ours if small"}.get(choices.small, "ours")
+    return "+".join([products, *on, *([f"join {choices.join}"] if choices.join else [])])
 
 
-def in_turns(arms: dict[Choices, Callable[[], float]]) -> dict[Choices, float]:
+def told_arm(arm: Arm) -> str:
+    if arm.tiles is None:
+        return told(arm.choices)
+    _, keys, splits, warps, stages = arm.tiles
+    return f"{told(arm.choices)}, {splits} splits, {stages} x {keys} keys, {warps} warps"
+
+
+def kernels(arm: Arm) -> Kernels:
+    made = triton_kernels(arm.choices)
+    if arm.tiles is None:
+        return made
+    from semspec.model.kernels.tiles import Tiles
+
+    tiles = Tiles(*arm.tiles)
+
+    def cut(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def launch(q: Tensor, *rest: Any, **options: Any) -> Tensor:
+            return kernel(q, *rest, **options, **({"tiles": tiles} if q.shape[:2] == (1, arm.queries) else {}))
+
+        return launch
+
+    return replace(made, attend=cut(made.attend), turn_and_attend=cut(made.turn_and_attend))
+
+
+def fast(runner: ModelRunner, arm: Arm) -> Fast | None:
+    """As `Fast.of` would make it, but for the tiles."""
+    transformer = runner.transformer
+    if transformer.device.type != "cuda" or not covers(transformer.shape):
+        return None
+    return Fast(transformer, runner.cache, kernels(arm), Graphs(transformer.device), arm.choices)
+
+
+def in_turns(arms: dict[Arm, Callable[[], float]]) -> dict[Arm, float]:
     """Medians of what each measures, one round after the other. An arm that fails is told and left out."""
-    taken: dict[Choices, list[float]] = {choices: [] for choices in arms}
+    taken: dict[Arm, list[float]] = {arm: [] for arm in arms}
     for round in range(ROUNDS + 1):  # the first makes graphs
-        for choices, measure in arms.items():
-            if choices not in taken:
+        for arm, measure in arms.items():
+            if arm not in taken:
                 continue
             try:
                 ms = measure()
             except Exception as failure:
-                print(f"    {told(choices)}: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
-                del taken[choices]
+                print(f"    {told_arm(arm)}: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
+                del taken[arm]
                 continue
             if round:
-                taken[choices].append(ms)
-    return {choices: statistics.median(times) for choices, times in taken.items()}
+                taken[arm].append(ms)
+    return {arm: statistics.median(times) for arm, times in taken.items()}
 
 
-def compare(bench: Bench, which: str, what: str, groups: list[list[Choices]], measure: Callable[..., float]) -> None:
-    """Group by group, each against the best so far; `measure(choices)` gives milliseconds."""
-    best: Choices | None = None
-    for group in groups:
-        choices = ([best] if best else []) + group
-        times = in_turns({c: (lambda c=c: measure(c)) for c in choices})  # type: ignore[misc]
-        for arm, ms in times.items():
-            bench.add(f"{what}: {told(arm)}", ms)
-        best = min(times, key=lambda arm: times[arm]) if times else best
-    if best is not None:
-        bench.choices[which] = best
-        print(f"    from here on {which}: {told(best)}", flush=True)
+def compare(bench: Bench, which: str, what: str, arms: list[Arm], measure: Callable[[Arm], float]) -> None:
+    """`measure(arm)` gives milliseconds."""
+    times = in_turns({arm: (lambda arm=arm: measure(arm)) for arm in arms})  # type: ignore[misc]
+    for arm, ms in times.items():
+        bench.add(f"{what}: {told_arm(arm)}", ms)
+    if times:
+        bench.arms[which] = best = min(times, key=lambda arm: times[arm])
+        print(f"    from here on {which}: {told_arm(best)}", flush=True)
 
 
 class Ways:
@@ -105,14 +135,14 @@ class Ways:
 
     def __init__(self, bench: Bench, which: str, slots: int, capacity: int) -> None:
         self.runner = bench.runner(which, slots, capacity)
-        self.made: dict[Choices, tuple[Fast | None, Rolls | None]] = {}
+        self.made: dict[Arm, tuple[Fast | None, Rolls | None]] = {}
 
-    def by(self, choices: Choices) -> ModelRunner:
+    def by(self, arm: Arm) -> ModelRunner:
         runner = self.runner
-        if choices not in self.made:
-            runner.use(Fast.of(runner.transformer, runner.cache, choices))
-            self.made[choices] = runner.fast, runner.rolls
-        runner.fast, runner.rolls = self.made[choices]  # both: graphs know the addresses of either's buffers
+        if arm not in self.made:
+            runner.use(fast(runner, arm))
+            self.made[arm] = runner.fast, runner.rolls
+        runner.fast, runner.rolls = self.made[arm]  # both: graphs know the addresses of either's buffers
         return runner
 
 
@@ -121,19 +151,19 @@ def draft_arms(bench: Bench) -> None:
     ways = Ways(bench, "draft", 1, context + 128)
     exact: list[torch.Tensor] = []
 
-    def token(choices: Choices) -> float:
-        runner = ways.by(choices)
+    def token(arm: Arm) -> float:
+        runner = ways.by(arm)
 
         def roll(n: int) -> None:
             runner.cache.lengths[0] = context
             runner.roll([Roll(runner, 0, [3], n, Sampling(), 0)])
 
         if bench.device.type == "cuda":
-            same(choices, runner)
+            same(runner)
         short, long = (bench.ms(lambda n=n: roll(n), repeats=3, warm=1) for n in (8, 72))  # type: ignore[misc]
         return (long - short) / 64
 
-    def same(choices: Choices, runner: ModelRunner) -> None:
+    def same(runner: ModelRunner) -> None:
         """A way that gives other logits is not faster but wrong."""
         runner.cache.lengths[0] = context
         rolled = runner.roll([Roll(runner, 0, [3], 1, Sampling(), 0, keep_logits=True)])[0].logits
@@ -146,27 +176,26 @@ def draft_arms(bench: Bench) -> None:
     compare(bench, "draft", "draft token", DRAFT, token)
 
 
-def pass_arms(bench: Bench, which: str, context: int, tokens: int, what: str, slots: int = 1) -> None:
-    ways = Ways(bench, which, slots, context + 32)
+def pass_arms(bench: Bench, which: str, context: int, tokens: int, what: str, arms: list[Arm]) -> None:
+    ways = Ways(bench, which, 1, context + 32)
 
-    def measure(choices: Choices) -> float:
-        runner = ways.by(choices)
+    def measure(arm: Arm) -> float:
+        runner = ways.by(arm)
 
         def score() -> None:
-            for slot in range(slots):
-                runner.cache.lengths[slot] = context - tokens
-            runner.score([Score(runner, slot, list(range(1, tokens + 1)), tokens) for slot in range(slots)])
+            runner.cache.lengths[0] = context - tokens
+            runner.score([Score(runner, 0, list(range(1, tokens + 1)), tokens)])
 
         return bench.ms(score, repeats=5, warm=1)
 
-    compare(bench, which, what, TARGET, measure)
+    compare(bench, which, what, arms, measure)
 
 
 def all_arms(bench: Bench) -> None:
     draft_arms(bench)
-    pass_arms(bench, "target", bench.asked.context, 9, "target pass of 9 tokens")
+    pass_arms(bench, "target", bench.asked.context, 9, "target pass of 9 tokens", TARGET)
 
 
 def long_arms(bench: Bench) -> None:
     bench.drop("target", "draft")
-    pass_arms(bench, "8B", bench.asked.longest, 16, "8B pass of 16 tokens, longest context")
+    pass_arms(bench, "8B", bench.asked.longest, 16, "8B pass of 16 tokens, longest context", LONG)

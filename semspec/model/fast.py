@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,11 +24,10 @@ from semspec.types import Rows, Score
 log = logging.getLogger(__name__)
 
 # Tokens of one sequence; often a draft of 8 or 16 and one before.
-QUERIES = (1, 2, 4, 6, 9, 12, 17, 24, 33, 48, 64)
+QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = 512  # of a padded pass
 LONGEST = QUERIES[-1]
-EARLY_FROM = (9, 0)  # compute capability of the first cards that can launch kernels early
 
 
 def bucket(n: int, sizes: tuple[int, ...]) -> int:
@@ -51,8 +49,6 @@ class Fast:
         """Where there is a GPU and the family has no part that needs the host; others go one operation at a time."""
         if transformer.device.type != "cuda" or not covers(transformer.shape):
             return None
-        if torch.cuda.get_device_capability(transformer.device) < EARLY_FROM:
-            choices = replace(choices, early=False, ahead=False)
         try:
             return Fast(transformer, cache, triton_kernels(choices), Graphs(transformer.device), choices)
         except ImportError:

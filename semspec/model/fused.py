@@ -68,7 +68,7 @@ class Fused:
         added: Tensor | None = None
         inner: Tensor | None = None
         for i, layer in enumerate(t.layers):
-            x, qkv = self._read(x, added, layer.attention_norm, inner, layer.qkv)
+            qkv = self._read(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:
                 kept[i] = x.clone()
             keys, values = self.cache.keys[i], self.cache.values[i]
@@ -87,7 +87,7 @@ class Fused:
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
             assert isinstance(layer.ffn, FeedForward)
             inner = layer.attention_out_norm
-            x, active = self._read(x, added, layer.ffn_norm, inner, layer.ffn.gate_up, s.activation)
+            active = self._read(x, added, layer.ffn_norm, inner, layer.ffn.gate_up, s.activation)
             added = self._product(layer.ffn.down, active, parts=True)
             inner = layer.ffn_out_norm
         if last and queries > 1:
@@ -107,16 +107,12 @@ class Fused:
         inner: Tensor | None,
         linear: Linear | Int8Linear,
         activation: str | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream with what is added to it, and its norm's product, perhaps with an activation."""
-        k, eps, ours = self.kernels, self.shape.norm_eps, self._ours(x)
-        within = activation if ours and self.choices.gate else None
-        if ours and self.choices.norm and len(x) == 1 and inner is None:
-            assert isinstance(linear, Linear)
-            x, made = k.norm_product(x, added, norm, eps, linear.weight, linear.bias, within)
-        else:
-            made = self._product(linear, k.add_norm(x, added, norm, eps, inner), activation=within)
-        return x, made if activation is None or within else k.gated(made, activation)
+    ) -> Tensor:
+        """The product with the residual stream's norm, perhaps through an activation; the stream is added to."""
+        normed = self.kernels.add_norm(x, added, norm, self.shape.norm_eps, inner)
+        within = activation if self._ours(x) and self.choices.gate else None
+        made = self._product(linear, normed, activation=within)
+        return made if activation is None or within else self.kernels.gated(made, activation)
 
     def _product(
         self, linear: Linear | Int8Linear, x: Tensor, parts: bool = False, activation: str | None = None

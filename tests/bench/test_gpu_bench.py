@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from typing import Any
 
-from bench.gpu_arms import in_turns, parse, told
+import pytest
+import torch
+from torch import Tensor
+
+from bench.gpu_arms import Arm, in_turns, kernels, parse, told
 from bench.gpu_breakdown import Kernel, short, table
-from semspec.model.kernels import Choices
+from semspec.model.kernels import Choices, reference_kernels
 
 
 def test_time_is_kernels_and_gaps_and_nothing_twice() -> None:
@@ -25,11 +30,25 @@ def test_names_without_what_changes() -> None:
 
 
 def test_choices_are_read_and_told() -> None:
-    assert parse("") == Choices() and parse("gate,early") == Choices(gate=True, early=True)
-    assert told(parse("small=0,turn")) == "cuBLAS+turn"
-    for wrong in ("fast", "gate=1", "small"):
+    assert parse("") == Choices() and parse("gate=0,join=16") == Choices(gate=False, join=16)
+    assert told(parse("small=0,gate=0,join=16")) == "cuBLAS+turn+join 16"
+    for wrong in ("fast=1", "gate", "small=-1"):
         with pytest.raises(ValueError, match="is no choice"):
             parse(wrong)
+
+
+def test_an_arm_has_its_tiles_in_passes_of_its_size_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
+    from semspec.model.kernels.tiles import Tiles
+
+    def launch(q: Tensor, **options: Any) -> Any:
+        return options
+
+    made = replace(reference_kernels(), attend=launch, turn_and_attend=launch)
+    monkeypatch.setattr("bench.gpu_arms.triton_kernels", lambda choices: made)
+    found = kernels(Arm(tiles=(64, 32, 16, 4, 2), queries=16))
+    assert found.attend(torch.zeros(1, 16, 4, 8), chosen=None) == {"chosen": None, "tiles": Tiles(64, 32, 16, 4, 2)}
+    assert found.attend(torch.zeros(1, 9, 4, 8)) == found.turn_and_attend(torch.zeros(8, 16, 4, 8)) == {}
 
 
 def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +64,11 @@ def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: p
     def broken() -> float:
         raise RuntimeError("no such instruction")
 
-    slow, fast = Choices(), Choices(gate=True)
-    times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), Choices(turn=True): broken})
+    slow, fast = Arm(), Arm(Choices(gate=False))
+    wrong = Arm(Choices(gate=False), (16, 128, 32, 4, 2))
+    times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), wrong: broken})
     assert times == {slow: 2, fast: 1} and calls[:4] == ["slow", "fast", "slow", "fast"]
-    assert "ours if small+turn: RuntimeError: no such instruction" in capsys.readouterr().out
+    assert (
+        "ours if small+turn, 32 splits, 2 x 128 keys, 4 warps: RuntimeError: no such instruction"
+        in capsys.readouterr().out
+    )

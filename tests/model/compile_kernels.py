@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from semspec.model.kernels import attention, products, small, tiles
+from semspec.model.kernels import joining as joining_kernels
 
 HALF, WIDE, WHOLE = "*bf16", "*fp32", "*i64"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
@@ -19,11 +20,10 @@ PLACES = {"slots": WHOLE, "starts": WHOLE, "counts": WHOLE}
 
 
 def built(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int = 4, stages: int = 3, early: bool = True
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int = 4, stages: int = 3
 ) -> dict[str, Any]:
     """Pointers and strides are taken to be aligned, as torch's are."""
     names = kernel.arg_names
-    constants = constants | {"EARLY": early} if "EARLY" in names else constants
     assert set(names) == set(types) | set(constants), set(names) ^ (set(types) | set(constants))
     aligned = [n for n in types if types[n].startswith("*") or n.endswith("stride")]
     source = ASTSource(
@@ -32,29 +32,29 @@ def built(
         constexprs={(names.index(n),): value for n, value in constants.items()},
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
-    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": early}
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
     text = made.asm["ptx"]
-    reads = [text.find(word) for word in ("ld.global", "cp.async.cg", "cp.async.ca") if word in text]
     stored = text.find("st.global")
+    ticket = text.find("atom.global.gpu.acq_rel.add")
+    last = text.rfind("st.global", 0, max(ticket, 0))
     return {
         "waits_for_stores": 0 < stored < text.find("bar.sync", stored) < text.find("cp.async.cg"),
-        "reads_after_wait": min(reads) > text.find("griddepcontrol.wait"),
+        "tickets": text.count("atom.global.gpu.acq_rel.add"),
+        "stored_before_ticket": 0 < last < text.find("bar.sync", last) < ticket,
+        "reads_behind_sums": 0 < text.find("bar.sync") < text.rfind("ld.global"),
         "shared": made.metadata.shared,
         "cubin": len(made.asm["cubin"]),
-        "waits": text.count("griddepcontrol.wait"),
-        "lets": text.count("griddepcontrol.launch_dependents"),
-        "fetches": text.count("cp.async.bulk.prefetch.L2"),
     }
 
 
 def main() -> None:
     attend = {
         "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "lists": WHOLE, "listed": WHOLE,
-        "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE, "query_norm": HALF, "key_norm": HALF,
-        "eps": "fp32", "queries": "i32", "width": "i32", **CACHE, "scale": "fp32", "window": "i32",
+        "out": HALF, "parts": WIDE, "sums": WIDE, "tickets": "*i32", "cos": WIDE, "sin": WIDE,
+        "query_norm": HALF, "key_norm": HALF, "eps": "fp32", "queries": "i32", "width": "i32", **CACHE, "scale": "fp32",
+        "window": "i32",
     }  # fmt: skip
-    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0}
+    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0, "JOINING": False}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
@@ -65,20 +65,22 @@ def main() -> None:
         for span in (16, 64) if queries in (9, 17) else ():
             made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
             results[f"attend {queries}, blocks of {span}"] = made
+        if queries < 64:
+            made = built(attention._attend, attend, constants | {"JOINING": True}, t.warps, t.stages)
+            results[f"attend {queries} and join"] = made
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     turning |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64, "SPAN": 0}
-    results["turn_and_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
-    t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, crowded=True)
-    constants = {"WINDOWED": False, "MASKED": False, "GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits} | still
-    constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys}
-    results["attend, crowded"] = built(attention._attend, attend, constants, t.warps, t.stages)
+    for joining in (False, True):
+        results[f"turn_and_attend{' and join' if joining else ''}"] = built(
+            attention._attend, attend, turning | {"JOINING": joining}, t.warps, t.stages
+        )
     results["join"] = built(
-        attention._join,
+        joining_kernels._join,
         {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
-        {"GROUP": 5, "D": 128, "BLOCK_D": 128, "SPLITS": 32},
+        {"D": 128, "BLOCK_D": 128, "SPLITS": 32},
     )
     results["add_norm"] = built(
         small._add_norm,
@@ -100,18 +102,14 @@ def main() -> None:
         warps=1,
     )
     operands = {"x": HALF, "weight": HALF, "bias": HALF, "out": HALF, "rows": "i32", "outputs": "i32"}
-    operands |= {"added": WIDE, "norm": HALF, "stream": HALF, "eps": "fp32"}
     for name, size, parts, gated in (
         ("product", (2048, 1536), False, False),
         ("product, parts", (1536, 8960), True, False),
         ("product, gated", (17920, 1536), False, True),
-        ("product, normed", (2048, 1536), False, False),
-        ("product, gated and normed", (17920, 1536), False, True),
     ):
         cut = products.Skinny.of(size, card, parts, gated)
         constants = {"INPUTS": size[1], "BLOCK_M": 16, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth}
-        constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True, "FETCHED": 512}
-        constants |= {"NORMED": "normed" in name, "PARTS": 4 if "normed" in name else 0}
+        constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(products._product, types, constants, cut.warps, cut.stages)
     print(json.dumps(results))

@@ -13,6 +13,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, products, reference, small  # noqa: E402
 from semspec.model.kernels import tiles as cuts  # noqa: E402
+from semspec.model.kernels.joining import Tickets  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -58,7 +59,7 @@ def passes(draw: st.DrawFn, longest: int = 70) -> dict[str, object]:
 
 
 @given(
-    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.booleans(), st.sampled_from([1, 2, 8]),
+    passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.booleans(), st.sampled_from([1, 2, 8, 32]),
     st.sampled_from([16, 32]), st.sampled_from([16, 32]),
 )  # fmt: skip
 @few
@@ -74,11 +75,12 @@ def test_attention(
         ancestors = torch.rand(batch, queries, queries, generator=generator).round().tril().to(DEVICE, torch.int8)
         ancestors |= torch.eye(queries, dtype=torch.int8, device=DEVICE)
     tiles = cuts.Tiles(rows, keys, splits, warps=4, stages=2)
-    ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles)
     exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, ancestors)
-    close(ours, exact, dtype)
-    for b, count in enumerate(case["counts"]):
-        assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
+    for tickets in (None, Tickets(rows)):
+        ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles, tickets=tickets)
+        close(ours, exact, dtype)
+        for b, count in enumerate(case["counts"]):
+            assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
 
 
 @given(
@@ -109,10 +111,10 @@ def test_attention_to_chosen_blocks(
                     buffer[slot, h, block * span : (block + 1) * span] = float("nan")
     chosen = (lists.to(DEVICE), counts.to(DEVICE), span)
     tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
-    ours = attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen=chosen)
     zeroed = [c.double().nan_to_num() for c in cache]
     exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
-    close(ours, exact, dtype)
+    for tickets in (None, Tickets(16)):
+        close(attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen, tickets=tickets), exact, dtype)
 
 
 def test_all_blocks_chosen_are_all_of_the_cache() -> None:
@@ -137,11 +139,11 @@ def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
 
 @given(
     passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.sampled_from([1, 2, 8]),
-    st.sampled_from([0.0, 0.5, 1.0]), st.booleans(),
+    st.sampled_from([0.0, 0.5, 1.0]), st.booleans(), st.booleans(),
 )  # fmt: skip
 @few
 def test_rotation_cache_write_and_attention_of_single_tokens(
-    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool
+    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool, inside: bool
 ) -> None:
     generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
     qkv = noise((batch, 1, case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
@@ -161,7 +163,8 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
         tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
     )  # fmt: skip
     tiles = cuts.Tiles(16, 16, splits, warps=4, stages=2)
-    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
+    how = (tiles, Tickets(16) if inside else None)
+    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, *how)
     close(ours, exact, dtype)
     for mine, theirs in zip(cache, exact_cache, strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan()), "written beside its place"
@@ -170,13 +173,13 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
 
 @given(
     st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([64, 96, 128, 256]),
-    st.sampled_from([64, 99, 163, 227]), st.booleans(),
+    st.sampled_from([64, 99, 163, 227]),
 )  # fmt: skip
 def test_tiles_fill_a_gpu_and_fit_into_it(
-    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, crowded: bool
+    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int
 ) -> None:
     card = cuts.Card(132, kilobytes * 1024)
-    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card, crowded=crowded)
+    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
     assert tiles.splits == 1 or programs <= 2 * 132
@@ -239,30 +242,6 @@ def test_products_with_an_activation(
     ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation)
     whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
     close(ours, reference.gated(whole, activation), dtype)
-
-
-@given(
-    st.sampled_from([(5, 24), (40, 70), (33, 128)]), multiplied, st.sampled_from([0, 1, 4]),
-    st.sampled_from([None, "silu"]), st.booleans(), st.integers(0, 99),
-)  # fmt: skip
-@few
-def test_products_of_a_stream_that_is_added_to_and_normed(
-    size: tuple[int, int], dtype: torch.dtype, parts: int, activation: str | None, biased: bool, seed: int
-) -> None:
-    generator, outputs = random(seed), size[0] * (1 if activation is None else 2)
-    x, weight = noise((1, size[1]), generator, dtype), noise((outputs, size[1]), generator, dtype)
-    bias = noise((outputs,), generator, dtype) if biased else None
-    scale, added = noise((size[1],), generator, dtype), noise((parts, 1, size[1]), generator, torch.float32)
-    before, stream = x.clone(), torch.zeros_like(x)
-    norm = products.Norm(added if parts else None, scale, 1e-5, stream)
-    ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation, norm=norm)
-    exact_x = x.double()
-    normed = reference.add_norm(exact_x, added.double() if parts else None, scale.double(), 1e-5)
-    exact = reference.product(normed, weight.double(), None if bias is None else bias.double(), 1)
-    close(ours, exact if activation is None else reference.gated(exact, activation), dtype)
-    assert torch.equal(x, before), "other programs may still read it"
-    if parts:
-        close(stream, exact_x, dtype)
 
 
 @given(

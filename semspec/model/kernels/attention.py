@@ -2,21 +2,19 @@
 
 A draft that is checked, or a model that writes, has 1 to 64 queries over a cache of any length: all the time goes into
 reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
-holds the queries of all heads that share that key head in one tile, and a second kernel joins the splits. Lengths are
+holds the queries of all heads that share that key head in one tile, and the splits are joined (joining.py). Lengths are
 read on the device: one captured launch serves a cache as it grows. Where only some blocks of the cache are to be seen
 (semspec.sparse), the splits share those, and nothing else is read.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels.early import launched, let_next_begin, wait_for_last
+from semspec.model.kernels.joining import Tickets, join, join_if_last
 from semspec.model.kernels.tiles import Tiles, card_of
 
 LOG2E = 1.4426950408889634
@@ -33,9 +31,8 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
-    early: bool = False,
-    crowded: bool = False,
     chosen: tuple[Tensor, Tensor, int] | None = None,
+    tickets: Tickets | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -45,15 +42,16 @@ def attend(
     `ancestors` [B, Q, Q] is given, those marked in its row.
 
     `chosen` is (lists [B, kv heads, W], counts [B, kv heads], block), whole numbers of 32 bits: of the whole blocks
-    before the first new token, those listed are seen, and everything behind the last whole block.
+    before the first new token, those listed are seen, and everything behind the last whole block. `tickets` says
+    whether splits are joined by the last of them; without it by a second launch.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
     if tiles is None:
         card, kv_heads = card_of(q.device), keys.shape[1]
-        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, crowded)
+        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, early, chosen)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, tickets, chosen)
     return out
 
 
@@ -71,7 +69,7 @@ def turn_and_attend(
     scale: float,
     window: int | None = None,
     tiles: Tiles | None = None,
-    early: bool = False,
+    tickets: Tickets | None = None,
 ) -> Tensor:
     """`small.turn_and_keep` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
 
@@ -84,7 +82,7 @@ def turn_and_attend(
         card, kv_heads = card_of(qkv.device), keys.shape[1]
         tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
     out = qkv.new_empty((batch, queries, heads, size))
-    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles, early)
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles, tickets)
     return out
 
 
@@ -99,7 +97,7 @@ def _launch(
     ancestors: Tensor | None,
     turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
-    early: bool,
+    tickets: Tickets | None,
     chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
@@ -111,36 +109,35 @@ def _launch(
     if tiles.splits > 1:
         parts = q.new_empty((batch, heads, queries, tiles.splits, size), dtype=torch.float32)
         sums = q.new_empty((batch, heads, queries, tiles.splits), dtype=torch.float32)
-    shape: dict[str, Any] = {
-        "GROUP": group, "D": size, "BLOCK_D": max(16, triton.next_power_of_2(size)), "SPLITS": tiles.splits,
-    }  # fmt: skip
+    taken = tickets and tickets.take(tiles, blocks * kv_heads * batch, q.device)
+    wide = max(16, triton.next_power_of_2(size))
     turns, norms, eps = turning or (None, None, 0.0)
     cos, sin = turns or (places[0], places[0])
     lists, listed, span = chosen or (places[0], places[0], 0)
     assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
     _attend[(tiles.splits * blocks, kv_heads, batch)](
         q, keys, values, *places, places[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
+        out if taken is None else taken,
         cos, sin, *(norms or (q, q)), eps,
         queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
         WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=span, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
-        TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1], **shape,
-        num_warps=tiles.warps, num_stages=tiles.stages, **launched(early),
+        TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1],
+        GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits,
+        JOINING=taken is not None, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if tiles.splits > 1:
-        _join[(queries, heads, batch)](parts, sums, out, queries, heads, **shape, num_warps=4, **launched(early))
+    if tiles.splits > 1 and taken is None:
+        join(parts, sums, out)
 
 
 @triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
+    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums, tickets,
     cos, sin, query_norm, key_norm, eps,
     queries, width, slot_stride, head_stride, place_stride, scale, window,
     WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr,
     HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, JOINING: tl.constexpr,
 ):  # fmt: skip
-    let_next_begin(EARLY)
-    wait_for_last(EARLY)
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv, b = tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
@@ -228,10 +225,16 @@ def _attend(
     if SPLITS == 1:
         tl.store(out + place[:, None] * D + d[None, :], answer, mask=exists[:, None] & (d < D)[None, :])
     else:
-        part = ((b * heads + head) * queries + query) * SPLITS + split
-        some = exists & (total > 0.0)
-        tl.store(parts + part[:, None].to(tl.int64) * D + d[None, :], answer, mask=some[:, None] & (d < D)[None, :])
-        tl.store(sums + part, tl.where(some, best + tl.log2(whole), float("-inf")), mask=exists)
+        part = ((b * heads + head) * queries + query) * SPLITS
+        here = (part + split)[:, None].to(tl.int64) * D + d[None, :]
+        tl.store(parts + here, answer, mask=loaded & (begin < end))
+        tl.store(sums + part + split, tl.where(total > 0.0, best + tl.log2(whole), float("-inf")), mask=exists)
+        if JOINING:
+            ticket = tickets + mine * (tl.num_programs(0) // SPLITS) + block
+            used = tl.cdiv(end - first, tl.maximum(each, 1))
+            join_if_last(
+                ticket, used, parts, sums, out, b, kv, block, queries, heads, count, GROUP, D, BLOCK_M, BLOCK_D, SPLITS
+            )
 
 
 @triton.jit
@@ -254,25 +257,3 @@ def _turned(
         s = tl.load(sin + at, mask=turning, other=0.0)
         one = one * c + tl.where(d < HALF, -two, two) * s
     return one
-
-
-@triton.jit(do_not_specialize=["queries"])
-def _join(
-    parts, sums, out, queries, heads,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Weigh the splits of one query and head by their shares of the softmax."""
-    let_next_begin(EARLY)
-    wait_for_last(EARLY)
-    query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = (b * heads + head) * queries + query
-    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
-    level = tl.load(sums + row * SPLITS + split)
-    used = level > float("-inf")
-    best = tl.max(level, 0)
-    weight = tl.where(used, tl.exp2(level - tl.where(best > float("-inf"), best, 0.0)), 0.0)
-    total = tl.sum(weight, 0)
-    at = parts + (row * SPLITS + split).to(tl.int64)[:, None] * D + d[None, :]
-    part = tl.load(at, mask=used[:, None] & (d < D)[None, :], other=0.0)
-    answer = tl.sum(part * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + ((b * queries + query) * heads + head) * D + d, answer, mask=d < D)

@@ -14,12 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels.early import fetch, launched, let_next_begin, wait_for_last
 from semspec.model.kernels.tiles import Card
 
 ROWS = 16  # at most
 DEPTHS = {16: (256, 6), 32: (256, 4), 64: (64, 6)}  # outputs of a program -> inputs at a time, stages; measured
-FETCHED = 8_000_000  # bytes of weights fetched ahead: what memory brings in the microseconds of a launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,105 +49,48 @@ class Skinny:
         return Skinny(columns // 2 if gated else columns, depth, splits, stages=stages)
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """What is to be done to a residual stream [1, in] before it is multiplied; see `small.add_norm`."""
-
-    added: Tensor | None  # [1, in], or parts of it, [parts, 1, in]
-    weight: Tensor
-    eps: float
-    stream: Tensor  # [1, in]; where the sum goes, if there is something to add. Not the old one: all programs read that
-
-
-def product(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    cut: Skinny,
-    activation: str | None = None,
-    early: bool = False,
-    ahead: bool = False,
-    norm: Norm | None = None,
-) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Skinny, activation: str | None = None) -> Tensor:
     """x [N, in] of at most 16 rows, weight [out, in] -> [N, out]; in parts, float32: [splits, N, out].
 
     With an activation, the first half of the outputs goes through it and is multiplied by the second: [N, out / 2].
-    With a norm, x is a residual stream of one row, to which something may have to be added before it is normed. Every
-    program does that for itself while it reads, and scales what comes out: norms need no launch of their own.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (1 if activation is None else 2)
     assert rows <= ROWS and x.is_contiguous() and weight.is_contiguous() and (activation is None or cut.splits == 1)
-    assert norm is None or (rows == 1 and cut.splits == 1)
-    added = None if norm is None else norm.added
     size, dtype = ((rows, outputs), x.dtype) if cut.splits == 1 else ((cut.splits, rows, outputs), torch.float32)
     out = x.new_empty(size, dtype=dtype)
-    wide = inputs * weight.element_size()
-    fetched = min(FETCHED // weight.shape[0], wide) // cut.splits // 16 * 16  # bytes of a row, by each program
     _product[(triton.cdiv(outputs, cut.columns), cut.splits)](
         x, weight, weight if bias is None else bias, out, rows, outputs,
-        x if added is None else added, x if norm is None else norm.weight, x if norm is None else norm.stream,
-        0.0 if norm is None else norm.eps,
         INPUTS=inputs, BLOCK_M=ROWS, BLOCK_N=cut.columns, BLOCK_K=cut.depth, SPLITS=cut.splits, BIASED=bias is not None,
-        GATED=activation is not None, SILU=activation == "silu",
-        NORMED=norm is not None, PARTS=0 if added is None else added.shape[0],
-        FETCHED=fetched if early and ahead and wide % 16 == 0 else 0,
-        num_warps=cut.warps, num_stages=cut.stages, **launched(early),
+        GATED=activation is not None, SILU=activation == "silu", num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(
-    x, weight, bias, out, rows, outputs, added, norm, stream, eps,
+    x, weight, bias, out, rows, outputs,
     INPUTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr,
-    NORMED: tl.constexpr, PARTS: tl.constexpr, FETCHED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_next_begin(EARLY)
     split = tl.program_id(1)
     m, n, k = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     each: tl.constexpr = (INPUTS + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
     inside, exists = m < rows, n < outputs
     row = weight + n.to(tl.int64)[None, :] * INPUTS
     up = weight + (n + outputs).to(tl.int64)[None, :] * INPUTS  # only with a gate
-    if FETCHED > 0:
-        width: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-        start, last = tl.minimum(split * each, INPUTS - FETCHED // width), tl.minimum(n, outputs - 1)
-        size = tl.full([BLOCK_N], FETCHED, tl.int32)
-        fetch(weight + last.to(tl.int64) * INPUTS + start, size)
-        if GATED:
-            fetch(weight + (last + outputs).to(tl.int64) * INPUTS + start, size)
-    wait_for_last(EARLY)
     sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     other = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_K], tl.float32)
     for step in range(0, each, BLOCK_K):
         at = split * each + step + k
         there = at < INPUTS
         known = there[:, None] & exists[None, :]
-        if NORMED:
-            one = tl.load(x + at, mask=there, other=0.0)
-            if PARTS > 0:
-                more = tl.load(added + at, mask=there, other=0.0).to(tl.float32)
-                for part in tl.static_range(1, PARTS):
-                    more += tl.load(added + part * INPUTS + at, mask=there, other=0.0).to(tl.float32)
-                one = (one.to(tl.float32) + more.to(one.dtype).to(tl.float32)).to(one.dtype)
-                tl.store(stream + at, one, mask=there & (tl.program_id(0) == 0))
-            wide = one.to(tl.float32)
-            squares += wide * wide
-            wide = wide * tl.load(norm + at, mask=there, other=0.0).to(tl.float32)
-            a = tl.where(m[:, None] == 0, wide[None, :], 0.0).to(x.dtype.element_ty)
-        else:
-            a = tl.load(x + m[:, None] * INPUTS + at[None, :], mask=inside[:, None] & there[None, :], other=0.0)
+        a = tl.load(x + m[:, None] * INPUTS + at[None, :], mask=inside[:, None] & there[None, :], other=0.0)
         w = tl.load(row + at[:, None], mask=known, other=0.0, eviction_policy="evict_first")
         sum = tl.dot(a, w, sum, input_precision="ieee")
         if GATED:
             w = tl.load(up + at[:, None], mask=known, other=0.0, eviction_policy="evict_first")
             other = tl.dot(a, w, other, input_precision="ieee")
-    if NORMED:
-        size = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
-        sum, other = sum * size, other * size
     if BIASED:
         begin = tl.load(bias + n, mask=exists & (split == 0), other=0.0)
         sum += begin.to(tl.float32)[None, :]

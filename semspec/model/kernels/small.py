@@ -8,15 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
-from semspec.model.kernels.early import launched, let_next_begin, wait_for_last
 
 AT_TOKEN, AT_START, AT_COUNT = tl.constexpr(TOKEN), tl.constexpr(START), tl.constexpr(COUNT)
 AT_LEFT, AT_STOPS, AT_STEP = tl.constexpr(LEFT), tl.constexpr(STOPS), tl.constexpr(STEP)
 
 
-def add_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None, early: bool = False
-) -> Tensor:
+def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
     """x += added, in place, and what the next layer reads: x over its root mean square, times weight. [N, width]
 
     With `inner`, what is added is normed and weighed by it first. It may come in parts to add up, [parts, N, width].
@@ -28,7 +25,7 @@ def add_norm(
         x, x if added is None else added, weight, weight if inner is None else inner, normed, eps,
         x.shape[0] * size, SIZE=size, BLOCK=block, INNER=inner is not None,
         PARTS=0 if added is None else added.shape[0] if added.dim() == 3 else 1,
-        num_warps=min(max(block // 512, 1), 16), **launched(early),
+        num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
     return normed
 
@@ -44,7 +41,6 @@ def turn_and_keep(
     heads: int,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
-    early: bool = False,
 ) -> Tensor:
     """Queries [B, Q, heads, d], turned; keys, turned, and values go to their places in the cache.
 
@@ -64,19 +60,17 @@ def turn_and_keep(
         queries, keys.stride(0), keys.stride(1), keys.stride(2),
         HEADS=heads, KV_HEADS=kv_heads, D=size, HALF=half, REST=rest,
         BLOCK_HALF=triton.next_power_of_2(max(half, 1)), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-        NORMED=norms is not None, num_warps=1, **launched(early),
+        NORMED=norms is not None, num_warps=1,
     )  # fmt: skip
     return out
 
 
-def gated(gate_up: Tensor, activation: str, early: bool = False) -> Tensor:
+def gated(gate_up: Tensor, activation: str) -> Tensor:
     """[N, 2 ffn] -> [N, ffn]: the activation of the first half, times the second."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, size))
     block = 1024
-    _gated[(rows, triton.cdiv(size, block))](
-        gate_up, out, size, BLOCK=block, SILU=activation == "silu", num_warps=4, **launched(early)
-    )  # fmt: skip
+    _gated[(rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, SILU=activation == "silu", num_warps=4)
     return out
 
 
@@ -115,13 +109,15 @@ def _note(state, tokens, stops, out, batch, stride, BLOCK: tl.constexpr):
 @triton.jit
 def _add_norm(
     x, added, weight, inner, normed, eps, part,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    let_next_begin(EARLY)
-    wait_for_last(EARLY)
     i = tl.arange(0, BLOCK)
     inside = i < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + i
+    # The weights come from afar, so they are asked for first: no load is moved in front of a sum over all threads.
+    scale = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if INNER:
+        inner_scale = tl.load(inner + i, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(x + at, mask=inside, other=0.0)
     if PARTS > 0:
         wide = tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
@@ -131,12 +127,12 @@ def _add_norm(
         if INNER:
             wide = more.to(tl.float32)
             wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-            more = (wide * tl.load(inner + i, mask=inside, other=0.0).to(tl.float32)).to(more.dtype)
+            more = (wide * inner_scale).to(more.dtype)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)  # rounded: the stream is kept like that
         tl.store(x + at, value, mask=inside)
     wide = value.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    tl.store(normed + at, wide * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32), mask=inside)
+    tl.store(normed + at, wide * scale, mask=inside)
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -144,11 +140,9 @@ def _turn_and_keep(
     qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
     queries, slot_stride, head_stride, place_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """One head of one token. It is held as two halves that turn into each other, and a rest that does not turn."""
-    let_next_begin(EARLY)
-    wait_for_last(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     b, query = row // queries, row % queries
     inside = query < tl.load(counts + b)
@@ -184,9 +178,7 @@ def _turn_and_keep(
 
 
 @triton.jit
-def _gated(gate_up, out, size, BLOCK: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr):
-    let_next_begin(EARLY)
-    wait_for_last(EARLY)
+def _gated(gate_up, out, size, BLOCK: tl.constexpr, SILU: tl.constexpr):
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     gate = tl.load(gate_up + row * 2 * size + i, mask=inside, other=0.0).to(tl.float32)

@@ -29,15 +29,11 @@ class Tiles:
     stages: int
 
     @staticmethod
-    def of(
-        queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card,
-        crowded: bool = False,
-    ) -> Tiles:  # fmt: skip
-        """`crowded`: two programs a processor also of larger tiles, so that one reads while the other reckons."""
+    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card) -> Tiles:
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
-        two = rows <= 32 or (crowded and rows <= 64)  # programs a processor
+        two = rows <= 32  # programs a processor
         wanted = max(1, (2 if two else 1) * card.processors // across)
         splits = min(1 << (wanted.bit_length() - 1), 64)
         wide = triton.next_power_of_2(head_dim) * itemsize  # bytes of one key
