@@ -65,6 +65,11 @@ def fit(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fit:
     """The probe of the target or the draft."""
+    if model == "draft" and training.evidence:
+        raise BadRequest(
+            "evidence is what the target's pass says of a step, and a draft's probe has no part in that pass; "
+            "give it none"
+        )
     run, about = folder.run, folder.labelled
     layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels

@@ -17,6 +17,7 @@ from semspec.sampling import SamplingRows, process
 from semspec.types import Draft, Judge, Rows, Sampling
 from semspec.verify import make
 from semspec.verify.base import collate
+from semspec.verify.seen import seen
 from semspec.verify.semantic_plus import SemanticPlus
 from tests.chi import chi_square, count
 from tests.fakes import FakeRunner
@@ -89,8 +90,9 @@ def test_confidence_is_that_of_the_run_time(temperature: float) -> None:
         kept = process(raw, SamplingRows.of([sampling], [len(tokens)], raw.device)) if temperature else raw
         judges.append(Judge(rule, Draft(tokens, kept), Rows(torch.zeros(len(tokens) + 1, VOCAB)), sampling, 5, 0))
     assert isinstance(rule, SemanticPlus) and rule.keeps_draft_logits
-    seen = rule._seen(collate(judges), torch.zeros(VOCAB, dtype=torch.bool))
-    torch.testing.assert_close(seen[:, -4:], states["draft.confidence"][own], atol=1e-4, rtol=1e-4)
+    shown = seen(collate(judges), ("draft",), torch.zeros(VOCAB, dtype=torch.bool))
+    assert shown is not None
+    torch.testing.assert_close(shown[:, -4:], states["draft.confidence"][own], atol=1e-4, rtol=1e-4)
     assert states["draft.confidence"].isfinite().all(), "also for steps that the draft would not have written"
 
 

@@ -8,6 +8,7 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.fit.data import Folder, Label, Sample
+from semspec.fit.options import Teaching
 from semspec.fit.plot import draw_reliability
 from semspec.fit.rows import Tokens, load_rows, split
 from semspec.fit.train import Training, fit
@@ -184,6 +185,21 @@ def test_every_group_of_evidence_can_be_switched_off(tmp_path: Path) -> None:
         assert with_it.metrics["test"]["auroc"] > 0.95 and without.metrics["test"]["auroc"] < 0.7, group
         assert without.card["evidence"] == list(others)
         assert without.head.inputs == with_it.head.inputs - len(columns)
+
+
+def test_a_drafts_probe_has_no_evidence(folder: Folder) -> None:
+    with pytest.raises(BadRequest, match="target's pass"):
+        fit(folder, "draft", replace(QUICK, evidence=("length",)), CPU)
+
+
+def test_the_options_name_what_each_probe_sees() -> None:
+    plain = Teaching().trainings()
+    assert plain["target"][1].evidence == plain["draft"][1].evidence == () and len(plain["judge"][1].evidence) == 4
+    asked = Teaching(target_evidence="numbers, tokens", evidence="length").trainings()
+    assert [asked[name][1].evidence for name in asked] == [("tokens", "numbers"), (), ("length",)]
+    assert asked["target"][1].states and asked["target"][1].widths is None, "beside states, in the paper's head"
+    with pytest.raises(BadRequest, match="no evidence 'digits'"):
+        Teaching(target_evidence="digits").trainings()
 
 
 def test_the_operation_is_a_baseline_where_it_is_known(tmp_path: Path) -> None:
