@@ -108,7 +108,8 @@ def test_what_can_be_learnt_is_learnt(folder: Folder, tmp_path: Path, model: str
         else (figures["valid_within_prefix_auroc"] > 0.95)
     )
     for name in ("logprob", "length_and_step"):
-        assert fitted.probe.metrics["baselines"][name]["r2"] < 0.1
+        assert figures["baselines"][name]["r2"] < 0.1
+        assert figures["baselines"][name]["difference"]["r2"]["clearly_better"]
     card = fitted.probe.card
     assert card["model"] == f"model-{model[0]}" and card["layers"] == ([2, 5] if model == "target" else [3])
     assert card["data"]["training"]["labels"] == ("own" if model == "draft" else kind)
@@ -206,11 +207,11 @@ def test_the_operation_is_a_baseline_where_it_is_known(tmp_path: Path) -> None:
     """Shares that follow from the operation and from nothing else."""
     made = known(tmp_path)
     labels = made.read_labels(0)
-    assert "length_step_and_operation" not in fit(made, "target", QUICK, CPU).probe.metrics["baselines"]
+    assert "length_step_and_operation" not in fit(made, "target", QUICK, CPU).probe.metrics["test"]["baselines"]
     kinds = ["add" if i % 3 else "mul" for i in range(len(labels))]
     counts = [{"target": 9 if kind == "add" else 1, "draft": 1} for kind in kinds]
     made.write_labels(0, [replace(x, operation=k, counts=c) for x, k, c in zip(labels, kinds, counts, strict=True)])
-    found = fit(made, "target", QUICK, CPU).probe.metrics["baselines"]
+    found = fit(made, "target", QUICK, CPU).probe.metrics["test"]["baselines"]
     assert found["length_step_and_operation"]["r2"] > 0.99 and found["length_and_step"]["r2"] < 0.1
     rows = load_rows(made, "target", Features((2,)), "cross")
     assert rows.surface.shape[1] == 4 and rows.surface[1].tolist() == [2.0, 0.0, 1.0, 0.0], "add, mul"
