@@ -23,7 +23,7 @@ BASELINES = {
     "length_and_step": "length, step",
     "length_step_and_operation": "length, step, kind",
 }
-WIDTH = 128
+WIDTH = 134
 
 
 def print_tables(name: str, found: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _table(title: str, figures: dict[str, Any]) -> Table:
     if "length_step_and_operation" in asked:
         del asked["length_and_step"]
     view = Table(title=title, box=box.SIMPLE, title_justify="left", caption="✓ clearly better, at 95 %")
-    view.add_column("")
+    view.add_column("", no_wrap=True)
     for heading in ("probe", *(h for label in asked.values() for h in (label, "probe less it"))):
         view.add_column(heading, justify="right", no_wrap=True)
     for key, label in FIGURES.items():

@@ -105,6 +105,30 @@ def test_samples_are_whole_steps_and_do_not_depend_on_their_neighbours() -> None
     assert alone == together
 
 
+def test_steps_of_the_same_tokens_are_looked_at_once() -> None:
+    """And everything is written before anything is looked at, so that nobody who writes waits for who scores."""
+    pair, asked = fake_pair(), list[str]()
+    assert pair.draft is not None
+    for runner in (pair.target, pair.draft):
+        for verb in ("score", "roll"):
+
+            def noted(requests, verb=verb, run=getattr(runner, verb)):  # type: ignore[no-untyped-def]
+                kept = sum(len(r.layers) > 0 for r in requests)
+                asked.extend([verb] * (kept if verb == "score" else 1))
+                return run(requests)
+
+            setattr(runner, verb, noted)
+    samples, states = Sampler(pair, replace(CONFIG, samples=40), steps(limit=2)).run(prefixes())
+    distinct = {(s.prefix, *s.tokens) for s in samples}
+    assert asked.count("score") == 2 * len(distinct) < 2 * len(samples) / 2, "by each of the two models"
+    assert asked.index("score") > max(i for i, verb in enumerate(asked) if verb == "roll")
+    rows: dict[tuple[object, ...], int] = {}
+    for i, sample in enumerate(samples):
+        first = rows.setdefault((sample.prefix, *sample.tokens), i)
+        assert all(torch.equal(tensor[first], tensor[i]) for tensor in states.values())
+        assert sample.text == byte_level().decode(sample.tokens, skip_special_tokens=True)
+
+
 def test_samples_follow_the_models_own_distributions() -> None:
     config = replace(CONFIG, samples=600, temperature=0.6, top_p=0.95)
     (number, prefix) = prefixes(1)[0]
