@@ -56,7 +56,9 @@ class Collecting:
         bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
     ] = False
     seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
-    shard: Annotated[int, typer.Option(help="Prefixes between two writings to the disk.")] = 32
+    shard: Annotated[
+        int, typer.Option(help="Prefixes between two writings to the disk; fewer than --slots leave slots empty.")
+    ] = 32
     slots: Annotated[int, typer.Option(help="Prefixes sampled at a time.")] = 16
     device: Device = "auto"
     draft_device: arguments.DraftDevice = None

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,15 +111,17 @@ def test_steps_of_the_same_tokens_are_looked_at_once() -> None:
     """And everything is written before anything is looked at, so that nobody who writes waits for who scores."""
     pair, asked = fake_pair(), list[str]()
     assert pair.draft is not None
+
+    def noted(verb: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(requests: list[Any]) -> Any:
+            asked.extend([verb] * (sum(len(r.layers) > 0 for r in requests) if verb == "score" else 1))
+            return run(requests)
+
+        return noting
+
     for runner in (pair.target, pair.draft):
         for verb in ("score", "roll"):
-
-            def noted(requests, verb=verb, run=getattr(runner, verb)):  # type: ignore[no-untyped-def]
-                kept = sum(len(r.layers) > 0 for r in requests)
-                asked.extend([verb] * (kept if verb == "score" else 1))
-                return run(requests)
-
-            setattr(runner, verb, noted)
+            setattr(runner, verb, noted(verb, getattr(runner, verb)))
     samples, states = Sampler(pair, replace(CONFIG, samples=40), steps(limit=2)).run(prefixes())
     distinct = {(s.prefix, *s.tokens) for s in samples}
     assert asked.count("score") == 2 * len(distinct) < 2 * len(samples) / 2, "by each of the two models"
