@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # prefixes done, prefixes in all
 STREAM = {"target": TARGET, "draft": DRAFT}
 BUDGET = 2048  # tokens of a pass: nobody waits for a first word here
+LOGITS = 1 << 27  # of a pass: looking at them takes several times their memory
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,10 @@ class Sampler:
         looks of all prefixes fall into the same passes. Steps of the same tokens are looked at once."""
         written: list[list[Written]] = [[] for _ in prefixes]
         seen: list[dict[Tokens, Seen]] = [{} for _ in prefixes]
-        answer_all([self.write(number, prefix, out) for (number, prefix), out in zip(prefixes, written, strict=True)])
+        self.answer([self.write(number, prefix, out) for (number, prefix), out in zip(prefixes, written, strict=True)])
         for steps, found in zip(written, seen, strict=True):
             found |= {step.tokens: Seen() for step in steps}
-        answer_all([self.look(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
+        self.answer([self.look(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
         looks = [look for found in seen for look in found.values()]
         rows = [(p, step, seen[n][step.tokens]) for n, (_, p) in enumerate(prefixes) for step in written[n]]
         numbers = {m: torch.stack([look.numbers[m] for look in looks]).cpu() for m in MODELS}
@@ -131,6 +132,20 @@ class Sampler:
             for row, (p, step, look) in enumerate(rows)
         ]  # fmt: skip
         return samples, named
+
+    def answer(self, decodings: Sequence[Decoding]) -> None:
+        """Run sequences to their ends, as one batch; the first failure is everybody's."""
+        vocab = max(runner.vocab for runner in self.runners.values())
+        executor = Executor(budget=max(1, min(BUDGET, LOGITS // vocab)))
+        work = [executor.submit(decoding, Stats()) for decoding in decodings]
+        try:
+            executor.run()
+        finally:
+            for task in work:
+                executor.cancel(task)
+        for task in work:
+            if task.error is not None:
+                raise task.error
 
     def write(self, number: int, prefix: Prefix, out: list[Written]) -> Decoding:
         """All steps after one prefix, by one model after the other."""
@@ -194,20 +209,6 @@ class Sampler:
     def _seed(self, number: int, i: int) -> int:
         """Another for every sample of every prefix, so that nothing depends on what is sampled beside it."""
         return (self.config.seed * 1_000_003 + number) * 1_000_003 + i
-
-
-def answer_all(decodings: Sequence[Decoding]) -> None:
-    """Run sequences to their ends, as one batch; the first failure is everybody's."""
-    executor = Executor(budget=BUDGET)
-    work = [executor.submit(decoding, Stats()) for decoding in decodings]
-    try:
-        executor.run()
-    finally:
-        for task in work:
-            executor.cancel(task)
-    for task in work:
-        if task.error is not None:
-            raise task.error
 
 
 def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda done, total: None) -> Folder:

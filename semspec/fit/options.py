@@ -95,6 +95,9 @@ class Teaching:
     target_evidence: Annotated[
         str, typer.Option(help="What the target's probe sees of logits beside states; nothing, as in the paper.")
     ] = ""
+    target_states: Annotated[
+        bool, typer.Option(help="Let the target's probe see states; without, --target-evidence alone.")
+    ] = True
     calibration: Annotated[str, typer.Option(help="isotonic, temperature or none.")] = "isotonic"
     judge_states: Annotated[
         bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
@@ -116,7 +119,9 @@ class Teaching:
             epochs=self.epochs, seed=self.train_seed,
         )  # fmt: skip
         states = replace(both, layers=read_layers(layers) if layers else ())
-        target = replace(states, evidence=read_groups(self.target_evidence))
+        target = replace(states, states=self.target_states, evidence=read_groups(self.target_evidence))
+        if not (target.states or target.evidence):
+            raise BadRequest("the target's probe would see nothing; give it states, or some --target-evidence")
         draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
         groups = read_groups(self.evidence)
         judge = replace(states, labels="written", states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS)

@@ -199,6 +199,10 @@ def test_the_options_name_what_each_probe_sees() -> None:
     asked = Teaching(target_evidence="numbers, tokens", evidence="length").trainings()
     assert [asked[name][1].evidence for name in asked] == [("tokens", "numbers"), (), ("length",)]
     assert asked["target"][1].states and asked["target"][1].widths is None, "beside states, in the paper's head"
+    alone = Teaching(target_evidence="numbers", target_states=False).trainings()
+    assert [alone[name][1].states for name in alone] == [False, True, False], "the judge has its own switch"
+    with pytest.raises(BadRequest, match="see nothing"):
+        Teaching(target_states=False).trainings()
     with pytest.raises(BadRequest, match="no evidence 'digits'"):
         Teaching(target_evidence="digits").trainings()
 
