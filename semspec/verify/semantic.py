@@ -6,7 +6,8 @@ them from the states that predicted the step's tokens:
     stands if q >= tau * p                            tau>0, deterministic
 A step whose every token is among the target's `top` likeliest stands without being asked (the released code's fast
 path; 0: off). A ratio below `floor` never stands (0: off). p is taken as at least 0.02, labels being shares of 20.
-May break: a probe sees an average of states, in which one wrong digit drowns.
+May break: a probe sees an average of states, in which one wrong digit drowns. The target's probe may be fitted to see
+evidence of the logits beside it (`semspec probe fit --target-evidence`), which is not the paper's.
 Needs both models' hidden states and both probes: `semspec probe fit`.
 Source: SemanticSpec, arXiv 2602.03708, and its released code.
 """
@@ -22,6 +23,7 @@ from semspec.errors import BadRequest
 from semspec.noise import ACCEPT
 from semspec.probe.head import Probe
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.seen import seen
 from semspec.verify.step import StepRule
 
 LEAST = 0.02  # the smallest p that a ratio is trusted with
@@ -38,6 +40,7 @@ class Semantic(StepRule):
     probes: str = field(default="", metadata={"path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})
     draft_probe: Probe | None = field(default=None, metadata={"option": False})
+    numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +50,12 @@ class Semantic(StepRule):
 
     def bound(self, pair: Binding) -> Rule:
         target, draft = pair.probes(self.probes)
-        return replace(self, target_probe=target, draft_probe=draft)
+        numbers = pair.numbers() if target.features.evidence else None
+        return replace(self, target_probe=target, draft_probe=draft, numbers=numbers)
+
+    @property
+    def keeps_draft_logits(self) -> bool:
+        return self.target_probe is not None and "draft" in self.target_probe.features.evidence
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -59,8 +67,9 @@ class Semantic(StepRule):
 
     def judge(self, drafts: Drafts) -> Decisions:
         assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"
-        assert drafts.hidden is not None and drafts.draft_hidden is not None
-        q = self.target_probe(drafts.hidden, drafts.first_row, drafts.counts)
+        assert drafts.draft_hidden is not None
+        shown = seen(drafts, self.target_probe.features.evidence, self.numbers)
+        q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
         p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
         p = p.to(q.device).clamp_min(LEAST)
         # Products, not quotients: the same test, and nothing to divide by.

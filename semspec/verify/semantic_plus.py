@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.probe.evidence import at_one, confidence, evidence
 from semspec.probe.head import Probe
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.seen import seen
 from semspec.verify.step import StepRule
 
 
@@ -57,24 +56,10 @@ class SemanticPlus(StepRule):
         return self.judge_probe.layers if self.judge_probe else ()
 
     def judge(self, drafts: Drafts) -> Decisions:
-        assert self.judge_probe is not None and self.numbers is not None, "a rule judges once it is bound to a pair"
-        seen = self._seen(drafts, self.numbers) if self.judge_probe.features.evidence else None
-        sure = self.judge_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, seen)
+        assert self.judge_probe is not None, "a rule judges once it is bound to a pair"
+        shown = seen(drafts, self.judge_probe.features.evidence, self.numbers)
+        sure = self.judge_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
         return self.conclude(drafts, sure >= self.least, (sure,))
-
-    def _seen(self, drafts: Drafts, numbers: Tensor) -> Tensor:
-        """[B, E] all the evidence that there is"""
-        ids, exists = drafts.safe_ids, drafts.exists
-        seen = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
-        if not self.keeps_draft_logits:
-            return seen
-        assert drafts.draft_logits is not None
-        own, sampling = drafts.draft_logits, drafts.target_sampling
-        if not sampling.all_greedy:  # the draft samples as the target does
-            place = torch.arange(len(own), device=own.device)
-            whose = torch.searchsorted(drafts.first_draft.contiguous(), place, right=True) - 1  # [D]
-            own = at_one(own, sampling.temperature[drafts.first_row[whose]])
-        return torch.cat([seen, confidence(own, drafts.draft_rows, ids, exists)], -1)
 
     def reason(self, evidence: Sequence[float]) -> str:
         return f"a step the target would write, to {evidence[0]:.2f}, at least {self.least:.2f}"

@@ -68,6 +68,12 @@ def test_nor_does_a_judge_that_attends_and_knows_the_drafts_confidence(sampling:
     assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
+def test_nor_does_semantic_if_its_probe_sees_evidence(sampling: Sampling):
+    rule = make("semantic").bound(Binding(target=Features((2,), evidence=tuple(GROUPS))))
+    assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
+
+
 @dataclasses.dataclass(frozen=True)
 class Peeking(Exact):
     name = "peeking"
