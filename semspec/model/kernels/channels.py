@@ -62,7 +62,7 @@ def some_channels(
         flags, totals, listed, number, CHANNELS=channels, BLOCK=BLOCK, BLOCKS=blocks,
         BLOCK_T=triton.next_power_of_2(blocks), num_warps=1, **launched(early),
     )  # fmt: skip
-    size, card = height(rows), card_of(x.device)
+    size, card = height(rows, x.element_size()), card_of(x.device)
     cut = cuts[0].fit(size, cuts[0].columns, card, x.element_size())
     _up[(triton.cdiv(channels, cut.columns),)](
         x, up, up if up_bias is None else up_bias, active, listed, number, made, rows,

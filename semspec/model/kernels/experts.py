@@ -42,9 +42,10 @@ class Cut:
 CUTS = (Cut(32, 64, 6), Cut(64, 64, 5))  # of gate and up, and of down; the first is what our widest products have
 
 
-def height(rows: int) -> int:
-    """Of a tile, for a pass over so many tokens."""
-    return min(max(triton.next_power_of_2(rows), ROWS[0]), ROWS[1])
+def height(rows: int, itemsize: int) -> int:
+    """Of a tile, for a pass over so many tokens. Products of float32 have no matrix units, and a large tile of them does
+    not fit into registers."""
+    return min(max(triton.next_power_of_2(rows), ROWS[0]), ROWS[1] if itemsize < 4 else ROWS[0])
 
 
 def mix(
@@ -86,7 +87,7 @@ def mix(
     block = min(triton.next_power_of_2(picks), 1024)
     _list[(experts,)](index, lists, listed, picks, BLOCK=block, num_warps=1 if block <= 256 else 4, **launched(early))
     made = x.new_empty((picks, hidden))
-    size, card = height(rows), card_of(x.device)
+    size, card = height(rows, x.element_size()), card_of(x.device)
     cut = cuts[0].fit(size, 2 * cuts[0].columns, card, x.element_size())
     _gate_up[(triton.cdiv(hidden, cut.columns), experts)](
         x, gate_up, lists, listed, made, picks, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen, SILU=activation == "silu",
