@@ -43,8 +43,8 @@ CUTS = (Cut(32, 64, 6), Cut(64, 64, 5))  # of gate and up, and of down; the firs
 
 
 def height(rows: int, itemsize: int) -> int:
-    """Of a tile, for a pass over so many tokens. Products of float32 have no matrix units, and a large tile of them does
-    not fit into registers."""
+    """Of a tile, for a pass over so many tokens. Products of float32 have no matrix units, and a large tile of them
+    does not fit into registers."""
     return min(max(triton.next_power_of_2(rows), ROWS[0]), ROWS[1] if itemsize < 4 else ROWS[0])
 
 
