@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -19,6 +21,17 @@ allow_new_numpy()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 few = settings(max_examples=10, phases=[Phase.generate], deadline=None)
 TYPES = {torch.float32: 1e-5, torch.float16: 3e-3}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_that_was_not_written() -> Iterator[None]:
+    """Is no number, or a very large one: whoever reads it is found out."""
+    if DEVICE.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 SMALL = (experts.Cut(16, 16, 2), experts.Cut(16, 32, 2))
 
 
@@ -144,6 +157,18 @@ def test_some_channels(batch, dtype, sizes, silu, biased, threshold, seed) -> No
     ours = channels.some_channels(x, gate, up, biases[0], down, biases[1], activation, threshold, *numbers, cuts=SMALL)
     assert ours.dtype == torch.float32
     near(ours.sum(0), exact, 2 * TYPES[dtype])
+
+
+def test_a_list_that_ends_inside_a_tile() -> None:
+    """Seven channels of forty, where tiles have 16 and 32: what lies behind them in memory is not read, or is zero."""
+    generator = torch.Generator().manual_seed(8)
+    x, gate = noise(generator, 3, 16), torch.zeros(3, 40, device=DEVICE)
+    gate[:, 5:40:5] = 2.0 + noise(generator, 3, 7).abs()
+    up, down = noise(generator, 40, 16), noise(generator, 40, 16)
+    numbers = (torch.tensor([3], device=DEVICE), torch.tensor([1], device=DEVICE))
+    ours = channels.some_channels(x, gate, up, None, down, None, "silu", 0.5, *numbers, cuts=SMALL)
+    made = torch.nn.functional.silu(gate) * (x @ up.t())
+    near(ours.sum(0), (made @ down).double(), 1e-5)
 
 
 def test_cuts_fit_into_the_card() -> None:
