@@ -222,7 +222,7 @@ class Networks:
             assert isinstance(layer.ffn, FeedForward)
             gates, _ = layer.ffn.gate_up.halves  # type: ignore[union-attr]
             gates.weight.mul_(self.scale[:, None].to(dtype))
-            self.columns.append(layer.ffn.down.weight.t().contiguous())  # type: ignore[union-attr]
+            self.columns.append(layer.ffn.turn())
         self.x = torch.randn(TOKENS, self.shape.width, device=device, dtype=dtype)
         self.counts, self.marks = (torch.tensor([n], device=device) for n in (TOKENS, 1))
 

@@ -43,6 +43,14 @@ class FeedForward:
     gate_up: Linear | Int8Linear  # gate and up projections in one product
     down: Linear | Int8Linear
     activate: Callable[[Tensor], Tensor]
+    turned: Tensor | None = None  # [channels, width]: the down projection again, for kernels that read some channels
+
+    def turn(self) -> Tensor:
+        """Once for all plans that need it: in a large model it takes much memory."""
+        if self.turned is None:
+            assert isinstance(self.down, Linear)
+            self.turned = self.down.weight.t().contiguous()
+        return self.turned
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
-from semspec.model.experts import Experts, FeedForward, Linear, skip
+from semspec.model.experts import Experts, FeedForward, skip
 from semspec.model.sight import Span
 from semspec.model.way import DENSE, Blocks, Chosen, Fewer, Way, checks
 from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose, gathered, listed
@@ -68,12 +68,9 @@ class Sparse:
         """Down projections of layers that leave out channels, [channels, width]: there a channel is one row."""
         if not any(self.thresholds):
             return []
-        made: list[Tensor | None] = []
+        networks = [layer.ffn if isinstance(layer.ffn, FeedForward) else None for layer in self.layers]
         try:
-            for layer, threshold in zip(self.layers, self.thresholds, strict=True):
-                down = layer.ffn.down
-                made.append(down.weight.t().contiguous() if isinstance(down, Linear) and threshold else None)
-            return made
+            return [n.turn() if n and t else None for n, t in zip(networks, self.thresholds, strict=True)]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 "a sparse plan that leaves out channels keeps the down projections a second time, transposed, and "
