@@ -50,6 +50,10 @@ class SemanticPlus(StepRule):
 
     @property
     def keeps_draft_logits(self) -> bool:
+        return self.steps > 1 or self._sees_confidence
+
+    @property
+    def _sees_confidence(self) -> bool:
         return self.judge_probe is not None and "draft" in self.judge_probe.features.evidence
 
     @property
@@ -66,7 +70,7 @@ class SemanticPlus(StepRule):
         """[B, E] all the evidence that there is"""
         ids, exists = drafts.safe_ids, drafts.exists
         seen = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
-        if not self.keeps_draft_logits:
+        if not self._sees_confidence:
             return seen
         assert drafts.draft_logits is not None
         own, sampling = drafts.draft_logits, drafts.target_sampling
