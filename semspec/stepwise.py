@@ -146,8 +146,9 @@ class StepDecoder(Decoder):
     def note(self, event: Event, fates: Sequence[Fate], pieces: list[tuple[int, list[int]]]) -> None:
         """What the draft had to say is kept, whatever became of it."""
         for fate, (begun, step) in zip(fates, pieces, strict=False):
-            self.stats.fates[fate] += 1
-            event.tried.append(Tried(fate, step, begun))
+            if len(step) > 1 or fate != "handed over":  # a mere mark of the end is no step
+                self.stats.fates[fate] += 1
+                event.tried.append(Tried(fate, step, begun))
 
     def target_writes(self, room: int) -> Generator[Request, Any, Event]:
         """The target goes on with its step, or with the rest of the text, alone or helped along by the draft."""
@@ -172,7 +173,9 @@ class StepDecoder(Decoder):
             if taken_over:
                 taken_over -= 1
             else:
-                self.stats.fates["target"] += 1
+                self.stats.fates["target"] += not (
+                    self.alone and self.step.length == 1
+                )  # a mere mark of the end is no step
                 self.drafting = self.lead == 0
             self.step = Step(self.steps)
             self.begun = len(self.context) - len(tokens)

@@ -27,7 +27,7 @@ STEPS = Steps(frozenset([BLANK]), frozenset([BLANK]), frozenset(), frozenset(), 
 
 @dataclass(frozen=True)
 class Picky(StepRule):
-    """Takes a step if its tokens add up to an even number; takes the draft to be sure of it unless three divide that."""
+    """Takes a step if its tokens add up to an even number; the draft counts as sure unless three divide that."""
 
     name = "picky"
 
@@ -129,9 +129,10 @@ def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0
     def own() -> None:
         """The target's word, which may end a step."""
         nonlocal lead, targets_turn, alone
+        said = begun()
         new.append(best(target, PROMPT + new))
         if not alone and CLOSE not in new[:-1] and not begun():
-            fates["target"] += 1
+            fates["target"] += len(said) > 0 or new[-1] == BLANK
             lead = max(0, lead - 1)
             targets_turn = lead > 0
 
@@ -143,7 +144,7 @@ def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0
         over = why in ("the end", "no room")
         if over and not (rule.keep and (whole or rest)):
             if not whole:
-                fates["handed over"] += bool(rest)
+                fates["handed over"] += bool(rest) and len(begun() + rest) > 1
                 alone = rule.hand_over or why == "no room"
                 targets_turn = True
                 continue
@@ -159,12 +160,14 @@ def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0
             fates["accepted"] += 1
         fates["refused"] += refused
         over = over and not refused
-        fates["handed over"] += over
+        fates["handed over"] += over and len((begun() if not whole else []) + rest) > 1
         targets_turn = refused or over
         if not refused:
-            same = as_far_as_the_same(target, new, rest)
+            before, same = begun(), as_far_as_the_same(target, new, rest)
             new += same
-            fates["target"] += over and why == "the end" and same == rest  # in the target's own words
+            fates["target"] += (
+                over and why == "the end" and same == rest and len(before + rest) > 1
+            )  # in the target's own words
         if END not in new:
             own()
         alone = alone or (over and (rule.hand_over or why == "no room"))

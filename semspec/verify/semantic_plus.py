@@ -13,6 +13,7 @@ Needs the target's rows, and what the judge was fitted with: layers of states, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.probe.evidence import at_one, confidence, evidence
 from semspec.probe.head import Probe
+from semspec.types import Draft, Sampling
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
 from semspec.verify.step import StepRule
 
@@ -33,6 +35,7 @@ class SemanticPlus(StepRule):
     keep: bool = True
     rewrite: str = "sampling"
     hand_over: bool = False
+    part: bool = False  # of a step that falls, keep what lies before its least likely token, if the judge takes that
     least: float = -1.0  # below 0: what the judge was calibrated to
     probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the one of the pair
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
@@ -60,15 +63,42 @@ class SemanticPlus(StepRule):
     def layers(self) -> tuple[int, ...]:
         return self.judge_probe.layers if self.judge_probe else ()
 
+    def sure(self, draft: Draft, sampling: Sampling) -> float:
+        """The probability that the draft gave the numbers of its step; words can be put in many ways, numbers cannot.
+        A step without a number is taken as any rule takes it."""
+        assert self.numbers is not None
+        own = self.own(draft, sampling)
+        number = self.numbers.to(own.device)[torch.tensor(draft.tokens, device=own.device)]
+        if not number.any():
+            return super().sure(draft, sampling)
+        return math.exp(own[number].sum().item())
+
     def judge(self, drafts: Drafts) -> Decisions:
         assert self.judge_probe is not None and self.numbers is not None, "a rule judges once it is bound to a pair"
-        seen = self._seen(drafts, self.numbers) if self.judge_probe.features.evidence else None
-        sure = self.judge_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, seen)
-        return self.conclude(drafts, sure >= self.least, (sure,))
+        sure = self._judged(drafts, drafts.counts)
+        stands = sure >= self.least
+        if not self.part or not drafts.ids.shape[1]:
+            return self.conclude(drafts, stands, (sure,))
+        before = self._least_likely(drafts)
+        of_part = self._judged(drafts, before)
+        part = torch.where(of_part >= self.least, before, 0)
+        return self.conclude(drafts, stands, (torch.where(stands, sure, of_part),), part)
 
-    def _seen(self, drafts: Drafts, numbers: Tensor) -> Tensor:
+    def _judged(self, drafts: Drafts, counts: Tensor) -> Tensor:
+        """[B] what the judge says of the first so many tokens [B] of each step"""
+        assert self.judge_probe is not None and self.numbers is not None
+        exists = drafts.steps[:-1] < counts[:, None]
+        seen = self._seen(drafts, exists, self.numbers) if self.judge_probe.features.evidence else None
+        return self.judge_probe(drafts.hidden or {}, drafts.first_row, counts, seen)
+
+    def _least_likely(self, drafts: Drafts) -> Tensor:
+        """[B] the place in each step of the token that the target finds least likely"""
+        logp = drafts.target_logits.float().log_softmax(-1)[drafts.rows[:, :-1], drafts.safe_ids]
+        return torch.where(drafts.exists, logp, 1.0).argmin(-1)
+
+    def _seen(self, drafts: Drafts, exists: Tensor, numbers: Tensor) -> Tensor:
         """[B, E] all the evidence that there is"""
-        ids, exists = drafts.safe_ids, drafts.exists
+        ids = drafts.safe_ids
         seen = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
         if not self._sees_confidence:
             return seen

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from semspec import noise
 from semspec.errors import BadRequest
-from semspec.probe.evidence import at_one, confidence
+from semspec.probe.evidence import FAR, at_one
 from semspec.sampling import pick
 from semspec.steps import MAX_STEP_TOKENS
 from semspec.types import Draft, Sampling
@@ -42,7 +42,7 @@ class StepRule(Rule):
     lead: int = 1  # steps that the target writes before the draft may
     max_step_tokens: int = MAX_STEP_TOKENS  # the longest step; no draft of several is longer either
     steps: int = 1  # how many the draft may write ahead, for one pass of the target to check
-    ahead: float = 0.9  # how sure the draft must be of a step to write another behind it, see `sure`
+    ahead: float = 0.7  # how sure the draft must be of a step to write another behind it, see `sure`
     hand_over: bool = True  # once the draft wants to end the thinking, the target writes the rest alone
     keep: bool = False  # of a step that falls, keep the beginning that the target would have written as well
     rewrite: str = ""  # the token rule by which the draft helps the target with what it writes; "": not at all
@@ -70,27 +70,35 @@ class StepRule(Rule):
 
     def sure(self, draft: Draft, sampling: Sampling) -> float:
         """How sure the draft is of the step that it has just written, from 0 to 1: the geometric mean of its tokens'
-        probabilities at temperature 1. Rules that know the draft better say it better."""
+        probabilities. Rules that know the draft better say it better."""
+        return math.exp(self.own(draft, sampling).mean().item())
+
+    def own(self, draft: Draft, sampling: Sampling) -> Tensor:
+        """[K] the draft's log-probabilities of its own tokens, at temperature 1"""
         assert draft.logits is not None
         logits = at_one(draft.logits, torch.full((1,), sampling.temperature, device=draft.logits.device))
-        ids = torch.tensor([draft.tokens], device=logits.device)  # [1, K]
-        rows = torch.arange(len(draft.tokens), device=logits.device)[None]
-        _, mean, *_ = confidence(logits, rows, ids, torch.ones_like(ids, dtype=torch.bool))[0].tolist()
-        return math.exp(mean)
+        ids = torch.tensor(draft.tokens, device=logits.device)
+        return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
 
-    def conclude(self, drafts: Drafts, stands: Tensor, evidence: tuple[Tensor, ...] = ()) -> Decisions:
-        """Decisions from which steps stand [B]; evidence [B] each is the whole step's."""
+    def conclude(
+        self, drafts: Drafts, stands: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None
+    ) -> Decisions:
+        """Decisions from which steps stand [B]; evidence [B] each is the whole step's. Of one that falls, a part [B] of
+        so many tokens may stand all the same."""
         choice = drafts.target_choice()  # [B, K + 1]
         differs = (drafts.ids != choice[:, :-1]) & drafts.exists
         if drafts.protected is not None:
-            special = drafts.protected[drafts.safe_ids] | drafts.protected[choice[:, :-1]]
-            stands = stands & ~(special & differs).any(-1)
+            special = differs & (drafts.protected[drafts.safe_ids] | drafts.protected[choice[:, :-1]])
+            stands = stands & ~special.any(-1)
+            part = None if part is None else torch.minimum(part, accepted_prefix(~special, drafts.exists))
         same = torch.zeros_like(drafts.counts)
         if self.keep or drafts.whole is not None:
             same = accepted_prefix(~differs, drafts.exists)
         if drafts.whole is not None:
             stands = stands & drafts.whole
             same = same if self.keep else torch.where(drafts.whole, 0, same)
+            part = None if part is None else torch.where(drafts.whole, part, 0)
+        same = same if part is None else torch.maximum(same, part)
         accepted = torch.where(stands, drafts.counts, same)
         own = choice.gather(1, same[:, None])[:, 0]
         follows = torch.where(stands & (drafts.counts > 0), self._bonus(drafts, choice), own)
@@ -98,7 +106,7 @@ class StepRule(Rule):
         return Decisions(
             accepted,
             follows,
-            relaxed=differs & stands[:, None],
+            relaxed=differs & (drafts.steps[:-1] < accepted[:, None]),
             instead=choice[:, :-1],
             evidence=torch.stack(whole, -1) if whole else None,
         )
