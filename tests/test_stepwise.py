@@ -19,7 +19,7 @@ from semspec.types import Sampling
 from semspec.verify import make
 from semspec.verify.base import Decisions, Drafts
 from tests.fakes import FakeRunner, Logits, blend
-from tests.steps_by_hand import BLANK, CLOSE, PROMPT, STEPS, VOCAB, Picky, by_hand, job, language, run, text
+from tests.steps_by_hand import BLANK, CLOSE, END, PROMPT, STEPS, VOCAB, Picky, by_hand, job, language, run, text
 
 
 def near(target: Logits, other: Logits) -> Logits:
@@ -86,6 +86,9 @@ def test_when_no_step_stands_the_target_writes_what_it_would_alone(sampling: Sam
         ((alone, _),) = run(job(make("none"), sampling=sampling), **models)
         ((refusing, stats),) = run(job(make("random-step:rate=0"), sampling=sampling), **models)
         assert text(refusing) == text(alone) and stats.accepted == 0
+        asked = job(make("random-step:rate=0,steps=4,ahead=0,keep=true"), sampling=sampling)
+        ((refusing, stats),) = run(asked, **models, unsure=Unsure(0.4))
+        assert text(refusing) == text(alone) and not stats.relaxed
 
 
 def test_batches_of_sequences_in_different_phases_equal_singles() -> None:
@@ -98,14 +101,17 @@ def test_batches_of_sequences_in_different_phases_equal_singles() -> None:
                 (make("none"), 33, 0.8),
                 (make("random-step:rate=0.5"), 60, 0.8),
                 (Picky(lead=0), 9, 0.8),
+                (Picky(steps=4, ahead=0.7), 60, 0.8),
+                (make("random-step:rate=0.8,steps=3,ahead=0.1,keep=true"), 60, 0.5),
+                (make("random-step:rate=0.8,steps=3,ahead=0.1"), 60, 0.0),
             ]
             * 3
         )
     ]
-    for slots in (3, 12):
-        together = run(*jobs, **models, slots=slots)
+    for slots, unsure in ((3, Unsure()), (21, Unsure()), (5, Unsure(max_entropy=1.2))):
+        together = run(*jobs, **models, slots=slots, unsure=unsure)
         for one, (events, stats) in zip(jobs, together, strict=True):
-            ((alone, own),) = run(one, **models)
+            ((alone, own),) = run(one, **models, unsure=unsure)
             assert text(events) == text(alone) and stats.fates == own.fates
             assert [e.origins for e in events if e.tried] == [e.origins for e in alone if e.tried]
 
@@ -124,12 +130,16 @@ class Watching(Picky):
 
     def judge(self, drafts: Drafts) -> Decisions:
         assert drafts.hidden is not None and drafts.draft_hidden is not None
-        ids = drafts.ids[0, : drafts.counts[0]].tolist()
-        so_far = self.context()
-        for i in range(len(ids)):
-            for states, model in ((drafts.hidden[0], self.target), (drafts.draft_hidden[0], self.draft)):
-                assert states[i].tolist() == pytest.approx(model(so_far + ids[:i]), abs=1e-5)
-        assert len(drafts.draft_hidden[0]) == len(ids) and len(drafts.hidden[0]) == len(ids) + 1
+        before = list(self.context())
+        for b, count in enumerate(drafts.counts.tolist()):
+            for i in range(count):
+                for states, first, model in (
+                    (drafts.hidden[0], drafts.first_row[b], self.target),
+                    (drafts.draft_hidden[0], drafts.first_draft[b], self.draft),
+                ):
+                    assert states[first + i].tolist() == pytest.approx(model(before), abs=1e-5)
+                before.append(drafts.ids[b, i].item())
+        assert len(drafts.draft_hidden[0]) == drafts.counts.sum() == len(drafts.hidden[0]) - 1
         return super().judge(drafts)
 
     def __hash__(self) -> int:
@@ -137,12 +147,13 @@ class Watching(Picky):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_rule_sees_the_states_that_predicted_the_step(temperature: float) -> None:
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_rule_sees_the_states_that_predicted_the_step(temperature: float, steps: int) -> None:
     judged = 0
     for seed in range(6):
         target, draft = language(seed), language(seed + 1)
         runners = FakeRunner(target, VOCAB), FakeRunner(draft, VOCAB)
-        rule = Watching(target=target, draft=draft, context=lambda: decoder.context)  # noqa: B023
+        rule = Watching(steps=steps, target=target, draft=draft, context=lambda: decoder.context)  # noqa: B023
         stats, executor = Stats(), Executor()
         made = job(rule, sampling=Sampling(temperature, seed=seed))
         decoder = StepDecoder(made, runners[0], ModelDrafter(runners[1]), stats)
@@ -153,15 +164,18 @@ def test_a_rule_sees_the_states_that_predicted_the_step(temperature: float) -> N
     assert judged > 10
 
 
-def test_a_referee_is_asked_about_whole_steps() -> None:
-    """Also of a step whose first word was the target's bonus."""
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_referee_is_asked_about_whole_steps(steps: int) -> None:
+    """Also of a step whose first word was the target's bonus, and of several in one draft, up to the first bad one."""
     asked: list[tuple[list[int], list[int]]] = []
 
     def referee(so_far: list[int], step: list[int]) -> bool:
         asked.append((so_far, step))
         return len(asked) % 3 != 0
 
-    ((events, stats),) = run(job(make("oracle"), referee=referee), target=language(8), draft=language(9))
+    ((events, stats),) = run(
+        job(make(f"oracle:steps={steps},ahead=0"), 120, referee=referee), target=language(8), draft=language(9)
+    )
     written = text(events)
     assert len(asked) > 4 and stats.fates["accepted"] + stats.fates["refused"] == len(asked)
     for i, (so_far, step) in enumerate(asked):
@@ -182,10 +196,26 @@ def test_a_loop_makes_the_target_write_the_rest() -> None:
 
 def test_same_seed_same_text() -> None:
     models = {"target": language(5), "draft": language(6)}
-    one, again, other = (
-        run(job(make("random-step:rate=0.5"), sampling=Sampling(0.9, seed=seed)), **models)[0][0] for seed in (1, 1, 2)
-    )
-    assert text(one) == text(again) != text(other)
+    for spec in ("random-step:rate=0.5", "random-step:rate=0.5,steps=4,ahead=0.1,keep=true"):
+        one, again, other = (
+            run(job(make(spec), sampling=Sampling(0.9, seed=seed)), **models)[0][0] for seed in (1, 1, 2)
+        )
+        assert text(one) == text(again) != text(other)
+
+
+def test_steps_ahead_save_passes() -> None:
+    """With a draft that always pleases: about as many passes fewer as there are steps in a draft."""
+    passes = []
+    for steps in (1, 3):
+        rule = make(f"random-step:rate=1,steps={steps},ahead=0,lead=0")
+        ((events, stats),) = run(job(rule, 600), target=without_end(language(3)), draft=without_end(language(4)))
+        assert max(len(event.tried) for event in events) == steps and stats.fates["accepted"] > 60
+        passes.append(stats.target_passes)
+    assert passes[1] < 0.45 * passes[0]
+
+
+def without_end(logits: Logits) -> Logits:
+    return lambda context: [-9.0 if i in (CLOSE, END) else x for i, x in enumerate(logits(context))]
 
 
 def test_states_of_a_step_in_pieces_stay_in_order() -> None:

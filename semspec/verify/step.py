@@ -42,7 +42,7 @@ class StepRule(Rule):
     lead: int = 1  # steps that the target writes before the draft may
     max_step_tokens: int = MAX_STEP_TOKENS  # the longest step; no draft of several is longer either
     steps: int = 1  # how many the draft may write ahead, for one pass of the target to check
-    ahead: float = 0.7  # how sure the draft must be of a step to write another behind it, see `sure`
+    ahead: float = 0.5  # how sure the draft must be of a step to write another behind it, see `sure`
     hand_over: bool = True  # once the draft wants to end the thinking, the target writes the rest alone
     keep: bool = False  # of a step that falls, keep the beginning that the target would have written as well
     rewrite: str = ""  # the token rule by which the draft helps the target with what it writes; "": not at all

@@ -200,7 +200,8 @@ def test_semantic_plus_undoes_each_sequences_own_temperature() -> None:
     assert isinstance(rule, SemanticPlus)
     options = [Sampling(0.5, top_k=4), Sampling(), Sampling(2.0), Sampling(0.5, top_p=0.7)]
     ones = [random_one(seed, k, options[seed], VOCAB) for seed, k in enumerate([3, 2, 5, 1])]
-    seen = rule._seen(build(*ones), torch.zeros(VOCAB, dtype=torch.bool))
+    drafts = build(*ones)
+    seen = rule._seen(drafts, drafts.exists, torch.zeros(VOCAB, dtype=torch.bool))
     for one, row in zip(ones, seen.tolist(), strict=True):
         assert one.draft is not None
         warm = [[x * (one.sampling.temperature or 1.0) for x in logits] for logits in one.draft]
