@@ -178,6 +178,7 @@ def test_a_referee_is_asked_about_whole_steps(steps: int) -> None:
     )
     written = text(events)
     assert len(asked) > 4 and stats.fates["accepted"] + stats.fates["refused"] == len(asked)
+    assert all(sum(len(step.tokens) for step in e.tried) >= e.drafted for e in events), "no pass over what is void"
     for i, (so_far, step) in enumerate(asked):
         assert so_far == written[: len(so_far)] and (not so_far or so_far[-1] == BLANK or STEPS.cuts(so_far))
         assert step[-1] == BLANK or len(step) == STEPS.max_tokens
