@@ -27,8 +27,8 @@ class Kernel:
 def table(kernels: Sequence[Kernel], times: int = 1) -> dict[str, Any]:
     """By name: how often, microseconds in all and each, and the gaps in front; for one of so many repetitions.
 
-    A gap is the time since the last of all kernels before had ended. One that began earlier than that, as kernels do
-    that are launched early, has no gap, and only what it took beyond the others counts as its time.
+    A gap is the time since the last of all kernels before had ended. One that began earlier than that has no
+    gap, and only what it took beyond the others counts as its time.
     """
     rows: dict[str, dict[str, float]] = {}
     reached = min((k.begin for k in kernels), default=0.0)

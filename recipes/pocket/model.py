@@ -32,7 +32,7 @@ class Size:
 
 SIZES: dict[str, Size] = {
     "target": Size(width=384, layers=8, heads=6, kv_heads=2, hidden=1024),
-    "draft": Size(width=192, layers=4, heads=3, kv_heads=1, hidden=448),
+    "draft": Size(width=192, layers=4, heads=6, kv_heads=6, hidden=448, head_dim=32),
     "moe": Size(width=320, layers=6, heads=5, kv_heads=1, hidden=384, experts=8),
     "tiny": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=128, head_dim=32),
     "tiny_moe": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=64, experts=8, head_dim=32),

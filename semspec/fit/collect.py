@@ -1,15 +1,14 @@
 """Sample what models say next: after each prefix, steps from both models, with how each model sees every one of them.
 
-One small generator a prefix asks for passes, as the decoding loop does, and the Executor batches them over prefixes.
-Both models read a prefix once; a sample is written behind it, looked at by both in one scoring pass each, and
-truncated away.
+Small generators ask for passes, as the decoding loop does, and the Executor batches them over prefixes: one that writes
+all samples behind a prefix, each truncated away when it is done, and then one that has both models look at them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,23 @@ from torch import Tensor
 from semspec import tasks
 from semspec.errors import BadRequest
 from semspec.execute import Executor
-from semspec.fit.data import CONFIDENCE, EVIDENCE, MODELS, TOKENS, Folder, Prefix, Sample, Trace
+from semspec.fit.data import EVIDENCE, MODELS, TOKENS, Folder, Prefix, Sample, Trace
+from semspec.fit.look import MEAN, Look
 from semspec.fit.traces import cut, read_traces, write_traces
 from semspec.noise import DRAFT, TARGET
 from semspec.pair import Pair
-from semspec.probe.evidence import NAMES, at_one, confidence, evidence, number_tokens
-from semspec.probe.features import FIXED, pool, resolve_layers
+from semspec.probe.evidence import number_tokens
+from semspec.probe.features import resolve_layers
 from semspec.probe.identity import fingerprint
-from semspec.sampling import SamplingRows, process
 from semspec.stats import Stats
 from semspec.steps import MAX_STEP_TOKENS, Step, StepEnd, Steps
-from semspec.types import Acquire, Decoding, Request, Roll, Rolled, Rows, Runner, Sampling, Score
+from semspec.types import Acquire, Decoding, Draft, Judge, Request, Roll, Rolled, Rows, Runner, Sampling, Score, Verdict
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # prefixes done, prefixes in all
 STREAM = {"target": TARGET, "draft": DRAFT}
 BUDGET = 2048  # tokens of a pass: nobody waits for a first word here
+LOGITS = 1 << 27  # of a pass: looking at them takes several times their memory
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,27 @@ class Config:
         return MODELS if self.traces == "both" else (self.traces,) if self.traces in MODELS else ()
 
 
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A step that a model wrote, and nobody has looked at yet."""
+
+    model: str
+    number: int
+    tokens: Tokens
+    end: StepEnd
+
+
+@dataclass(slots=True)
+class Seen:
+    """What models make of a step: numbers of each model, on its device, and the states of tokens, if they are kept."""
+
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+
+
 class Sampler:
     """Samples steps after prefixes and looks at them with both models."""
 
@@ -78,18 +99,45 @@ class Sampler:
         self.config, self.steps, self.tokenizer = config, steps, pair.tokenizer
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
         wanted = {"target": config.target_layers, "draft": config.draft_layers}
-        numbers = number_tokens(pair.tokenizer, pair.target.vocab)
-        self.numbers = {m: numbers.to(runner.device) for m, runner in self.runners.items()}
+        self.sampling = Sampling(config.temperature, top_p=config.top_p)
         self.layers = {m: resolve_layers(wanted[m], runner.depth) for m, runner in self.runners.items()}
+        numbers = number_tokens(pair.tokenizer, pair.target.vocab)
+        self.looks = {m: Look(m, self.layers[m], numbers.to(runner.device)) for m, runner in self.runners.items()}
 
     def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:
-        """All samples of numbered prefixes, with their states in the same order."""
-        executor = Executor(budget=BUDGET)
-        found: list[list[tuple[Sample, dict[str, Tensor]]]] = [[] for _ in prefixes]
-        work = [
-            executor.submit(self.decode(number, prefix, out), Stats())
-            for (number, prefix), out in zip(prefixes, found, strict=True)
-        ]
+        """All samples of numbered prefixes, with their states in the same order.
+
+        Everything is written before anything is looked at: while nobody scores, all write in fused rolls, and the
+        looks of all prefixes fall into the same passes. Steps of the same tokens are looked at once."""
+        written: list[list[Written]] = [[] for _ in prefixes]
+        seen: list[dict[Tokens, Seen]] = [{} for _ in prefixes]
+        self.answer([self.write(number, prefix, out) for (number, prefix), out in zip(prefixes, written, strict=True)])
+        for steps, found in zip(written, seen, strict=True):
+            found |= {step.tokens: Seen() for step in steps}
+        self.answer([self.look(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
+        looks = [look for found in seen for look in found.values()]
+        rows = [(p, step, seen[n][step.tokens]) for n, (_, p) in enumerate(prefixes) for step in written[n]]
+        numbers = {m: torch.stack([look.numbers[m] for look in looks]).cpu() for m in MODELS}
+        at = {id(look): place for place, look in enumerate(looks)}
+        places = torch.tensor([at[id(look)] for _, _, look in rows])
+        named = {k: v[places] for m in MODELS for k, v in self.looks[m].named(numbers[m]).items()}
+        named |= {k: torch.cat([look.tokens[k] for _, _, look in rows]) for k in looks[0].tokens}
+        means = {m: named[f"{m}.{EVIDENCE}"][:, MEAN].tolist() for m in MODELS}
+        texts = self.tokenizer.batch_decode([list(t) for found in seen for t in found], skip_special_tokens=True)
+        samples = [
+            Sample(
+                p.id, p.problem, p.step, step.model, step.number, list(step.tokens), texts[at[id(look)]], step.end,
+                {m: means[m][row] for m in MODELS},
+            )
+            for row, (p, step, look) in enumerate(rows)
+        ]  # fmt: skip
+        return samples, named
+
+    def answer(self, decodings: Sequence[Decoding]) -> None:
+        """Run sequences to their ends, as one batch; the first failure is everybody's."""
+        vocab = max(runner.vocab for runner in self.runners.values())
+        executor = Executor(budget=max(1, min(BUDGET, LOGITS // vocab)))
+        work = [executor.submit(decoding, Stats()) for decoding in decodings]
         try:
             executor.run()
         finally:
@@ -98,31 +146,24 @@ class Sampler:
         for task in work:
             if task.error is not None:
                 raise task.error
-        rows = [row for out in found for row in out]
-        names = rows[0][1]
-        return [sample for sample, _ in rows], {name: torch.cat([states[name] for _, states in rows]) for name in names}
 
-    def decode(self, number: int, prefix: Prefix, out: list[tuple[Sample, dict[str, Tensor]]]) -> Decoding:
+    def write(self, number: int, prefix: Prefix, out: list[Written]) -> Decoding:
+        """All steps after one prefix, by one model after the other."""
         slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
         try:
             for model in MODELS:
                 for i in range(self.config.samples):
-                    tokens, end = yield from self.write(number, i, prefix, model, slots)
-                    logprob, states = yield from self.look(prefix, tokens, slots)
-                    text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-                    assert isinstance(text, str)
-                    sample = Sample(prefix.id, prefix.problem, prefix.step, model, i, tokens, text, end, logprob)
-                    out.append((sample, states))
+                    tokens, end = yield from self.write_one(number, i, prefix, model, slots)
+                    out.append(Written(model, i, tuple(tokens), end))
         finally:
-            for model, slot in slots.items():
-                self.runners[model].release(slot)
+            self._release(slots)
 
-    def write(
+    def write_one(
         self, number: int, i: int, prefix: Prefix, model: str, slots: dict[str, int]
     ) -> Generator[Request, Any, tuple[list[int], StepEnd]]:
         """One step by one model."""
         runner, slot = self.runners[model], slots[model]
-        sampling = Sampling(self.config.temperature, top_p=self.config.top_p, seed=self._seed(number, i))
+        sampling = replace(self.sampling, seed=self._seed(number, i))
         step, tokens = Step(self.steps), list[int]()
         while step.end is None:
             pending = (prefix.tokens + tokens)[runner.length(slot) :]
@@ -132,45 +173,33 @@ class Sampler:
         self._rewind(prefix, slots)
         return tokens, step.end
 
-    def look(
-        self, prefix: Prefix, tokens: list[int], slots: dict[str, int]
-    ) -> Generator[tuple[Request, ...], Any, tuple[dict[str, float], dict[str, Tensor]]]:
-        """What both models make of a step: the mean log-probability of its tokens, its states, pooled, and evidence."""
-        fed = prefix.tokens + tokens[:-1]
-        seen: tuple[Rows, ...] = yield tuple(
-            Score(runner, slots[m], fed[runner.length(slots[m]) :], keep=len(tokens), layers=self.layers[m])
-            for m, runner in self.runners.items()
-        )
-        self._rewind(prefix, slots)
-        logprob: dict[str, float] = {}
-        states: dict[str, Tensor] = {}
-        for m, rows in zip(MODELS, seen, strict=True):
-            device = rows.logits.device
-            first, count = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([len(tokens)], device=device)
-            for layer in self.layers[m]:
-                for pooling in FIXED:
-                    states[f"{m}.{layer}.{pooling}"] = pool(rows.hidden[layer], first, count, pooling).cpu()
-                if self.config.token_states:
-                    states[f"{m}.{layer}.{TOKENS}"] = rows.hidden[layer].cpu()
-            ids, steps = torch.tensor([tokens], device=device), torch.arange(len(tokens), device=device)[None]
-            exist = torch.ones_like(ids, dtype=torch.bool)
-            seen_by = evidence(rows.logits, steps, ids, exist, self.numbers[m])
-            states[f"{m}.{EVIDENCE}"] = seen_by.cpu()
-            if m == "draft":
-                states[f"{m}.{CONFIDENCE}"] = confidence(self.drawn_from(rows.logits, ids), steps, ids, exist).cpu()
-            logprob[m] = float(seen_by[0, NAMES.index("mean")])
-        return logprob, states
+    def look(self, prefix: Prefix, found: dict[Tokens, Seen]) -> Decoding:
+        """What both models make of each of a prefix's steps."""
+        slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
+        try:
+            for tokens, seen in found.items():
+                fed = [*prefix.tokens, *tokens[:-1]]
+                rows: tuple[Rows, ...] = yield tuple(
+                    Score(runner, slots[m], fed[runner.length(slots[m]) :], keep=len(tokens), layers=self.layers[m])
+                    for m, runner in self.runners.items()
+                )
+                self._rewind(prefix, slots)
+                for m, own in zip(MODELS, rows, strict=True):
+                    if self.config.token_states:
+                        seen.tokens |= {f"{m}.{layer}.{TOKENS}": own.hidden[layer].cpu() for layer in self.layers[m]}
+                verdicts: tuple[Verdict, ...] = yield tuple(
+                    Judge(self.looks[m], Draft(list(tokens)), own, self.sampling, len(prefix.tokens), 0)
+                    for m, own in zip(MODELS, rows, strict=True)
+                )
+                for m, verdict in zip(MODELS, verdicts, strict=True):
+                    assert verdict.state is not None
+                    seen.numbers[m] = verdict.state
+        finally:
+            self._release(slots)
 
-    def drawn_from(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """[K, V] what the draft draws from, as it is known at run time: filters applied, temperature undone.
-
-        A token that is not the draft's own counts as let through, since of those that it writes all are."""
-        rows = SamplingRows.of([Sampling(self.config.temperature, top_p=self.config.top_p)], [len(logits)], ids.device)
-        if rows.all_greedy:
-            return logits
-        kept = at_one(process(logits, rows), rows.temperature)
-        own = logits.float() - logits.float().amax(-1, keepdim=True)
-        return kept.scatter(-1, ids.T, own.gather(-1, ids.T))
+    def _release(self, slots: dict[str, int]) -> None:
+        for model, slot in slots.items():
+            self.runners[model].release(slot)
 
     def _rewind(self, prefix: Prefix, slots: dict[str, int]) -> None:
         """Both models have read the prefix but its last token, or less."""

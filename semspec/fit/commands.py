@@ -90,9 +90,10 @@ def calibrate(
 
 @app.command()
 def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_out: LeaveOut = False) -> None:
-    """Measure finished probes on another collection, with intervals."""
+    """Measure finished probes on another collection, beside cheaper predictors, with intervals."""
     from semspec.fit.data import MODELS, Folder
     from semspec.fit.evaluate import evaluate
+    from semspec.fit.table import print_tables
     from semspec.probe import Probe
 
     collection, document = Folder(folder), {}
@@ -101,6 +102,7 @@ def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_
         model = name if name in MODELS else "target"
         probe = Probe.load(probes / name, collection.run["models"][model])
         document[name] = evaluate(probe, collection, model, kind, leave_one_out)
+        print_tables(name, document[name])
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
@@ -144,6 +146,7 @@ def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -
     """Both probes and the judge, their plots, and one JSON document as the last line."""
     from semspec.fit.data import Folder
     from semspec.fit.plot import draw_reliability
+    from semspec.fit.table import print_tables
     from semspec.fit.train import fit as run
     from semspec.model.choose import choose_device
 
@@ -157,6 +160,7 @@ def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -
             draw_reliability(out / name / "reliability.png", f"{name} probe", fitted.raw, fitted.said, fitted.labels)
         except BadRequest as error:  # no plots can be drawn here; the probe stands all the same
             said += f"; no plot: {error}"
+        print_tables(name, fitted.probe.metrics)
         Console(stderr=True).print(said, soft_wrap=True)
         document[name] = {"probe": str(out / name), "metrics": fitted.probe.metrics}
     typer.echo(json.dumps(document, ensure_ascii=False))

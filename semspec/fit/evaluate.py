@@ -1,36 +1,25 @@
-"""A finished probe against another collection: problems it has never seen, and more samples for a truer share.
-
-Intervals are 95 %, from drawing problems: steps of one problem are not independent trials.
-"""
+"""A finished probe against another collection: problems it has never seen, and more samples for a truer share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from semspec.errors import BadRequest, ModelError
 from semspec.fit.data import Folder
+from semspec.fit.measure import measure
 from semspec.fit.risk import one_each
 from semspec.fit.rows import Rows, load_rows
-from semspec.fit.train import baselines, measure, predict
-from semspec.probe import metrics
+from semspec.fit.train import predict
 from semspec.probe.head import Probe
-
-DRAWS = 400
 
 
 def evaluate(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> dict[str, Any]:
-    """A card's figures, with intervals. Baselines are fitted to the very rows they are tested on, in their favour."""
+    """A card's figures. Baselines are fitted to the very rows they are tested on, in their favour."""
     rows = unseen(probe, folder, model, kind, leave_one_out)
     logits = predict(probe.head, rows)
     said = probe.calibrator(logits)
-    return measure(rows, said, logits.sigmoid()) | {
-        "intervals": intervals(rows, said),
-        "baselines": baselines(rows, rows),
-    }
+    return measure(rows, said, logits.sigmoid(), known=rows)
 
 
 def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> Rows:
@@ -72,31 +61,3 @@ def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> 
     wrong = ~rows.valid if bad == "invalid" and rows.valid is not None else rows.labels < 0.5
     at = one_each(rows.problems, seed)
     return Judged(said[at].tolist(), wrong[at].tolist(), bad)
-
-
-def intervals(rows: Rows, said: Tensor, draws: int = DRAWS, seed: int = 0) -> dict[str, list[float] | None]:
-    """For each figure its 2.5 and 97.5 percent points over redrawn problems; None where a draw has none."""
-    at: dict[str, list[int]] = {}
-    for i, problem in enumerate(rows.problems):
-        at.setdefault(problem, []).append(i)
-    places = list(at.values())
-    generator = torch.Generator().manual_seed(seed)
-    found: dict[str, list[float | int | None]] = {}
-    for _ in range(draws):
-        drawn = torch.randint(len(places), (len(places),), generator=generator).tolist()
-        index = torch.tensor([i for p in drawn for i in places[p]])
-        # A problem drawn twice is two problems: pairs are made within each copy.
-        groups = [(copy, rows.prefixes[i]) for copy, p in enumerate(drawn) for i in places[p]]
-        valid = None if rows.valid is None else rows.valid[index]
-        for name, value in metrics.summary(said[index], rows.labels[index], groups, valid).items():
-            found.setdefault(name, []).append(value)
-    del found["n"]
-    return {name: _middle(values) for name, values in found.items()}
-
-
-def _middle(values: list[float | int | None]) -> list[float] | None:
-    known = [float(v) for v in values if v is not None]
-    if len(known) < len(values):
-        return None
-    points = torch.tensor(known).quantile(torch.tensor([0.025, 0.975]))
-    return [round(float(p), 4) for p in points]

@@ -56,7 +56,9 @@ class Collecting:
         bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
     ] = False
     seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
-    shard: Annotated[int, typer.Option(help="Prefixes between two writings to the disk.")] = 32
+    shard: Annotated[
+        int, typer.Option(help="Prefixes between two writings to the disk; fewer than --slots leave slots empty.")
+    ] = 32
     slots: Annotated[int, typer.Option(help="Prefixes sampled at a time.")] = 16
     device: Device = "auto"
     draft_device: arguments.DraftDevice = None
@@ -90,6 +92,12 @@ class Teaching:
     labels: Labels = "cross"
     leave_one_out: LeaveOut = False
     pooling: Annotated[str, typer.Option(help="Of a step's states: mean, last, or attention (learnt).")] = "mean"
+    target_evidence: Annotated[
+        str, typer.Option(help="What the target's probe sees of logits beside states; nothing, as in the paper.")
+    ] = ""
+    target_states: Annotated[
+        bool, typer.Option(help="Let the target's probe see states; without, --target-evidence alone.")
+    ] = True
     calibration: Annotated[str, typer.Option(help="isotonic, temperature or none.")] = "isotonic"
     judge_states: Annotated[
         bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
@@ -105,17 +113,26 @@ class Teaching:
     def trainings(self, layers: str = "", draft_layers: str = "") -> dict[str, tuple[str, Training]]:
         """What is trained: by name, whose states it reads and how it learns. No layers named: all that there are."""
         from semspec.fit.train import Training
-        from semspec.probe.evidence import known_groups
 
         both = Training(
             labels=self.labels, leave_one_out=self.leave_one_out, pooling=self.pooling, calibration=self.calibration,
             epochs=self.epochs, seed=self.train_seed,
         )  # fmt: skip
-        target = replace(both, layers=read_layers(layers) if layers else ())
+        states = replace(both, layers=read_layers(layers) if layers else ())
+        target = replace(states, states=self.target_states, evidence=read_groups(self.target_evidence))
+        if not (target.states or target.evidence):
+            raise BadRequest("the target's probe would see nothing; give it states, or some --target-evidence")
         draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
-        groups = known_groups(part.strip() for part in self.evidence.split(",") if part.strip())
-        judge = replace(target, labels="written", states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS)
+        groups = read_groups(self.evidence)
+        judge = replace(states, labels="written", states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS)
         return {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
+
+
+def read_groups(text: str) -> tuple[str, ...]:
+    """ "tokens, numbers" -> ("tokens", "numbers")"""
+    from semspec.probe.evidence import known_groups
+
+    return known_groups(part.strip() for part in text.split(",") if part.strip())
 
 
 def read_layers(text: str) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from torch.nn.functional import mse_loss
 
 from semspec.errors import BadRequest
 from semspec.fit.data import Folder
+from semspec.fit.measure import measure
 from semspec.fit.rows import PARTS, Rows, Tokens, load_rows, split
-from semspec.probe import metrics
 from semspec.probe.calibrate import KINDS, Calibrator
 from semspec.probe.features import Features, pool, resolve_layers
 from semspec.probe.head import Head, Probe, head_for
@@ -65,6 +64,11 @@ def fit(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fit:
     """The probe of the target or the draft."""
+    if model == "draft" and training.evidence:
+        raise BadRequest(
+            "evidence is what the target's pass says of a step, and a draft's probe has no part in that pass; "
+            "give it none"
+        )
     run, about = folder.run, folder.labelled
     layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
@@ -86,7 +90,7 @@ def fit(
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
         "seen": sorted({*parts["train"].problems, *parts["validation"].problems}),
     }
-    probe.metrics = measure(test, said, raw) | {"baselines": baselines(parts["train"], test)}
+    probe.metrics = measure(test, said, raw, parts["train"])
     return Fit(probe, raw, said, test.labels)
 
 
@@ -161,35 +165,3 @@ def predict(head: Head, rows: Rows) -> Tensor:
     """Logits [N], on the host."""
     seen = Seen.of(rows, head.shift.device)
     return torch.cat([head(seen.by(head, some)).cpu() for some in seen.batches()])
-
-
-def measure(test: Rows, said: Tensor, raw: Tensor) -> dict[str, Any]:
-    """All figures on the test rows; where both models' steps are among them, also for each kind alone."""
-
-    def figures(predicted: Tensor, mask: Tensor) -> dict[str, Any]:
-        part = test.where(mask)
-        return metrics.summary(predicted[mask], part.labels, part.prefixes, part.valid)
-
-    every = torch.ones(len(test), dtype=torch.bool)
-    found = {"test": figures(said, every), "test_uncalibrated": figures(raw, every)}
-    if test.cross.any() and not test.cross.all():
-        found |= {"test_own_steps": figures(said, ~test.cross), "test_other_steps": figures(said, test.cross)}
-    return found
-
-
-def baselines(train: Rows, test: Rows) -> dict[str, Any]:
-    """What cheaper predictors reach, by least squares: on the mean log-probability; on length and step number; and on
-    these with the operation, where the task knows operations."""
-    predictors: dict[str, Callable[[Rows], Tensor]] = {
-        "logprob": lambda r: r.logprob[:, None],
-        "length_and_step": lambda r: r.surface[:, :2],
-    }
-    if train.surface.shape[1] > 2:
-        predictors["length_step_and_operation"] = lambda r: r.surface
-    found = {}
-    for name, of in predictors.items():
-        columns = [torch.cat([of(r), torch.ones(len(r), 1)], dim=1).double() for r in (train, test)]
-        weights = torch.linalg.lstsq(columns[0], train.labels.double()[:, None], driver="gelsd").solution
-        said = (columns[1] @ weights)[:, 0].clamp(0, 1).float()
-        found[name] = metrics.summary(said, test.labels, test.prefixes, test.valid)
-    return found

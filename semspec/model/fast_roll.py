@@ -195,6 +195,7 @@ class Fetch:
     """A copy to the host that is under way."""
 
     def __init__(self, tensor: Tensor) -> None:
+        self._rows: list[list[int]] | None = None
         self._event: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -205,9 +206,12 @@ class Fetch:
             self._host = tensor.clone()
 
     def result(self) -> list[list[int]]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._host.tolist()
+        """Made once, since every sequence of a batch asks for it."""
+        if self._rows is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._rows = self._host.tolist()
+        return self._rows
 
 
 @dataclass(slots=True)

@@ -91,7 +91,9 @@ def _beliefs(logits: Tensor, rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _mean(values: Tensor, exists: Tensor) -> Tensor:
-    return torch.where(exists, values, 0.0).sum(-1) / exists.sum(-1).clamp_min(1)
+    # In doubles, so that the order of summing, which depends on how long the steps beside it are, rounds away.
+    total = torch.where(exists, values, 0.0).sum(-1, dtype=torch.float64)
+    return (total / exists.sum(-1).clamp_min(1)).float()
 
 
 def known_groups(groups: Iterable[str]) -> tuple[str, ...]:

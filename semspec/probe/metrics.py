@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 NAN = float("nan")
+TINY = 1e-12  # a spread below this is rounding
+BINS = 10
+LIKELY = 0.5  # labels from here on are those of a step that one would bet on
 
 
 def mse(said: Tensor, labels: Tensor) -> float:
@@ -18,17 +21,17 @@ def r2(said: Tensor, labels: Tensor) -> float:
     """The share of the labels' variance that is explained; negative: worse than always saying their mean."""
     labels = labels.double()
     spread = (labels - labels.mean()).square().sum()
-    return float(1 - (said.double() - labels).square().sum() / spread) if spread > 0 else NAN
+    return float(1 - (said.double() - labels).square().sum() / spread) if spread > TINY else NAN
 
 
 def correlation(said: Tensor, labels: Tensor) -> float:
     """Pearson's."""
     a, b = said.double() - said.double().mean(), labels.double() - labels.double().mean()
     size = a.norm() * b.norm()
-    return float(a @ b / size) if size > 0 else NAN
+    return float(a @ b / size) if size > TINY else NAN
 
 
-def reliability(said: Tensor, labels: Tensor, bins: int = 10) -> list[tuple[float, float, int]]:
+def reliability(said: Tensor, labels: Tensor, bins: int = BINS) -> list[tuple[float, float, int]]:
     """For each bin of predictions that is not empty: mean prediction, mean label, how many."""
     place = (said.double() * bins).long().clamp(0, bins - 1)
     rows = []
@@ -39,7 +42,7 @@ def reliability(said: Tensor, labels: Tensor, bins: int = 10) -> list[tuple[floa
     return rows
 
 
-def ece(said: Tensor, labels: Tensor, bins: int = 10) -> float:
+def ece(said: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Expected calibration error: how far, on average, predictions of a bin are from what happens there."""
     return sum(n * abs(x - y) for x, y, n in reliability(said, labels, bins)) / len(said)
 
@@ -52,12 +55,26 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
 
 def within_auroc(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -> float:
     """The same, among pairs of one group only: what is left when the groups themselves say nothing."""
-    members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    found = [_wins(scores[rows], positive[rows]) for rows in members.values()]
-    pairs = sum(n for _, n in found)
-    return sum(wins for wins, _ in found) / pairs if pairs else NAN
+    wins, pairs = wins_within(scores, positive, numbered(groups))
+    return float(wins.sum() / pairs.sum()) if pairs.any() else NAN
+
+
+def wins_within(scores: Tensor, positive: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """[N], [N] bool, [N] -> for each row how many negatives of its group it scores above, ties counting half, and how
+    many there are [N]; 0 for rows that are negative themselves."""
+    ranks = scores.double().unique(return_inverse=True)[1]
+    height = len(scores) + 1  # more than there are ranks, so that groups do not overlap
+    place = group * height + ranks
+    bad = place[~positive].sort().values
+    begin, end = (torch.searchsorted(bad, (group + shift) * height) for shift in (0, 1))
+    below, up_to = (torch.searchsorted(bad, place, right=right) for right in (False, True))
+    return ((below + up_to).double() / 2 - begin) * positive, (end - begin).double() * positive
+
+
+def numbered(groups: Sequence[Hashable]) -> Tensor:
+    """[N] groups by number, in the order in which they appear"""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(group, len(numbers)) for group in groups], dtype=torch.long)
 
 
 def _wins(scores: Tensor, positive: Tensor) -> tuple[float, int]:
@@ -69,20 +86,26 @@ def _wins(scores: Tensor, positive: Tensor) -> tuple[float, int]:
 
 
 def summary(
-    said: Tensor, labels: Tensor, groups: Sequence[Hashable], valid: Tensor | None = None, threshold: float = 0.5
+    said: Tensor,
+    labels: Tensor,
+    groups: Sequence[Hashable],
+    valid: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> dict[str, float | int | None]:
-    """All of them, for a card. Positive: a label of at least the threshold; with `valid`, also a step that is right."""
-    likely = labels >= threshold
+    """All of them, for a card. Positive: a label of at least LIKELY; with `valid`, also a step that is right.
+
+    Scores are what steps are ranked by, if it is not what was said of them."""
+    likely, scores = labels >= LIKELY, said if scores is None else scores
     values: dict[str, float] = {
         "mse": mse(said, labels),
         "r2": r2(said, labels),
         "correlation": correlation(said, labels),
         "ece": ece(said, labels),
-        "auroc": auroc(said, likely),
-        "within_prefix_auroc": within_auroc(said, likely, groups),
+        "auroc": auroc(scores, likely),
+        "within_prefix_auroc": within_auroc(scores, likely, groups),
     }
     if valid is not None:
-        values["valid_auroc"] = auroc(said, valid)
-        values["valid_within_prefix_auroc"] = within_auroc(said, valid, groups)
+        values["valid_auroc"] = auroc(scores, valid)
+        values["valid_within_prefix_auroc"] = within_auroc(scores, valid, groups)
     rounded = {name: None if value != value else round(value, 4) for name, value in values.items()}
     return {"n": len(said), **rounded}

@@ -6,7 +6,8 @@ them from the states that predicted the step's tokens:
     stands if q >= tau * p                            tau>0, deterministic
 A step whose every token is among the target's `top` likeliest stands without being asked (the released code's fast
 path; 0: off). A ratio below `floor` never stands (0: off). p is taken as at least 0.02, labels being shares of 20.
-May break: a probe sees an average of states, in which one wrong digit drowns.
+May break: a probe sees an average of states, in which one wrong digit drowns. The target's probe may be fitted to see
+evidence of the logits beside it (`semspec probe fit --target-evidence`), which is not the paper's.
 Needs both models' hidden states and both probes: `semspec probe fit`.
 Source: SemanticSpec, arXiv 2602.03708, and its released code.
 """
@@ -16,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.noise import ACCEPT
 from semspec.probe.head import Probe
+from semspec.types import Draft, Sampling
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.seen import seen
 from semspec.verify.step import StepRule
 
 LEAST = 0.02  # the smallest p that a ratio is trusted with
@@ -38,6 +42,7 @@ class Semantic(StepRule):
     probes: str = field(default="", metadata={"path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})
     draft_probe: Probe | None = field(default=None, metadata={"option": False})
+    numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +52,12 @@ class Semantic(StepRule):
 
     def bound(self, pair: Binding) -> Rule:
         target, draft = pair.probes(self.probes)
-        return replace(self, target_probe=target, draft_probe=draft)
+        numbers = pair.numbers() if target.features.evidence else None
+        return replace(self, target_probe=target, draft_probe=draft, numbers=numbers)
+
+    @property
+    def keeps_draft_logits(self) -> bool:
+        return self.target_probe is not None and "draft" in self.target_probe.features.evidence
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -57,10 +67,18 @@ class Semantic(StepRule):
     def draft_layers(self) -> tuple[int, ...]:
         return self.draft_probe.layers if self.draft_probe else ()
 
+    def sure(self, draft: Draft, sampling: Sampling) -> float:
+        """The probability, by its own probe, that the draft writes a step of this meaning."""
+        assert self.draft_probe is not None
+        device = next(iter(draft.hidden.values())).device
+        first, count = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([len(draft.tokens)], device=device)
+        return float(self.draft_probe(draft.hidden, first, count))
+
     def judge(self, drafts: Drafts) -> Decisions:
         assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"
-        assert drafts.hidden is not None and drafts.draft_hidden is not None
-        q = self.target_probe(drafts.hidden, drafts.first_row, drafts.counts)
+        assert drafts.draft_hidden is not None
+        shown = seen(drafts, self.target_probe.features.evidence, self.numbers)
+        q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
         p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
         p = p.to(q.device).clamp_min(LEAST)
         # Products, not quotients: the same test, and nothing to divide by.

@@ -83,16 +83,18 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
         Probe.load(one / "target", fingerprint(pair.draft))
 
 
-def test_a_judge_may_attend_and_know_how_sure_the_draft_was(
+def test_probes_of_the_target_may_attend_and_know_how_sure_the_draft_was(
     traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     what = ["--traces", traces, "--per-problem", 1, "--samples", 2, "--max-step-tokens", 40, "--context", 512]
-    how = ["--token-states", "--pooling", "attention", "--judge-states", "--evidence", "numbers,draft", "--epochs", 2]
+    how = ["--token-states", "--pooling", "attention", "--judge-states", "--evidence", "numbers,draft", "--epochs", 2, "--target-evidence", "draft,tokens"]  # noqa: E501  # fmt: skip
     out = ["--out", tmp_path, "--device", "cpu"]
     code, _, err = command(monkeypatch, capsys, "probe", "fit", "pocket", *what, *how, *out)
     assert code == 0, err
     card = json.loads((tmp_path / "judge" / "card.json").read_text())
     assert card["pooling"] == "attention" and card["evidence"] == ["numbers", "draft"]
+    card = json.loads((tmp_path / "target" / "card.json").read_text())
+    assert card["layers"] and card["evidence"] == ["tokens", "draft"]
     pair = semspec.load("pocket", device="cpu", slots=4, context=512)
     (problem,) = Pocket().problems(1, seed=3)
     for temperature in (0.0, 0.6):
@@ -100,6 +102,8 @@ def test_a_judge_may_attend_and_know_how_sure_the_draft_was(
         options = {"max_new_tokens": 160, "temperature": temperature, "seed": 1}
         all_, none = (pair.generate(problem.prompt, verifier=rule, **options).stats.fates for rule in rules)
         assert all_["accepted"] > 0 == all_["refused"] and none["refused"] > 0
+        paper = pair.generate(problem.prompt, verifier=f"semantic:probes={tmp_path},top=0,tau=0.01", **options)
+        assert paper.stats.fates["accepted"] + paper.stats.fates["refused"] > 0
 
 
 def test_states_of_a_real_model_are_those_of_one_long_pass(traces: Path, tmp_path: Path) -> None:

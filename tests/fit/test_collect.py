@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from semspec.sampling import SamplingRows, process
 from semspec.types import Draft, Judge, Rows, Sampling
 from semspec.verify import make
 from semspec.verify.base import collate
+from semspec.verify.seen import seen
 from semspec.verify.semantic_plus import SemanticPlus
 from tests.chi import chi_square, count
 from tests.fakes import FakeRunner
@@ -89,8 +92,9 @@ def test_confidence_is_that_of_the_run_time(temperature: float) -> None:
         kept = process(raw, SamplingRows.of([sampling], [len(tokens)], raw.device)) if temperature else raw
         judges.append(Judge(rule, Draft(tokens, kept), Rows(torch.zeros(len(tokens) + 1, VOCAB)), sampling, 5, 0))
     assert isinstance(rule, SemanticPlus) and rule.keeps_draft_logits
-    seen = rule._seen(collate(judges), torch.zeros(VOCAB, dtype=torch.bool))
-    torch.testing.assert_close(seen[:, -4:], states["draft.confidence"][own], atol=1e-4, rtol=1e-4)
+    shown = seen(collate(judges), ("draft",), torch.zeros(VOCAB, dtype=torch.bool))
+    assert shown is not None
+    torch.testing.assert_close(shown[:, -4:], states["draft.confidence"][own], atol=1e-4, rtol=1e-4)
     assert states["draft.confidence"].isfinite().all(), "also for steps that the draft would not have written"
 
 
@@ -101,6 +105,32 @@ def test_samples_are_whole_steps_and_do_not_depend_on_their_neighbours() -> None
     assert {s.end for s in together} >= {"blank line", "end of thinking"}
     alone = [s for one in prefixes() for s in Sampler(fake_pair(slots=1), CONFIG, steps()).run([one])[0]]
     assert alone == together
+
+
+def test_steps_of_the_same_tokens_are_looked_at_once() -> None:
+    """And everything is written before anything is looked at, so that nobody who writes waits for who scores."""
+    pair, asked = fake_pair(), list[str]()
+    assert pair.draft is not None
+
+    def noted(verb: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(requests: list[Any]) -> Any:
+            asked.extend([verb] * (sum(len(r.layers) > 0 for r in requests) if verb == "score" else 1))
+            return run(requests)
+
+        return noting
+
+    for runner in (pair.target, pair.draft):
+        for verb in ("score", "roll"):
+            setattr(runner, verb, noted(verb, getattr(runner, verb)))
+    samples, states = Sampler(pair, replace(CONFIG, samples=40), steps(limit=2)).run(prefixes())
+    distinct = {(s.prefix, *s.tokens) for s in samples}
+    assert asked.count("score") == 2 * len(distinct) < 2 * len(samples) / 2, "by each of the two models"
+    assert asked.index("score") > max(i for i, verb in enumerate(asked) if verb == "roll")
+    rows: dict[tuple[object, ...], int] = {}
+    for i, sample in enumerate(samples):
+        first = rows.setdefault((sample.prefix, *sample.tokens), i)
+        assert all(torch.equal(tensor[first], tensor[i]) for tensor in states.values())
+        assert sample.text == byte_level().decode(sample.tokens, skip_special_tokens=True)
 
 
 def test_samples_follow_the_models_own_distributions() -> None:

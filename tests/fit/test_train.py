@@ -8,6 +8,7 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.fit.data import Folder, Label, Sample
+from semspec.fit.options import Teaching
 from semspec.fit.plot import draw_reliability
 from semspec.fit.rows import Tokens, load_rows, split
 from semspec.fit.train import Training, fit
@@ -107,7 +108,8 @@ def test_what_can_be_learnt_is_learnt(folder: Folder, tmp_path: Path, model: str
         else (figures["valid_within_prefix_auroc"] > 0.95)
     )
     for name in ("logprob", "length_and_step"):
-        assert fitted.probe.metrics["baselines"][name]["r2"] < 0.1
+        assert figures["baselines"][name]["r2"] < 0.1
+        assert figures["baselines"][name]["difference"]["r2"]["clearly_better"]
     card = fitted.probe.card
     assert card["model"] == f"model-{model[0]}" and card["layers"] == ([2, 5] if model == "target" else [3])
     assert card["data"]["training"]["labels"] == ("own" if model == "draft" else kind)
@@ -186,15 +188,34 @@ def test_every_group_of_evidence_can_be_switched_off(tmp_path: Path) -> None:
         assert without.head.inputs == with_it.head.inputs - len(columns)
 
 
+def test_a_drafts_probe_has_no_evidence(folder: Folder) -> None:
+    with pytest.raises(BadRequest, match="target's pass"):
+        fit(folder, "draft", replace(QUICK, evidence=("length",)), CPU)
+
+
+def test_the_options_name_what_each_probe_sees() -> None:
+    plain = Teaching().trainings()
+    assert plain["target"][1].evidence == plain["draft"][1].evidence == () and len(plain["judge"][1].evidence) == 4
+    asked = Teaching(target_evidence="numbers, tokens", evidence="length").trainings()
+    assert [asked[name][1].evidence for name in asked] == [("tokens", "numbers"), (), ("length",)]
+    assert asked["target"][1].states and asked["target"][1].widths is None, "beside states, in the paper's head"
+    alone = Teaching(target_evidence="numbers", target_states=False).trainings()
+    assert [alone[name][1].states for name in alone] == [False, True, False], "the judge has its own switch"
+    with pytest.raises(BadRequest, match="see nothing"):
+        Teaching(target_states=False).trainings()
+    with pytest.raises(BadRequest, match="no evidence 'digits'"):
+        Teaching(target_evidence="digits").trainings()
+
+
 def test_the_operation_is_a_baseline_where_it_is_known(tmp_path: Path) -> None:
     """Shares that follow from the operation and from nothing else."""
     made = known(tmp_path)
     labels = made.read_labels(0)
-    assert "length_step_and_operation" not in fit(made, "target", QUICK, CPU).probe.metrics["baselines"]
+    assert "length_step_and_operation" not in fit(made, "target", QUICK, CPU).probe.metrics["test"]["baselines"]
     kinds = ["add" if i % 3 else "mul" for i in range(len(labels))]
     counts = [{"target": 9 if kind == "add" else 1, "draft": 1} for kind in kinds]
     made.write_labels(0, [replace(x, operation=k, counts=c) for x, k, c in zip(labels, kinds, counts, strict=True)])
-    found = fit(made, "target", QUICK, CPU).probe.metrics["baselines"]
+    found = fit(made, "target", QUICK, CPU).probe.metrics["test"]["baselines"]
     assert found["length_step_and_operation"]["r2"] > 0.99 and found["length_and_step"]["r2"] < 0.1
     rows = load_rows(made, "target", Features((2,)), "cross")
     assert rows.surface.shape[1] == 4 and rows.surface[1].tolist() == [2.0, 0.0, 1.0, 0.0], "add, mul"

@@ -6,7 +6,7 @@ import torch
 
 from semspec.probe import evidence
 from semspec.probe.features import Features
-from semspec.probe.head import Head, Probe, head_for
+from semspec.probe.head import Probe, head_for
 
 WIDTH = 8
 
@@ -14,11 +14,14 @@ WIDTH = 8
 class Binding:
     """Spells by letters (every digit another token below 50) and has untrained probes for states of width 8."""
 
-    def __init__(self, remark: list[int] | None = None, judge: Features | None = None) -> None:
+    def __init__(
+        self, remark: list[int] | None = None, judge: Features | None = None, target: Features | None = None
+    ) -> None:
         self.remark = remark
         self._sees = judge or Features((2,), evidence=evidence.OF_TARGET)
         torch.manual_seed(0)
-        self._probes = tuple(Probe(Head(WIDTH, (4,)), Features((layer,)), "fake") for layer in (2, 1))
+        sees = (target or Features((2,)), Features((1,)))
+        self._probes = tuple(Probe(head_for(some, inputs(some), (4,), 0.0), some, "fake") for some in sees)
 
     def tokens_of(self, text: str) -> list[int]:
         return [ord(letter) % 50 for letter in text] if self.remark is None else list(self.remark)
@@ -28,8 +31,12 @@ class Binding:
         return target, draft
 
     def judge(self, folder: str) -> Probe:
-        inputs = WIDTH * len(self._sees.layers) + evidence.width_of(self._sees.evidence)
-        return Probe(head_for(self._sees, inputs, (4,), 0.0), self._sees, "fake", data={"least": 0.25})
+        head = head_for(self._sees, inputs(self._sees), (4,), 0.0)
+        return Probe(head, self._sees, "fake", data={"least": 0.25})
 
     def numbers(self) -> torch.Tensor:
         return torch.arange(50) >= 48
+
+
+def inputs(features: Features) -> int:
+    return WIDTH * len(features.layers) + evidence.width_of(features.evidence)

@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 from semspec import noise
 from semspec.errors import BadRequest
-from semspec.probe.evidence import OF_TARGET, WIDTH, evidence
+from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES, OF_TARGET, evidence
+from semspec.probe.evidence import WIDTH as ALL
 from semspec.probe.features import Features
 from semspec.types import Sampling
 from semspec.verify import Drafts, make
 from semspec.verify.base import verdicts
+from semspec.verify.seen import seen
 from semspec.verify.semantic import LEAST, Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
 from tests.probe.test_evidence import plain_confidence
-from tests.verify.binding import Binding
+from tests.verify.binding import WIDTH, Binding
 from tests.verify.build import GREEDY, One, build, hot, judge, random_one
 
 VOCAB = 6
@@ -32,8 +34,10 @@ class Says:
     """A probe that reads its answer off the first feature of the first state."""
 
     layers = (0,)
+    features = Features((0,))
 
-    def __call__(self, states: dict[int, Any], first_row: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def __call__(self, states: dict[int, Any], first_row: Any, counts: Any, shown: None = None) -> torch.Tensor:
+        assert shown is None, "a probe of states alone is shown nothing else"
         return states[0][first_row, 0]
 
 
@@ -185,7 +189,7 @@ def test_semantic_plus_stands_by_its_judge() -> None:
             layers = ()
 
             def __call__(self, states: Any, first_row: Any, counts: Any, seen: torch.Tensor) -> torch.Tensor:
-                assert seen.shape == (1, WIDTH)
+                assert seen.shape == (1, ALL)
                 return torch.tensor([sure])  # noqa: B023
 
         one = One([hot(1), hot(2), hot(0)], [1, 3])
@@ -194,14 +198,13 @@ def test_semantic_plus_stands_by_its_judge() -> None:
         assert decisions.next.tolist() == [0 if stands_ else 2]
 
 
-def test_semantic_plus_undoes_each_sequences_own_temperature() -> None:
+def test_evidence_undoes_each_sequences_own_temperature() -> None:
     """Greedy and sampled drafts side by side, against plain Python on each sequence's own logits."""
-    rule = make("semantic+").bound(Binding(judge=Features((), evidence=("draft",))))
-    assert isinstance(rule, SemanticPlus)
     options = [Sampling(0.5, top_k=4), Sampling(), Sampling(2.0), Sampling(0.5, top_p=0.7)]
     ones = [random_one(seed, k, options[seed], VOCAB) for seed, k in enumerate([3, 2, 5, 1])]
-    seen = rule._seen(build(*ones), torch.zeros(VOCAB, dtype=torch.bool))
-    for one, row in zip(ones, seen.tolist(), strict=True):
+    shown = seen(build(*ones), ("draft",), torch.zeros(VOCAB, dtype=torch.bool))
+    assert shown is not None
+    for one, row in zip(ones, shown.tolist(), strict=True):
         assert one.draft is not None
         warm = [[x * (one.sampling.temperature or 1.0) for x in logits] for logits in one.draft]
         assert row[-4:] == pytest.approx(plain_confidence(warm, one.ids), abs=1e-4)
@@ -229,3 +232,44 @@ def test_evidence_is_what_plain_python_finds() -> None:
     found = evidence(drafts.target_logits, drafts.rows[:, :-1], drafts.safe_ids, drafts.exists, numbers)
     for one, row in zip(ones, found.tolist(), strict=True):
         assert row == pytest.approx(plain_evidence(one.target, one.ids, {2, 4}), abs=1e-4)
+
+
+@pytest.mark.parametrize("groups", [OF_TARGET, ("numbers",), tuple(GROUPS)], ids=["target's", "one", "draft's too"])
+@pytest.mark.parametrize("layers", [(2,), ()], ids=["beside states", "alone"])
+def test_semantic_shows_its_targets_probe_what_a_step_by_step_reading_finds(
+    groups: tuple[str, ...], layers: tuple[int, ...]
+) -> None:
+    """Ragged rows of several sequences, against plain Python on each sequence's own rows, token by token."""
+    rule = make("semantic:tau=0.7").bound(Binding(target=Features(layers, evidence=groups)))
+    assert isinstance(rule, Semantic) and rule.target_probe is not None and rule.layers == layers
+    assert rule.keeps_draft_logits == ("draft" in groups)
+    options = [Sampling(0.5, top_k=4), Sampling(), Sampling(0.8), Sampling(2.0, top_p=0.7)]
+    ones = [random_one(seed, k, options[seed], 50) for seed, k in enumerate([3, 1, 6, 2])]
+    torch.manual_seed(1)
+    drafts = build(*ones)
+    states, own = torch.randn(len(drafts.target_logits), WIDTH), torch.randn(int(drafts.counts.sum()), WIDTH)
+    drafts = replace(drafts, hidden={2: states} if layers else None, draft_hidden={1: own})
+    decisions = rule.judge(drafts)
+    assert decisions.evidence is not None
+    for b, one in enumerate(ones):
+        assert one.draft is not None
+        warm = [[x * (one.sampling.temperature or 1.0) for x in logits] for logits in one.draft]
+        found = [*plain_evidence(one.target, one.ids, {48, 49}), *plain_confidence(warm, one.ids)]
+        named = dict(zip((*NAMES, *CONFIDENCE), found, strict=True))
+        wanted = {name for group in groups for name in GROUPS[group]}
+        first = int(drafts.first_row[b])
+        mean = states[first : first + len(one.ids)].mean(0).tolist() if layers else []
+        features = torch.tensor([[*mean, *(value for name, value in named.items() if name in wanted)]])
+        q = rule.target_probe.calibrator(rule.target_probe.head(features)).item()
+        assert decisions.evidence[b, 0, 0].item() == pytest.approx(q, abs=1e-5)
+
+
+def test_semantic_asks_for_number_tokens_only_if_its_probe_looks_at_them() -> None:
+    class Slow(Binding):
+        def numbers(self) -> torch.Tensor:
+            raise AssertionError("it takes a second for a large vocabulary")
+
+    rule = make("semantic").bound(Slow())
+    assert isinstance(rule, Semantic) and rule.numbers is None and not rule.keeps_draft_logits
+    with pytest.raises(AssertionError, match="a second"):
+        make("semantic").bound(Slow(target=Features((2,), evidence=("length",))))

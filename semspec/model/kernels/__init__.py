@@ -31,7 +31,7 @@ MEASURED = Choices()
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, small.py, products.py."""
+    """What each does is said where it is written: attention.py, small.py, products.py, experts.py, channels.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
@@ -40,10 +40,12 @@ class Kernels:
     gated: Callable[..., Tensor]
     note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
+    mix: Callable[..., Tensor]  # each token's experts, in parts
+    some_channels: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
 
 
 def triton_kernels(choices: Choices) -> Kernels:
-    from semspec.model.kernels import attention, products, small, tiles
+    from semspec.model.kernels import attention, channels, experts, products, small, tiles
     from semspec.model.kernels.joining import Tickets
 
     tickets = Tickets(choices.join)  # one model's passes follow each other
@@ -64,6 +66,8 @@ def triton_kernels(choices: Choices) -> Kernels:
         small.gated,
         small.note,
         product,
+        experts.mix,
+        channels.some_channels,
     )
 
 
@@ -76,4 +80,6 @@ def reference_kernels() -> Kernels:
         made = r.product(x, weight, bias, 3 if parts else 1)
         return made if activation is None else r.gated(made, activation)
 
-    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product)
+    return Kernels(
+        r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product, r.mix, r.some_channels
+    )
