@@ -211,8 +211,7 @@ class Networks:
         self.transformer = Transformer(self.shape, RandomWeights(), device, dtype)
         self.runner = ModelRunner(self.transformer, 1, 64)
         kernels: Kernels = self.runner.fast.kernels if self.runner.fast else reference_kernels()
-        choices = bench.choices.get("target", bench.asked.choices)
-        self.fused = Fused(self.transformer, self.runner.cache, kernels, choices)
+        self.fused = Fused(self.transformer, self.runner.cache, kernels, bench.asked.choices)
         order = torch.randperm(self.shape.ffn, device=device)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(self.shape.ffn, device=device))
         edges = torch.tensor(GROUPS[:-1], device=device) * self.shape.ffn
@@ -233,7 +232,7 @@ class Networks:
             fewer = Fewer(self.marks, thresholds=[threshold] * self.shape.depth, columns=self.columns)
         x, added = self.x.clone(), self.x.clone()
         for i, layer in enumerate(self.transformer.layers):
-            x, added = self.fused._feed(i, layer, x, added, self.counts, fewer)
+            added = self.fused._feed(i, layer, x, added, self.counts, fewer)
         return self.fused.kernels.add_norm(x, added, self.transformer.norm, self.shape.norm_eps)
 
     def gates(self, layer: int) -> Tensor:
