@@ -50,7 +50,9 @@ from semspec.fit.label import label
 from semspec.fit.options import Teaching
 from semspec.fit.rows import load_rows
 from semspec.fit.train import fit, predict
+from semspec.model import ModelRunner
 from semspec.model.choose import choose_device
+from semspec.model.graphs import Graphs
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.probe import Probe
@@ -84,6 +86,7 @@ class Twins:
         self.device = choose_device(asked.device)
         self.rng = random.Random(asked.seed)
         self.stages: dict[str, dict[str, Any]] = {}
+        self.runners: list[ModelRunner] = []
         self.arms: list[dict[str, Any]] = []
         self.left_out: list[str] = []
 
@@ -91,14 +94,19 @@ class Twins:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
+    def captured(self) -> float:
+        """Seconds that went into compiling kernels and capturing graphs until now."""
+        fasts = [runner.fast for runner in self.runners if runner.fast]
+        return sum(fast.runs.seconds for fast in fasts if isinstance(fast.runs, Graphs))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {}
         self.wait()
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.captured()
         yield found
         self.wait()
-        self.stages[name] = {"seconds": time.perf_counter() - began} | found
+        self.stages[name] = {"seconds": time.perf_counter() - began, "captures": self.captured() - before} | found
         print(f"{name}: {json.dumps(self.stages[name])}", flush=True)
 
     # -- stages
@@ -110,7 +118,8 @@ class Twins:
         capacity = asked.prompt + room + asked.max_step_tokens + 16
         torch.manual_seed(asked.seed)
         with self.stage("models") as found:
-            target, draft = (random_runner(c, asked.slots, capacity, self.device, dtype) for c in SHAPES[asked.shape])
+            self.runners = [random_runner(c, asked.slots, capacity, self.device, dtype) for c in SHAPES[asked.shape]]
+            target, draft = self.runners
             target.vocab = draft.vocab = min(target.vocab, draft.vocab)
             sizes = {name: r.shape.parameters for name, r in (("target", target), ("draft", draft))}
             found |= {"parameters": sizes, "vocab": target.vocab, "capacity": capacity}
@@ -145,19 +154,21 @@ class Twins:
                 raise Over
 
         with self.stage("collection") as found:
+            captured = self.captured()
             try:
                 collect(config, self.out, self.pair, progress)
             except Over:
                 self.left_out.append("some prefixes")
             shards = [Folder(self.out).read_samples(shard) for shard in Folder(self.out).shards]
             took = [after - before for before, after in pairwise(marks)]
+            samples = sum(len(shard) for shard in shards)
             found |= {
-                "problems": len({s.problem for samples in shards for s in samples}),
-                "prefixes": len({s.prefix for samples in shards for s in samples}),
-                "samples": sum(len(samples) for samples in shards),
-                "tokens": sum(len(s.tokens) for samples in shards for s in samples),
-                "shard_seconds": took,  # kernels are compiled and graphs captured during the first
-                "samples_a_second": len(shards[-1]) / took[len(shards) - 1],
+                "problems": len({s.problem for shard in shards for s in shard}),
+                "prefixes": len({s.prefix for shard in shards for s in shard}),
+                "samples": samples,
+                "tokens": sum(len(s.tokens) for shard in shards for s in shard),
+                "shard_seconds": took,
+                "samples_a_second": samples / (sum(took) - self.captured() + captured),  # once all is captured
             }
 
     def label(self) -> None:
@@ -238,10 +249,12 @@ class Twins:
 
 def show(report: dict[str, Any], console: Console) -> None:
     shape, device = report["asked"]["shape"], report["device"]
-    table = Table("stage", "seconds", "what", title=f"twins of {shape} on {device}, weights and text are noise")
+    table = Table(
+        "stage", "seconds", "captures", "what", title=f"twins of {shape} on {device}, weights and text are noise"
+    )
     for name, stage in report["stages"].items():
-        what = ", ".join(f"{key} {_short(value)}" for key, value in stage.items() if key != "seconds")
-        table.add_row(name, f"{stage['seconds']:.2f}", what)
+        what = ", ".join(f"{key} {_short(value)}" for key, value in stage.items() if key not in ("seconds", "captures"))
+        table.add_row(name, f"{stage['seconds']:.2f}", f"{stage['captures']:.2f}", what)
     console.print(table)
     alone = next((arm["tokens_a_second"] for arm in report["arms"] if arm["arm"] == "none"), None)
     columns = ("tokens", "seconds", "tokens/s", "speedup", "target passes", "tokens a pass", "steps stood", "fell")
@@ -273,7 +286,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--problems", type=int, default=8, help="traces that prefixes are cut from; 3 or more")
     parser.add_argument("--per-problem", type=int, default=4, help="prefixes of each")
     parser.add_argument("--samples", type=int, default=20, help="steps of each model after each prefix")
-    parser.add_argument("--slots", type=int, default=16, help="prefixes sampled at a time")
+    parser.add_argument("--slots", type=int, default=32, help="prefixes sampled at a time")
     parser.add_argument("--max-step-tokens", type=int, default=48)
     parser.add_argument("--meanings", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=512, help="tokens in front of every text")
