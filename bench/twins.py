@@ -1,6 +1,6 @@
 """SemanticSpec from one end to the other at full size, on twins: models of the real shapes whose weights are noise.
 
-    python bench/twins.py --out results/gpu-twins.json     # 32B/1.5B on a GPU with 80 GB to spare, under 90 s
+    python bench/twins.py --out results/gpu-twins.json     # 32B/1.5B on a GPU with 90 GB free, under 90 s
     python bench/twins.py --shape tiny --device cpu        # does it run? seconds
 
 Samples steps of both twins (`semspec.fit.collect`), labels them, trains both probes and the judge, and decodes with
