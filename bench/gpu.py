@@ -4,6 +4,7 @@
     python bench/gpu.py --only pass,roll,step        # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
     python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
+    python bench/gpu.py --only experts,ffn           # the same with experts and with channels left out
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
     python bench/gpu.py --only arms,step,batch       # which choices are fastest, and steps made with those
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
@@ -49,12 +50,22 @@ from semspec.types import Roll, Sampling, Score
 from semspec.verify.exact import Exact
 
 SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
-ASIDE = ("sparse", "arms", "long_arms", "breakdown", "tune", "products", "transformers")  # only if asked for
+ASIDE = (
+    "sparse",
+    "experts",
+    "ffn",
+    "arms",
+    "long_arms",
+    "breakdown",
+    "tune",
+    "products",
+    "transformers",
+)  # only if asked for
 BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
     "target pass, 1 token": 18.3, "target pass, 9 tokens": 18.3, "target pass, 17 tokens": 18.3,
     "draft token inside a roll": 1.60, "one K=8 step": 32.0, "batch 8, one K=8 step": 40.0,
     "target pass, 16 tokens, long context": 24.0, "8B pass, 16 tokens, longest context": 10.0,
-    "host time of a step": 1.0, "start to first token": 30000.0,
+    "host time of a step": 1.0, "start to first token": 30000.0, "30B-A3B check of 16 tokens, dense": 12.5,
 }  # fmt: skip
 
 
@@ -100,7 +111,8 @@ class Bench:
     # -- models
 
     def config(self, which: str) -> PreTrainedConfig:
-        return SHAPES[self.asked.shape][which == "draft"] if which != "8B" else SHAPES[self.asked.long_shape][0]
+        others = {"8B": self.asked.long_shape, "mixture": self.asked.mixture_shape}
+        return SHAPES[others.get(which, self.asked.shape)][which == "draft"]
 
     def runner(self, which: str, slots: int, capacity: int) -> ModelRunner:
         """A model with slots that are full of noise; every slot is taken."""
@@ -138,9 +150,13 @@ class Bench:
         def work() -> None:
             for slot in range(slots):
                 runner.cache.lengths[slot] = context - tokens
-            runner.score([Score(runner, slot, [1 + i for i in range(tokens)], tokens) for slot in range(slots)])
+            self.score_once(runner, tokens, slots)
 
         return self.ms(work)
+
+    @staticmethod
+    def score_once(runner: ModelRunner, tokens: int, slots: int = 1) -> None:
+        runner.score([Score(runner, slot, [1 + i for i in range(tokens)], tokens) for slot in range(slots)])
 
     def roll_at(self, runner: ModelRunner, context: int, n: int, slots: int = 1) -> float:
         def work() -> None:
@@ -296,6 +312,18 @@ class Bench:
         sparse(self)
         self.drop("8B")
 
+    def section_experts(self) -> None:
+        from bench.gpu_grouped import experts
+
+        self.drop("target", "draft")
+        experts(self)
+        self.drop("mixture")
+
+    def section_ffn(self) -> None:
+        from bench.gpu_grouped import ffn
+
+        ffn(self)
+
     def section_transformers(self) -> None:
         from bench.gpu_transformers import time_transformers
 
@@ -316,6 +344,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", default="32B/1.5B", choices=SHAPES)
     parser.add_argument("--long-shape", default="8B/1B", choices=SHAPES)
+    parser.add_argument("--mixture-shape", default="30B-A3B/0.6B", choices=SHAPES)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--long", type=int, default=65536)
     parser.add_argument("--longest", type=int, default=131072)
@@ -370,7 +399,7 @@ def write(report: dict[str, Any], out: Path | None) -> None:
 
 
 def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
-    from bench.gpu_checks import CHECKS
+    from bench.gpu_checks_grouped import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}

@@ -26,7 +26,8 @@ from tests.checkpoints import FAMILIES, VOCAB
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 HALF = (torch.bfloat16, torch.float16)
-DENSE = [name for name in FAMILIES if name not in ("qwen3-moe", "mixtral")]
+MIXTURES = ("qwen3-moe", "mixtral")
+DENSE = [name for name in FAMILIES if name not in MIXTURES]
 CHECKS: dict[str, Callable[[torch.device], None]] = {}
 
 
@@ -323,7 +324,7 @@ for name, way in (("qwen2", MEASURED), ("qwen2", ALL), ("gemma3", ALL)):
 def early_launches_change_no_bit(device: torch.device) -> None:
     """A kernel that did not wait for the one before it would now and then read what was there before."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for family in ("llama-bias", "gemma3", "qwen2"):
+    for family in ("llama-bias", "gemma3", "qwen2", "qwen3-moe"):
         late, early = (runner(family, device, dtype, choices=c) for c in (replace(ALL, early=False, ahead=False), ALL))
         for _ in range(3):
             for ours, theirs in zip(course(early), course(late), strict=True):

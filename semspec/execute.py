@@ -19,7 +19,7 @@ from semspec.errors import SemspecError
 from semspec.sampling import logprobs_of, next_tokens
 from semspec.stats import Stats
 from semspec.types import Acquire, Decoding, Event, Judge, Request, Roll, Rolled, Rows, Runner, Score, Verdict
-from semspec.verify.base import collate, verdicts
+from semspec.verify.base import collate, join_pieces, verdicts
 
 SHORT = 64  # tokens up to which a feed counts as a step's and not as a prompt
 
@@ -245,7 +245,8 @@ class Executor:
         began = self.clock()
         for (rule, *_), group in groups.items():
             try:
-                answers = verdicts(rule.judge(collate([judge for _, judge in group])))
+                judges = [judge for _, judge in group]
+                answers = join_pieces(verdicts(rule.judge(collate(judges))), judges)
                 for (_, judge), verdict in zip(group, answers, strict=True):
                     self._add_logprobs(judge, verdict)
             except Exception as error:  # a faulty rule fails those who asked for it

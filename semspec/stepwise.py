@@ -1,27 +1,33 @@
 """The loop of step rules: draft and target take turns in writing whole steps of reasoning.
 
-The target writes the first step. Then the draft writes one; the target looks at it in one pass, and the rule says
-whether it stands. If so, the target adds one token and it is the draft's turn again; if not, the target writes the
-step itself, from its own choice at the step's first token, which the pass has shown already. Ending the thinking is
-the target's business: a draft step that would is thrown away. What follows the thinking, the target writes alone.
+The target writes the first step. Then the draft writes one, or, while it is sure of what it writes, several
+(`StepRule.steps`); the target looks at them in one pass, and the rule says of each whether it stands. If all do, the
+target adds one token and it is the draft's turn again; the first that does not, the target writes itself, from its own
+choice at the step's first token, which the pass has shown already.
+
+A draft model that is told to stop where it is unsure (`draft_min_p`, `draft_max_entropy`) stops inside a step. The part
+it has written is checked token by token, the target puts a word of its own where the draft was unsure, and the draft
+goes on from there. Ending the thinking is the target's business: a draft step that would is thrown away, or with `keep`
+checked token by token. What follows the thinking, the target writes alone.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 from semspec.decode import WRITE_AHEAD, Decoder, Job
 from semspec.draft.model import ModelDrafter
 from semspec.kept import Kept
 from semspec.stats import Stats
-from semspec.steps import Step
-from semspec.types import Draft, Event, Request, Rolled, Runner
+from semspec.steps import Step, StepEnd
+from semspec.types import Draft, Event, Fate, Request, Runner, Tried
 from semspec.verify.step import StepRule
-from semspec.verify.step_controls import RandomStep
 
-REFUSE = RandomStep(rate=0.0)
+Ending = StepEnd | Literal["unfinished", "no room"]
+WHOLE = ("blank line", "length")
 
 
 class StepDecoder(Decoder):
@@ -43,57 +49,106 @@ class StepDecoder(Decoder):
     def advance(self, room: int) -> Generator[Request, Any, Event]:
         if self.alone or self.strict or not self.drafting:
             return (yield from self.target_writes(room))
-        draft, step = yield from self.propose(room)
-        if step.end in ("blank line", "length"):
-            return (yield from self.try_step(draft, room))
+        draft, ending = yield from self.propose(room)
+        if ending in (*WHOLE, "unfinished"):
+            return (yield from self.try_steps(draft, room))
         # The draft would end the thinking or the text, or there is no room for a step: the target's to write.
-        self.alone = self.step_rule.hand_over or step.end is None
+        if self.step_rule.keep and draft.tokens:
+            return (yield from self.try_steps(draft, room, ending))
+        if draft.cuts:
+            return (yield from self.try_steps(draft.first(draft.cuts[-1]), room))
+        self.alone = self.step_rule.hand_over or ending == "no room"
         self.drafting = False
         self.drafter.accept(len(self.context) - 1)  # so that it has something to go on from, should it help the target
-        whole = self.whole(draft)
+        pieces = self.pieces(draft)
         event = yield from self.target_writes(room)
         if draft.tokens:
-            self.note(event, "handed over", *whole)
+            self.note(event, ["handed over"], pieces)
         return event
 
-    def propose(self, room: int) -> Generator[Request, Any, tuple[Draft, Step]]:
-        """The draft's next step, or as much of it as there is room for."""
-        step, parts = copy.copy(self.step), list[Rolled]()
+    def propose(self, room: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
+        """Steps of the draft's, perhaps with words behind the last whole one; and how the last of all came to end."""
+        rule, step = self.step_rule, copy.copy(self.step)
         room = min(room, self.target.capacity - len(self.context)) - 1  # the target's own token must fit as well
-        tokens: list[int] = []
-        while step.end is None and room > len(tokens):
-            draft: Draft = yield from self.drafter.propose(
-                self.context + tokens, min(step.room, room - len(tokens)), self.job.sampling, self.round,
-                self.step_rule, self.steps.stops,
-            )  # fmt: skip
-            if not draft.tokens:
+        tokens, steps, cuts = list[int](), list[Draft](), list[int]()
+        while True:
+            written, ending = yield from self.propose_step(step, tokens, room)
+            if written.tokens:
+                steps.append(written)
+            tokens += written.tokens
+            if ending not in WHOLE:
                 break
-            parts.append(Rolled(draft.tokens, draft.logits, draft.hidden))
-            tokens += draft.tokens
-            step.feed(draft.tokens)
-        whole = Rolled.join(parts) if parts else Rolled([])
-        return Draft(whole.tokens, whole.logits, whole.hidden), step
+            cuts.append(len(tokens))
+            if len(cuts) == rule.steps or rule.sure(written, self.job.sampling) < rule.ahead:
+                break
+            step, room = Step(self.steps), min(room, rule.max_step_tokens)
+        if ending == "no room" and cuts:  # for another step in this draft, but perhaps in the next
+            ending = "unfinished"
+        draft = Draft.join(steps)
+        draft.cuts = tuple(cuts)
+        return draft, ending
 
-    def try_step(self, draft: Draft, room: int) -> Generator[Request, Any, Event]:
-        rule, job = self.step_rule, self.job
-        whole, begun = self.whole(draft)
-        if rule.refereed:
-            assert job.referee is not None
-            rule = rule if job.referee(self.context[len(job.prompt) :][:begun], whole) else REFUSE
-        event = yield from self.check(draft, rule, room)
-        self.drafting = event.accepted == len(draft.tokens)
-        self.note(event, "accepted" if self.drafting else "refused", whole, begun)
-        self.follow(event.tokens)
+    def propose_step(self, step: Step, before: list[int], room: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
+        """One step behind these new tokens, as much of it as the draft is sure of and as there is room for."""
+        parts, tokens = list[Draft](), list(before)
+        while step.end is None and room > len(tokens):
+            n = min(step.room, room - len(tokens))
+            part: Draft = yield from self.drafter.propose(
+                self.context + tokens, n, self.job.sampling, self.round, self.step_rule, self.steps.stops
+            )
+            if not part.tokens:
+                break
+            parts.append(part)
+            tokens += part.tokens
+            step.feed(part.tokens)
+            if self.drafter.unsure.ever and len(part.tokens) < n and tokens[-1] not in self.steps.stops:
+                return Draft.join(parts), "unfinished"
+        return Draft.join(parts), step.end or "no room"
+
+    def try_steps(self, draft: Draft, room: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:
+        """Let the target check the draft. With an ending, what lies behind its whole steps ends in the target's way."""
+        pieces = self.pieces(draft)
+        if self.step_rule.refereed:
+            draft = self.ask_referee(draft, pieces)
+        event = yield from self.check(draft, self.step_rule, room)
+        stood = sum(cut <= event.accepted for cut in draft.cuts)
+        fates: list[Fate] = ["accepted"] * stood
+        self.drafting = stood == len(draft.cuts) and ending is None
+        if stood < len(draft.cuts):
+            fates += ["refused"] if len(event.tokens) > event.accepted else []  # else the text has ended inside it
+        elif ending:
+            fates.append("handed over")
+        self.note(event, fates, pieces)
+        self.follow(event.tokens, stood)
+        if fates[-1:] == ["handed over"]:
+            self.alone = self.alone or self.step_rule.hand_over or ending == "no room"
         return event
 
-    def whole(self, draft: Draft) -> tuple[list[int], int]:
-        """The step as the draft would have it, with the words it began with, and how many new tokens lie before it."""
-        return self.context[self.begun :] + draft.tokens, self.begun - len(self.job.prompt)
+    def pieces(self, draft: Draft) -> list[tuple[int, list[int]]]:
+        """The draft's steps, the first with the words that stand of it already: new tokens before each, and its own."""
+        prompt, so_far = len(self.job.prompt), len(self.context)
+        ends = [self.begun - prompt, *(so_far - prompt + end for _, end in draft.pieces)]
+        new = self.context[prompt:] + draft.tokens
+        return [(begin, new[begin:end]) for begin, end in pairwise(ends)]
 
-    def note(self, event: Event, fate: str, step: list[int], begun: int) -> None:
+    def ask_referee(self, draft: Draft, pieces: list[tuple[int, list[int]]]) -> Draft:
+        """The draft with a referee's word on each step; nothing behind the first bad one is worth a look."""
+        assert self.job.referee is not None
+        new, valid = self.context[len(self.job.prompt) :] + draft.tokens, list[bool]()
+        for cut, (begun, step) in zip(draft.cuts, pieces, strict=False):
+            valid.append(self.job.referee(new[:begun], step))
+            if not valid[-1]:
+                draft = draft.first(cut)
+                break
+        draft.valid = tuple(valid)
+        return draft
+
+    def note(self, event: Event, fates: Sequence[Fate], pieces: list[tuple[int, list[int]]]) -> None:
         """What the draft had to say is kept, whatever became of it."""
-        self.stats.fates[fate] += 1
-        event.fate, event.step, event.begun = fate, step, begun
+        for fate, (begun, step) in zip(fates, pieces, strict=False):
+            if len(step) > 1 or fate != "handed over":  # a mere mark of the end is no step
+                self.stats.fates[fate] += 1
+                event.tried.append(Tried(fate, step, begun))
 
     def target_writes(self, room: int) -> Generator[Request, Any, Event]:
         """The target goes on with its step, or with the rest of the text, alone or helped along by the draft."""
@@ -106,17 +161,21 @@ class StepDecoder(Decoder):
         self.follow(event.tokens)
         return event
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """See where committed tokens end steps, and whose turn it is then."""
+    def follow(self, tokens: Sequence[int], taken_over: int = 0) -> None:
+        """See where committed tokens end steps, the first few of which are the draft's, and whose turn it is then."""
         while tokens and not self.alone:
             taken = self.step.feed(tokens)
             if taken is None:
                 return
             tokens = tokens[taken:]
             self.alone = self.step.end in ("end of thinking", "end of text")
-            if not self.drafting:
-                self.stats.fates["target"] += 1
             self.lead = max(0, self.lead - 1)
-            self.drafting = self.lead == 0
+            if taken_over:
+                taken_over -= 1
+            else:
+                self.stats.fates["target"] += not (
+                    self.alone and self.step.length == 1
+                )  # a mere mark of the end is no step
+                self.drafting = self.lead == 0
             self.step = Step(self.steps)
             self.begun = len(self.context) - len(tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Origin = Literal["draft", "relaxed", "target"]
 FinishReason = Literal["stop", "length", "cancelled"]
+Fate = Literal["accepted", "refused", "handed over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,31 @@ class Draft:
     tokens: list[int]
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
+    cuts: tuple[int, ...] = ()  # behind which tokens whole steps of reasoning end, for rules whose unit is one
+    valid: tuple[bool, ...] = ()  # a referee's word on each of these steps, where a rule asks one
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """What is judged by itself, from where to where: every whole step, and what lies behind them, if anything."""
+        rest = not self.cuts or self.cuts[-1] < len(self.tokens)
+        return list(pairwise([0, *self.cuts, *([len(self.tokens)] if rest else [])]))
 
     def first(self, n: int) -> Draft:
         """The same, but at most n tokens of it."""
         if n >= len(self.tokens):
             return self
         logits = None if self.logits is None else self.logits[:n]
-        return Draft(self.tokens[:n], logits, {layer: states[:n] for layer, states in self.hidden.items()})
+        hidden = {layer: states[:n] for layer, states in self.hidden.items()}
+        cuts = tuple(cut for cut in self.cuts if cut <= n)
+        return Draft(self.tokens[:n], logits, hidden, cuts, self.valid[: len(cuts)])
+
+    @staticmethod
+    def join(parts: Sequence[Draft]) -> Draft:
+        """What was written in several goes, as one; without cuts."""
+        if not parts:
+            return Draft([])
+        whole = Rolled.join([Rolled(part.tokens, part.logits, part.hidden) for part in parts])
+        return Draft(whole.tokens, whole.logits, whole.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +149,21 @@ class Verdict:
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
     state: Tensor | None = None  # what the rule wants back with this sequence's next draft
 
+    @staticmethod
+    def join(parts: Sequence[Verdict], lengths: Sequence[int]) -> Verdict:
+        """Decisions about the pieces of one draft, of these lengths, as one: nothing stands behind one that fell."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = Verdict(0, parts[0].next)
+        for part, length in zip(parts, lengths, strict=True):
+            whole.relaxed += tuple(whole.accepted + i for i in part.relaxed)
+            whole.instead += part.instead
+            whole.evidence += part.evidence
+            whole.accepted, whole.next = whole.accepted + part.accepted, part.next
+            if part.accepted != length:
+                break
+        return whole
+
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
@@ -136,6 +171,15 @@ class Relaxed:
 
     reason: str  # in the rule's words; may be empty
     instead: int | None = None  # the token that the target would have written
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A whole step of reasoning that the draft wrote, and what became of it."""
+
+    fate: Fate
+    tokens: list[int]  # all of it, whatever stands of it, with the words it began with if they were the target's
+    begun: int  # new tokens in front of it
 
 
 @dataclass(slots=True)
@@ -147,9 +191,7 @@ class Event:
     relaxed: dict[int, Relaxed] = field(default_factory=dict)  # index in `tokens` -> why
     drafted: int = 0
     accepted: int = 0
-    fate: str | None = None  # of a draft that was a whole step of reasoning: accepted, refused, handed over
-    step: list[int] = field(default_factory=list)  # such a step, whole, whatever became of it
-    begun: int = 0  # new tokens in front of it
+    tried: list[Tried] = field(default_factory=list)  # steps of reasoning in the draft, up to the first that fell
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin

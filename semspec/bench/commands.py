@@ -76,10 +76,12 @@ def measure(out: Path | None, **settings: Any) -> None:
 @app.command()
 def ablate(
     context: typer.Context,
-    rule: Annotated[str, typer.Argument(help="Rule whose settings are changed one at a time: fly.")],
+    rule: Annotated[
+        str, typer.Argument(help="Rule whose settings are changed one at a time: fly, semantic+:probes=DIR.")
+    ],
     every: Annotated[bool, typer.Option("--every", help="All combinations instead of one change at a time.")] = False,
 ) -> None:
-    """A rule's published ablation, with the settings given in front: bench --task pocket --out DIR ablate fly."""
+    """A rule's ablation, with the settings given in front: bench --task pocket --out DIR ablate fly."""
     from semspec.bench.ablate import ablation
 
     context.obj(methods=ablation(rule, every))

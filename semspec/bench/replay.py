@@ -78,6 +78,23 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
             max_position_embeddings=40960,
         ),
     ),
+    "tiny-moe": (
+        Qwen3MoeConfig(
+            hidden_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            intermediate_size=128,
+            moe_intermediate_size=32,
+            num_experts=16,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+            vocab_size=256,
+            max_position_embeddings=4096,
+        ),
+        _dense(LlamaConfig, 32, 1, 2, 1, 64, 256, tied=True),
+    ),
     "tiny": (_dense(LlamaConfig, 64, 2, 4, 2, 128, 256), _dense(LlamaConfig, 32, 1, 2, 1, 64, 256, tied=True)),
 }
 

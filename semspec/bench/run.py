@@ -175,11 +175,9 @@ class Bench:
         spell = self.pair.tokenizer.decode
         for result in turns:
             for event in result.events:
-                if event.fate is not None:
-                    text, before = str(spell(event.step)), str(spell(result.tokens[: event.begun]))
-                    found.append(
-                        {"fate": event.fate, "valid": referee(before, text) if referee else None, "text": text}
-                    )
+                for step in event.tried:
+                    text, before = str(spell(step.tokens)), str(spell(result.tokens[: step.begun]))
+                    found.append({"fate": step.fate, "valid": referee(before, text) if referee else None, "text": text})
         return found
 
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:

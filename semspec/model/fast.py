@@ -25,7 +25,7 @@ from semspec.types import Rows, Score
 log = logging.getLogger(__name__)
 
 # Tokens of one sequence; often a draft of 8 or 16 and one before.
-QUERIES = (1, 2, 4, 6, 9, 12, 17, 24, 33, 48, 64)
+QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = 512  # of a padded pass
 LONGEST = QUERIES[-1]
@@ -70,21 +70,25 @@ class Fast:
             return [row for p in parts for row in self.score(requests[p], starts[p], vocab, sparsity)]
         batch = bucket(len(requests), BATCHES)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
+        marks = sparsity.marks(requests, starts) if sparsity else None
         pairs = sparsity.pairs(requests, starts) if sparsity else None
-        buffer = self.buffer(("score", batch, queries), (batch * (queries + 4),), torch.long)
-        tokens, places = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(4, batch)
+        buffer = self.buffer(("score", batch, queries), (batch * (queries + 5),), torch.long)
+        tokens, places = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(5, batch)
         none = [0] * (batch - len(requests))
         flat = pad([r.tokens for r in requests], batch, queries)
         flat += [*(r.slot for r in requests), *none, *starts, *none, *(len(r.tokens) for r in requests), *none]
-        flat += [] if pairs is None else [*pairs, *none]
+        if marks is not None:
+            flat += [*marks, *none, *(pairs or [0] * len(requests)), *none]
         self.fill(buffer, flat)
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
-            blocks = sparsity.blocks(places[3]) if sparsity and pairs is not None else None
-            normed, hidden = self.fused.forward(tokens, Places(*places[:3]), layers, blocks=blocks)
+            fewer = None
+            if sparsity and marks is not None:
+                fewer = sparsity.fewer(places[3], None if pairs is None else places[4])
+            normed, hidden = self.fused.forward(tokens, Places(*places[:3]), layers, fewer=fewer)
             return self.fused.head(normed, self.logits), hidden
 
-        key = ("score", batch, queries, layers, None if pairs is None else sparsity)
+        key = ("score", batch, queries, layers, None if marks is None else (sparsity, pairs is None))
         logits, hidden = self.runs.run(key, work, buffer)
         # Copies: the buffers belong to whoever comes next. One for all sequences, of the rows that somebody wants.
         first = min(len(r.tokens) - r.keep for r in requests)

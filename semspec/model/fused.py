@@ -15,11 +15,11 @@ from torch import Tensor
 
 from semspec.model.cache import Cache
 from semspec.model.config import Rotary, Shape
-from semspec.model.experts import FeedForward, Linear
+from semspec.model.experts import Experts, FeedForward, Linear
 from semspec.model.int8 import Int8Linear
 from semspec.model.kernels import Choices, Kernels
 from semspec.model.transformer import Layer, Transformer
-from semspec.model.way import Blocks
+from semspec.model.way import Fewer
 
 LARGEST_HEAD = 256
 FEW_ROWS = 16
@@ -35,8 +35,8 @@ class Places:
 
 
 def covers(shape: Shape) -> bool:
-    """Experts are chosen on the host, layer by layer; no family has other parts than these."""
-    return shape.mixture is None and shape.head_dim <= LARGEST_HEAD
+    """No family has other parts than these."""
+    return shape.head_dim <= LARGEST_HEAD
 
 
 class Fused:
@@ -44,6 +44,9 @@ class Fused:
         self.choices = choices
         self.small = all(_weight(layer) <= choices.small for layer in transformer.layers)
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
+        for layer in transformer.layers:
+            if isinstance(layer.ffn, Experts) and layer.ffn.gate_up is None:
+                layer.ffn.pack()
         device = transformer.device
         self.turns = {s.rotary: _turns(s.rotary, cache.capacity, device) for s in set(self.shape.sights)}
 
@@ -53,11 +56,11 @@ class Fused:
         places: Places,
         layers: Iterable[int] = (),
         last: bool = False,
-        blocks: Blocks | None = None,
+        fewer: Fewer | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Feed tokens [B, Q]. Returns what the head reads for each token, [B, Q, width], and hidden states as
-        `Transformer.forward` counts them; with `last`, of each sequence's last token only, [B, 1, width]. `blocks`
-        says which of the cache are to be seen, if not all."""
+        `Transformer.forward` counts them; with `last`, of each sequence's last token only, [B, 1, width]. `fewer`
+        says what is to be left out."""
         t, s, k = self.transformer, self.shape, self.kernels
         batch, queries = tokens.shape
         where = (places.slots, places.starts, places.counts)
@@ -82,13 +85,10 @@ class Fused:
                 seen = k.turn_and_attend(qkv, keys, values, *where, *turning, *looking)
             else:
                 q = k.turn_and_keep(qkv, keys, values, *where, *turning)
-                chosen = None if blocks is None else blocks(i, q, *where)
+                chosen = None if fewer is None or fewer.blocks is None else fewer.blocks(i, q, *where)
                 seen = k.attend(q, keys, values, *where, *looking, chosen=chosen)
             added = self._product(layer.out, seen.view(batch * queries, -1), parts=True)
-            assert isinstance(layer.ffn, FeedForward)
-            inner = layer.attention_out_norm
-            x, active = self._read(x, added, layer.ffn_norm, inner, layer.ffn.gate_up, s.activation)
-            added = self._product(layer.ffn.down, active, parts=True)
+            x, added = self._feed(i, layer, x, added, places.counts, fewer)
             inner = layer.ffn_out_norm
         if last and queries > 1:
             at = torch.arange(batch, device=tokens.device) * queries + (places.counts - 1).clamp_min(0)
@@ -98,6 +98,31 @@ class Fused:
         if s.depth in want:
             kept[s.depth] = normed
         return normed.view(batch, -1, s.width), {i: h.view(batch, -1, s.width) for i, h in kept.items()}
+
+    def _feed(
+        self, i: int, layer: Layer, x: Tensor, added: Tensor, counts: Tensor, fewer: Fewer | None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream with what is added to it, and what the feed-forward network makes of its norm."""
+        k, ffn, activation = self.kernels, layer.ffn, self.shape.activation
+        before = (layer.ffn_norm, layer.attention_out_norm)
+        threshold = fewer.thresholds[i] if fewer and fewer.thresholds else 0.0
+        if isinstance(ffn, FeedForward) and not threshold:
+            x, active = self._read(x, added, *before, ffn.gate_up, activation)
+            return x, self._product(ffn.down, active, parts=True)
+        normed = k.add_norm(x, added, before[0], self.shape.norm_eps, before[1])
+        if isinstance(ffn, Experts):
+            skipping = None if fewer is None or fewer.betas is None else (fewer.betas[i], fewer.most, fewer.marks)
+            logits = self._product(ffn.router, normed, parts=True)
+            return x, k.mix(
+                normed, logits, ffn.gate_up, ffn.down, activation, ffn.chosen, ffn.renormalise, counts, skipping
+            )
+        assert fewer is not None and isinstance(ffn.gate_up, Linear) and isinstance(ffn.down, Linear)
+        gate, up = ffn.gate_up.halves
+        made = self._product(gate, normed)
+        return x, k.some_channels(
+            normed, made, up.weight, up.bias, fewer.columns[i], ffn.down.bias, activation, threshold, counts,
+            fewer.marks,
+        )  # fmt: skip
 
     def _read(
         self,
@@ -139,9 +164,10 @@ class Fused:
 
 
 def _weight(layer: Layer) -> int:
-    """Bytes of a layer's matrices."""
-    assert isinstance(layer.ffn, FeedForward)
-    matrices = (layer.qkv, layer.out, layer.ffn.gate_up, layer.ffn.down)
+    """Bytes of a layer's matrices, without experts: those have kernels of their own, whatever their size."""
+    matrices = [layer.qkv, layer.out]
+    if isinstance(layer.ffn, FeedForward):
+        matrices += [layer.ffn.gate_up, layer.ffn.down]
     return sum(m.weight.nbytes for m in matrices if isinstance(m, Linear))
 
 

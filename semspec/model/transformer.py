@@ -84,7 +84,10 @@ class Transformer:
                 gate, up, down = (f"{at}.{name.format(e=e)}" for name in family.expert)
                 experts.append(feed_forward([gate, up], down, mixture.ffn))
             router = read(f"{at}.{family.router}.weight", mixture.experts, shape.width)
-            return Experts(Linear(router), experts, mixture.chosen, mixture.renormalise)
+            made = Experts(Linear(router), experts, mixture.chosen, mixture.renormalise)
+            if device.type == "cuda":  # now, while only one layer has to fit twice
+                made.pack()
+            return made
 
         def layer(i: int) -> Layer:
             at = f"model.layers.{i}"

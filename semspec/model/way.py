@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -39,10 +40,23 @@ Blocks = Callable[[int, Tensor, Tensor, Tensor, Tensor], Chosen | None]
 """(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to see; None: all."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    """What one fused pass leaves out, of sequences that are marked. Everything on the device that may change from pass
+    to pass is in tensors."""
+
+    marks: Tensor  # [B]; 0: this sequence gets everything
+    blocks: Blocks | None = None
+    betas: Tensor | None = None  # [depth, chosen - 1], of `experts.skip`
+    most: int = 0
+    thresholds: Sequence[float] = ()  # of gate activations, by layer; 0: all channels
+    columns: Sequence[Tensor | None] = ()  # by layer: down projections transposed, [channels, width]
+
+
 class Sparsity(Protocol):
     """What a runner does differently when it checks drafts, see semspec.sparse."""
 
-    fusible: bool  # nothing but blocks of the cache is left out, which a GPU's fused passes can do
+    fusible: bool  # a GPU's fused passes can leave out what this leaves out
 
     def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
         """What is to be read densely before, and then the requests without it."""
@@ -56,12 +70,16 @@ class Sparsity(Protocol):
         """How to make a pass over these; before anything of it is in the cache."""
         ...
 
+    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: 1 for sequences from which something is left out; None: there is none."""
+        ...
+
     def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
         """For a fused pass: how many (head, block) pairs each sequence may see; None: all see everything."""
         ...
 
-    def blocks(self, pairs: Tensor) -> Blocks:
-        """For one fused pass: who chooses, given these numbers on the device, [B]; asked layer after layer."""
+    def fewer(self, marks: Tensor, pairs: Tensor | None) -> Fewer:
+        """For one fused pass, given these numbers on the device, [B]."""
         ...
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:

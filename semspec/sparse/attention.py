@@ -37,9 +37,10 @@ class AttentionPlan:
     score: str = "share"  # how blocks are scored, see above
     spread: str = "pairs"  # the best pairs of all heads together, or of each of the "heads" equally many
     anchors: tuple[int, ...] | None = None  # layers that choose; others take the choice of the one before. None: all do
+    pays_from: int = 0  # tokens below which choosing took longer than reading everything, where that was measured
 
     def __post_init__(self) -> None:
-        if self.block < 1 or self.dense_below < 0 or self.sinks < 0 or self.recent < 0:
+        if self.block < 1 or min(self.dense_below, self.sinks, self.recent, self.pays_from) < 0:
             raise BadRequest(
                 f"a block of {self.block}, dense below {self.dense_below}, {self.sinks} first and {self.recent} recent "
                 "blocks: give a block of 1 or more, and no negative numbers"
@@ -56,7 +57,7 @@ class AttentionPlan:
     def pairs(self, length: int, kv_heads: int) -> int:
         """N, or all pairs where less would not be sparse; a sequence of `length` tokens before the pass."""
         everything = length // self.block * kv_heads
-        if length < self.dense_below:
+        if length < max(self.dense_below, self.pays_from):
             return everything
         fixed = min(self.sinks + self.recent, length // self.block) * kv_heads
         wanted = int((length - self.dense_below) * self.rho + self.dense_below) * kv_heads // self.block

@@ -2,14 +2,14 @@
 
 With a token's routing weights w_1 >= .. >= w_k, the share of the m smallest is r_m = (their sum) / (sum of the others).
 The largest m up to a cap with r_m < beta_m is left out, where beta_m is what r_m stays below in a given share of a
-layer's calibration tokens (the median, in the paper).
+layer's calibration tokens (the median, in the paper). The rule itself is `skip` in model/experts.py, since a GPU's
+kernels must know it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
@@ -27,28 +27,3 @@ class ExpertsPlan:
             raise BadRequest(
                 f"at most {self.most} experts to be left out, of {self.betas.shape[1] + 1}; one must remain"
             )
-
-
-def ratios(weights: Tensor) -> Tensor:
-    """r_1 .. r_(k-1) [N, k - 1] of routing weights [N, k], best first."""
-    small = weights.flip(-1).cumsum(-1)  # of the m smallest, for m = 1 .. k
-    return small[:, :-1] / (small[:, -1:] - small[:, :-1])
-
-
-def left_out(weights: Tensor, betas: Tensor, most: int) -> Tensor:
-    """How many experts go, [N], for weights [N, k] and betas [k - 1]."""
-    below = ratios(weights)[:, :most] < betas[:most]  # [N, most]
-    return (below * torch.arange(1, most + 1, device=weights.device)).amax(-1) if most else below.sum(-1)
-
-
-def skip(
-    weights: Tensor, index: Tensor, betas: Tensor, most: int, rows: Tensor, renormalise: bool
-) -> tuple[Tensor, Tensor]:
-    """A router's answer with experts left out (index -1) in the tokens marked in rows [N]."""
-    k = weights.shape[-1]
-    gone = torch.where(rows, left_out(weights, betas, most), 0)
-    keep = torch.arange(k, device=weights.device) < k - gone[:, None]
-    kept = torch.where(keep, weights, 0)
-    if renormalise:
-        kept = torch.where(gone[:, None] > 0, kept / kept.sum(-1, keepdim=True), kept)
-    return kept, torch.where(keep, index, -1)

@@ -40,15 +40,14 @@ def thin(ffn: FeedForward, x: Tensor, threshold: float, sequences: Tensor | None
         active = ffn.activate(gate)
         return ffn.down(torch.where(active.abs() >= threshold, active, 0) * up)
     assert isinstance(ffn.gate_up, Linear) and isinstance(ffn.down, Linear)
-    gate_weight, up_weight = ffn.gate_up.weight.chunk(2)
-    gate_bias, up_bias = (None, None) if ffn.gate_up.bias is None else ffn.gate_up.bias.chunk(2)
-    active = ffn.activate(F.linear(x, gate_weight, gate_bias))
+    gates, ups = ffn.gate_up.halves
+    active = ffn.activate(gates(x))
     needed = unions(active.abs() >= threshold, sequences)  # [N, channels]
     some = needed.any(0).nonzero()[:, 0]
     # Somebody else's channels are computed with, but count for nothing: a text does not depend on its neighbours.
     active = torch.where(needed, active, 0).index_select(1, some)
-    up = F.linear(x, up_weight.index_select(0, some), None if up_bias is None else up_bias[some])
-    return F.linear(active * up, ffn.down.weight.index_select(1, some), ffn.down.bias)
+    made = F.linear(x, ups.weight.index_select(0, some), None if ups.bias is None else ups.bias[some])
+    return F.linear(active * made, ffn.down.weight.index_select(1, some), ffn.down.bias)
 
 
 def unions(needed: Tensor, sequences: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ class SparsePlan:
         if self.attention:
             a = self.attention
             chosen = "" if a.anchors is None else f", {len(a.anchors)} anchors"
-            parts.append(f"attention rho {a.rho:g} above {a.dense_below}, blocks of {a.block}{chosen}")
+            above = max(a.dense_below, a.pays_from)
+            parts.append(f"attention rho {a.rho:g} above {above}, blocks of {a.block}{chosen}")
         if self.ffn:
             parts.append(f"ffn {self.ffn.sparsity:.0%} by {self.ffn.by}")
         if self.experts:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from semspec.errors import ModelError
 from semspec.model import ModelRunner
-from semspec.model.experts import Experts, FeedForward
+from semspec.model.experts import Experts, FeedForward, skip
 from semspec.model.sight import Span
-from semspec.model.way import DENSE, Blocks, Chosen, Way, checks
+from semspec.model.way import DENSE, Blocks, Chosen, Fewer, Way, checks
 from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose, gathered, listed
-from semspec.sparse.experts import skip
 from semspec.sparse.ffn import thin
 from semspec.sparse.guard import Guard
 from semspec.sparse.plan import SparsePlan
@@ -35,7 +36,12 @@ class Sparse:
             self.choosers = frozenset([min(self.open)]) | (anchors & self.open)  # a first choice there must be
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
         self.betas = plan.experts.betas.to(self.device) if plan.experts else None
-        self.fusible = not any(self.thresholds) and plan.experts is None
+        # What one token leaves out of a network no kernel can, nor what few tokens leave out of an expert.
+        plain = plan.ffn is not None and (plan.ffn.by == "token" or self.shape.mixture is not None)
+        self.fusible = not (any(self.thresholds) and plain)
+        self.layers = runner.transformer.layers
+        if runner.fast is not None and self.fusible:
+            _ = self.columns  # takes memory: now, not in the middle of an answer
 
     def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
         """A draft behind a text that was not read yet is checked as any other, once that has been read: whether a
@@ -57,6 +63,34 @@ class Sparse:
         checked = [checks(r) and self.thins(span.start) for r, span in zip(requests, spans, strict=True)]
         return SparseWay(self, spans, checked) if any(checked) else DENSE
 
+    @cached_property
+    def columns(self) -> list[Tensor | None]:
+        """Down projections of layers that leave out channels, [channels, width]: there a channel is one row."""
+        if not any(self.thresholds):
+            return []
+        networks = [layer.ffn if isinstance(layer.ffn, FeedForward) else None for layer in self.layers]
+        try:
+            return [n.turn() if n and t else None for n, t in zip(networks, self.thresholds, strict=True)]
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                "a sparse plan that leaves out channels keeps the down projections a second time, transposed, and "
+                "there is no memory left for that; give less context or fewer slots, or a plan without channels"
+            ) from error
+
+    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        marks = [int(checks(r) and self.thins(start)) for r, start in zip(requests, starts, strict=True)]
+        return marks if any(marks) else None
+
+    def fewer(self, marks: Tensor, pairs: Tensor | None) -> Fewer:
+        return Fewer(
+            marks,
+            None if pairs is None else self.blocks(pairs),
+            self.betas,
+            self.plan.experts.most if self.plan.experts else 0,
+            self.thresholds if any(self.thresholds) else (),
+            self.columns,
+        )
+
     def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
         thin = [checks(r) and self.attends_sparsely(start) for r, start in zip(requests, starts, strict=True)]
         if self.means is None or not any(thin):
@@ -68,6 +102,7 @@ class Sparse:
         return [plan.pairs(s, heads) if t else s // plan.block * heads for s, t in zip(starts, thin, strict=True)]
 
     def blocks(self, pairs: Tensor) -> Blocks:
+        """Who chooses, for one fused pass; asked layer after layer."""
         last: Chosen | None = None  # by the last layer that chose
 
         def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> Chosen | None:

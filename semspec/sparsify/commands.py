@@ -61,6 +61,9 @@ def calibrate(
     experts: Annotated[int, typer.Option(help="Most experts of a token to leave out; 0 is off.")] = 0,
     quantile: Annotated[float, typer.Option(help="Share of tokens below each beta; the paper has the median.")] = 0.5,
     refresh: Annotated[int, typer.Option(help="Sparse passes before a dense one writes theirs anew; 0: never.")] = 0,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Time checks on this device, and leave nothing out where that is no faster.")
+    ] = False,
     device: args.Device = "auto",
     dtype: args.Dtype = "auto",
     context: args.Context = None,
@@ -71,6 +74,7 @@ def calibrate(
     from semspec.sparse.attention import AttentionPlan
     from semspec.sparsify.calibrate import Wish
     from semspec.sparsify.calibrate import calibrate as run
+    from semspec.sparsify.pays import where_it_pays
 
     attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread) if rho < 1 else None
     wish = Wish(attention, reuse, shallow, ffn, ffn_by, experts, quantile, refresh)
@@ -79,6 +83,8 @@ def calibrate(
     with bar("calibrate") as progress:
         plan = run(pair, made, n, wish, seed, k, max_new_tokens or made.max_new_tokens, progress)
     plan.made["task"] = task
+    if auto:
+        plan = where_it_pays(pair, made, plan, seed, k)
     plan.save(out)
     Console(stderr=True, highlight=False).print(f"{out}: {plan}")
     told: dict[str, Any] = {"plan": str(out), "model": plan.model, "made": plan.made}

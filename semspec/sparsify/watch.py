@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from semspec.model import ModelRunner
-from semspec.model.experts import Experts, FeedForward
+from semspec.model.experts import Experts, FeedForward, ratios
 from semspec.model.sight import Span
-from semspec.model.way import DENSE, Blocks, Way, checks
+from semspec.model.way import DENSE, Fewer, Way, checks
 from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose
-from semspec.sparse.experts import ratios
 from semspec.sparse.ffn import unions
 from semspec.types import Score
 
@@ -75,11 +74,14 @@ class Watching:
             return WatchingWay(self, spans[0])
         return DENSE
 
+    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
+        return None
+
     def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
         return None
 
-    def blocks(self, pairs: Tensor) -> Blocks:
-        return lambda layer, q, slots, starts, counts: None
+    def fewer(self, marks: Tensor, pairs: Tensor | None) -> Fewer:
+        return Fewer(marks)
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         pass

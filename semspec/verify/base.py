@@ -46,6 +46,8 @@ class Drafts:
     protected: Tensor | None = None  # [V] tokens that no rule may relax
     hidden: dict[int, Tensor] | None = None  # layer -> [R, d] of the target
     draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
+    whole: Tensor | None = None  # [B] which are whole steps of reasoning; None: all
+    valid: Tensor | None = None  # [B] which of those a referee calls valid
 
     @cached_property
     def steps(self) -> Tensor:
@@ -240,17 +242,21 @@ def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
 
 
 def collate(judges: Sequence[Judge]) -> Drafts:
-    """Lay several sequences' drafts side by side. They share rule and protected tokens; draft logits: all or none."""
+    """Lay several sequences' drafts side by side. They share rule and protected tokens; draft logits: all or none.
+
+    A draft of several steps is as many drafts, one behind the other: the row that predicts a step's first token is the
+    bonus row of the step before. `join_pieces` puts together again what a rule says of them."""
     device = judges[0].rows.logits.device
-    counts = [len(j.draft.tokens) for j in judges]
     rows = [j.rows.logits.shape[0] for j in judges]
-    longest = max(counts)
-    table = []  # one host tensor, one copy: ids, count, first row, first draft row, seed, position, round
+    longest = max(end - begin for j in judges for begin, end in j.draft.pieces)
+    table = []  # one host tensor, one copy: ids, count, first row, first draft row, seed, position, round, whole, valid
     row = draft_row = 0
-    for j, count, height in zip(judges, counts, rows, strict=True):
-        padded = j.draft.tokens + [-1] * (longest - count)
-        table.append([*padded, count, row, draft_row, j.sampling.seed, j.position, j.round])
-        row, draft_row = row + height, draft_row + count
+    for j, height in zip(judges, rows, strict=True):
+        for i, (begin, end) in enumerate(j.draft.pieces):
+            padded = j.draft.tokens[begin:end] + [-1] * (longest - (end - begin))
+            place = [end - begin, row + begin, draft_row + begin, j.sampling.seed, j.position + begin, j.round]
+            table.append([*padded, *place, i < len(j.draft.cuts), any(j.draft.valid[i : i + 1])])
+        row, draft_row = row + height, draft_row + len(j.draft.tokens)
     columns = torch.tensor(table).to(device, non_blocking=True)
     draft_logits = None
     if judges[0].draft.logits is not None:
@@ -270,11 +276,23 @@ def collate(judges: Sequence[Judge]) -> Drafts:
         protected=judges[0].protected,
         hidden=_join([j.rows.hidden for j in judges], device),
         draft_hidden=_join([j.draft.hidden for j in judges], device),
+        whole=columns[:, longest + 6] > 0,
+        valid=columns[:, longest + 7] > 0,
     )
 
 
 def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int, Tensor] | None:
     return {layer: torch.cat([p[layer].to(device) for p in parts]) for layer in parts[0]} or None
+
+
+def join_pieces(parts: Sequence[Verdict], judges: Sequence[Judge]) -> list[Verdict]:
+    """From what was decided about pieces of drafts to what that means for each draft."""
+    whole, taken = [], 0
+    for j in judges:
+        lengths = [end - begin for begin, end in j.draft.pieces]
+        whole.append(Verdict.join(parts[taken : taken + len(lengths)], lengths))
+        taken += len(lengths)
+    return whole
 
 
 def verdicts(decisions: Decisions) -> list[Verdict]:

@@ -11,14 +11,18 @@ from semspec.probe.evidence import at_one, confidence, evidence
 from semspec.verify.base import Drafts
 
 
-def seen(drafts: Drafts, groups: Collection[str], numbers: Tensor | None) -> Tensor | None:
-    """[B, E] all the evidence there is, for a probe that wants these groups of it; None: it wants none.
+def seen(
+    drafts: Drafts, groups: Collection[str], numbers: Tensor | None, counts: Tensor | None = None
+) -> Tensor | None:
+    """[B, E] all the evidence there is, for a probe that wants these groups of it; None: it wants none. With counts
+    [B] only the first so many tokens of each step are looked at.
 
     How sure the draft was is behind the rest, and only for a probe that asks: its logits are not kept otherwise."""
     if not groups:
         return None
     assert numbers is not None, "a rule judges once it is bound to a pair"
-    ids, exists = drafts.safe_ids, drafts.exists
+    ids = drafts.safe_ids
+    exists = drafts.exists if counts is None else drafts.steps[:-1] < counts[:, None]
     found = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
     if "draft" not in groups:
         return found

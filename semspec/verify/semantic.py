@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.noise import ACCEPT
 from semspec.probe.head import Probe
+from semspec.types import Draft, Sampling
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
 from semspec.verify.seen import seen
 from semspec.verify.step import StepRule
@@ -64,6 +66,13 @@ class Semantic(StepRule):
     @property
     def draft_layers(self) -> tuple[int, ...]:
         return self.draft_probe.layers if self.draft_probe else ()
+
+    def sure(self, draft: Draft, sampling: Sampling) -> float:
+        """The probability, by its own probe, that the draft writes a step of this meaning."""
+        assert self.draft_probe is not None
+        device = next(iter(draft.hidden.values())).device
+        first, count = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([len(draft.tokens)], device=device)
+        return float(self.draft_probe(draft.hidden, first, count))
 
     def judge(self, drafts: Drafts) -> Decisions:
         assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"

@@ -5,21 +5,25 @@ The judge is a probe of the target trained on both models' steps to say whether 
 itself, in whatever words. Besides states it may look at evidence: the target's probabilities of the step's tokens, of
 its numbers above all, and their entropies, which the same pass has computed; and how sure the draft was of its own
 tokens. One wrong digit, which drowns in a mean of states, is plain there. What is refused is not lost: the target keeps
-a step's beginning as far as it would have written the same (`keep`), and writes the rest, as everything it writes here,
-with token-level speculation (`rewrite`, lossless by default).
+a step's beginning as far as it would have written the same (`keep`), or as far as its least likely token if the judge
+takes what lies before (`part`), and writes the rest, as everything it writes here, with token-level speculation
+(`rewrite`, lossless by default). Where the draft is sure of the numbers in a step, it may write more of them (`steps`).
 May break: as often as `least` allows; `semspec probe calibrate` finds it from a bound on the share of bad steps.
 Needs the target's rows, and what the judge was fitted with: layers of states, the draft's logits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.probe.head import Probe
+from semspec.types import Draft, Sampling
 from semspec.verify.base import Binding, Decisions, Drafts, Rule
 from semspec.verify.seen import seen
 from semspec.verify.step import StepRule
@@ -32,6 +36,7 @@ class SemanticPlus(StepRule):
     keep: bool = True
     rewrite: str = "sampling"
     hand_over: bool = False
+    part: bool = False  # of a step that falls, keep what lies before its least likely token, if the judge takes that
     least: float = -1.0  # below 0: what the judge was calibrated to
     probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the one of the pair
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
@@ -49,17 +54,46 @@ class SemanticPlus(StepRule):
 
     @property
     def keeps_draft_logits(self) -> bool:
+        return self.steps > 1 or self._sees_confidence
+
+    @property
+    def _sees_confidence(self) -> bool:
         return self.judge_probe is not None and "draft" in self.judge_probe.features.evidence
 
     @property
     def layers(self) -> tuple[int, ...]:
         return self.judge_probe.layers if self.judge_probe else ()
 
+    def sure(self, draft: Draft, sampling: Sampling) -> float:
+        """The probability that the draft gave the numbers of its step; words can be put in many ways, numbers cannot.
+        A step without a number is taken as any rule takes it."""
+        assert self.numbers is not None
+        own = self.own(draft, sampling)
+        number = self.numbers.to(own.device)[torch.tensor(draft.tokens, device=own.device)]
+        if not number.any():
+            return super().sure(draft, sampling)
+        return math.exp(own[number].sum().item())
+
     def judge(self, drafts: Drafts) -> Decisions:
+        sure = self._judged(drafts, drafts.counts)
+        stands = sure >= self.least
+        if not self.part or not drafts.ids.shape[1]:
+            return self.conclude(drafts, stands, (sure,))
+        before = self._least_likely(drafts)
+        of_part = self._judged(drafts, before)
+        part = torch.where(of_part >= self.least, before, 0)
+        return self.conclude(drafts, stands, (torch.where(stands, sure, of_part),), part)
+
+    def _judged(self, drafts: Drafts, counts: Tensor) -> Tensor:
+        """[B] what the judge says of the first so many tokens [B] of each step"""
         assert self.judge_probe is not None, "a rule judges once it is bound to a pair"
-        shown = seen(drafts, self.judge_probe.features.evidence, self.numbers)
-        sure = self.judge_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
-        return self.conclude(drafts, sure >= self.least, (sure,))
+        shown = seen(drafts, self.judge_probe.features.evidence, self.numbers, counts)
+        return self.judge_probe(drafts.hidden or {}, drafts.first_row, counts, shown)
+
+    def _least_likely(self, drafts: Drafts) -> Tensor:
+        """[B] the place in each step of the token that the target finds least likely"""
+        logp = drafts.target_logits.float().log_softmax(-1)[drafts.rows[:, :-1], drafts.safe_ids]
+        return torch.where(drafts.exists, logp, 1.0).argmin(-1)
 
     def reason(self, evidence: Sequence[float]) -> str:
         return f"a step the target would write, to {evidence[0]:.2f}, at least {self.least:.2f}"

@@ -20,6 +20,7 @@ QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to
 @dataclass(frozen=True)
 class SpecReason(StepRule):
     name = "specreason"
+    several = False
 
     least: int = 7
     question: str = QUESTION

@@ -41,7 +41,8 @@ class Oracle(StepRule):
     refereed = True
 
     def judge(self, drafts: Drafts) -> Decisions:
-        return self.conclude(drafts, drafts.counts > 0)
+        assert drafts.valid is not None, "the loop brings a referee's word"
+        return self.conclude(drafts, drafts.valid)
 
     def reason(self, evidence: Sequence[float]) -> str:
         return "the referee calls the step valid"

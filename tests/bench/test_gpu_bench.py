@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from bench import gpu_grouped
+from bench.gpu import Bench
 from bench.gpu_arms import in_turns, parse, told
 from bench.gpu_breakdown import Kernel, short, table
+from semspec import costs
 from semspec.model.kernels import Choices
 
 
@@ -49,3 +55,41 @@ def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: p
     times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), Choices(turn=True): broken})
     assert times == {slow: 2, fast: 1} and calls[:4] == ["slow", "fast", "slow", "fast"]
     assert "ours if small+turn: RuntimeError: no such instruction" in capsys.readouterr().out
+
+
+def test_experts_and_channels_are_measured_and_their_limits_count_what_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script's own logic on a CPU, with references in place of kernels; times mean nothing here."""
+    monkeypatch.setattr(costs, "bandwidth", lambda device: 1e10)
+    monkeypatch.setattr(gpu_grouped, "ROUNDS", 1)
+    monkeypatch.setattr(gpu_grouped, "SIZES", (2,))
+    asked = SimpleNamespace(
+        device="cpu", shape="tiny", long_shape="tiny", mixture_shape="tiny-moe", context=64, repeats=1, plain=False,
+        choices=Choices(),
+    )  # fmt: skip
+    with torch.inference_mode():
+        made = Bench(asked)  # type: ignore[arg-type]
+        made.section_experts()
+        made.section_ffn()
+    rows = {row["what"]: row for row in made.rows}
+    dense, thin = (rows[f"30B-A3B check of 16 tokens, {arm}"] for arm in ("dense", "3 of 8 skipped"))
+    assert dense["distinct"] > thin["distinct"] > 0 and dense["limit_ms"] > thin["limit_ms"] > 0
+    assert thin["byte_ratio"] == pytest.approx(thin["limit_ms"] / dense["limit_ms"]) and thin["bar_ratio"] == 0.83
+    rule = rows["30B-A3B check of 16 tokens, calibrated rule"]
+    assert thin["distinct"] <= rule["distinct"] <= dense["distinct"]
+    planted = rows["32B feed-forward of 16 tokens, 64 % of the union inactive"]
+    assert planted["union"] == pytest.approx(0.36, abs=0.01) and planted["bar_ratio"] == 0.75
+    assert rows["32B feed-forward of 16 tokens, 0 % of the union inactive"]["byte_ratio"] == 1.0
+    assert "MISSED" in capsys.readouterr().out, "references are no faster for leaving things out"
+
+
+def test_the_best_cut_of_each_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[str, float]] = []
+    bench = SimpleNamespace(add=lambda what, ms, **more: rows.append((what, ms)))
+    times = {"a": 5.0, "b": 3.0, "c": float("inf"), "x": 2.0, "y": 1.0}
+    monkeypatch.setattr(gpu_grouped, "graphed", lambda bench, launch, what: launch())
+    best = gpu_grouped.best_cuts(
+        bench, "pair", SimpleNamespace(CUTS=("a", "x")), lambda pair: sum(times[c] for c in pair), (["b", "c"], ["y"])
+    )  # fmt: skip
+    assert best == ("b", "y") and rows == [("pair, as it is cut", 7.0), ("pair, as cut best", 4.0)]

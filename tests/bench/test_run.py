@@ -232,6 +232,19 @@ def test_an_ablation_changes_one_setting_at_a_time():
         ablation("exact")
 
 
+def test_every_idea_of_semantic_plus_can_be_turned_off():
+    beside, *methods = ablation("semantic+:probes=some/folder")
+    assert parse_arm(beside).lossless
+    full, *others = (parse_arm(method) for method in methods)
+    options = vars(make(full.verifier))
+    assert options["steps"] == 4 and options["part"] and options["probes"] == "some/folder"
+    changed = [{k: v for k, v in vars(make(arm.verifier)).items() if v != options[k]} for arm in others]
+    assert changed == [
+        {"steps": 1}, {"ahead": 0.0}, {"part": False}, {"keep": False}, {"rewrite": ""}, {"rewrite_tokens": 4}, {}
+    ]  # fmt: skip
+    assert [arm.draft_min_p for arm in (full, *others)] == [0.0] * 7 + [0.4]
+
+
 def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(Bench, "__init__", lambda self, config: asked.append(config))
@@ -265,14 +278,15 @@ def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):
 
 def test_a_step_rule_is_judged_by_its_steps(pocket: semspec.Pair, tmp_path: Path) -> None:
     """Each is recorded with its fate and whether it was valid; the oracle refuses all bad ones."""
-    config = Config("pocket:steps=3", ["oracle", "random-step:rate=1", "random-step:rate=0"], n=6)
+    ahead = ["oracle:steps=3,ahead=0", "random-step:rate=1,steps=3,ahead=0,keep=true,draft_min_p=0.3"]
+    config = Config("pocket:steps=3", ["oracle", "random-step:rate=1", "random-step:rate=0", *ahead], n=6)
     summary = Bench(replace(config, temperature=0.6, device="cpu", context=512), pocket).run(tmp_path / "run")
     _, rows = load_run(tmp_path / "run")
     for sample in rows:
         fates = Counter(j["fate"] for j in sample["judged"])
         counted = {k: n for k, n in sample["stats"]["fates"].items() if k != "target"}
         assert fates == counted and (sample["arm"] in ("none", "draft")) <= (not fates)
-        if sample["arm"] == "oracle":
+        if sample["arm"].startswith("oracle"):
             assert all((j["fate"] == "accepted") <= j["valid"] for j in sample["judged"])
     arms = summary["arms"]
     assert arms["none"]["steps_accepted"] is None

@@ -11,9 +11,9 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, products, small, tiles
+from semspec.model.kernels import attention, channels, experts, products, small, tiles
 
-HALF, WIDE, WHOLE = "*bf16", "*fp32", "*i64"
+HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
 PLACES = {"slots": WHOLE, "starts": WHOLE, "counts": WHOLE}
 
@@ -45,6 +45,7 @@ def built(
         "waits": text.count("griddepcontrol.wait"),
         "lets": text.count("griddepcontrol.launch_dependents"),
         "fetches": text.count("cp.async.bulk.prefetch.L2"),
+        "wide_copies": text.count("cp.async.cg"),  # 16 bytes each, as only loads of a pipeline are made
     }
 
 
@@ -114,7 +115,49 @@ def main() -> None:
         constants |= {"NORMED": "normed" in name, "PARTS": 4 if "normed" in name else 0}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(products._product, types, constants, cut.warps, cut.stages)
-    print(json.dumps(results))
+    print(json.dumps(results | grouped()))
+
+
+def grouped() -> dict[str, Any]:
+    """Mixtures of Qwen3-30B-A3B's shape, and channels of a 32B model."""
+    results = {}
+    lists = {"lists": SHORT, "listed": SHORT}
+    sizes: dict[str, Any] = {"WIDTH": 2048, "HIDDEN": 768, "CHOSEN": 8}
+    for most in (0, 3):
+        results[f"route, {most} skipped"] = built(
+            experts._route,
+            {
+                "logits": WIDE, "betas": WIDE, "counts": WHOLE, "marks": WHOLE, "weights": WIDE, "index": SHORT,
+                "parts": WIDE, "queries": "i32", "rows": "i32",
+            },
+            {
+                "EXPERTS": 128, "BLOCK_E": 128, "CHOSEN": 8, "BLOCK_C": 8, "MOST": most, "RENORMALISE": True,
+                "PARTS": 1 + most, "WIDTH": 2048, "BLOCK_W": 2048,
+            },
+        )  # fmt: skip
+    results["list"] = built(experts._list, {"index": SHORT, **lists, "picks": "i32"}, {"BLOCK": 128}, warps=1)
+    marking = {"gate": HALF, "active": HALF, "made": HALF, "flags": SHORT, "totals": SHORT, "counts": WHOLE}
+    marking |= {"marks": WHOLE, "batch": "i32", "queries": "i32", "threshold": "fp32"}
+    constants: dict[str, Any] = {"CHANNELS": 27648, "BLOCK": channels.BLOCK, "BLOCK_Q": 16, "SILU": True}
+    results["mark"] = built(channels._mark, marking, constants)
+    listing = {"flags": SHORT, "totals": SHORT, "listed": SHORT, "number": SHORT}
+    constants = {"CHANNELS": 27648, "BLOCK": channels.BLOCK, "BLOCKS": 216, "BLOCK_T": 256}
+    results["list of channels"] = built(channels._list, listing, constants, warps=1)
+    wide: dict[str, Any] = {"WIDTH": 5120, "CHANNELS": 27648, "BIASED": False}
+    some = {"weight": HALF, "bias": HALF, "listed": SHORT, "number": SHORT, "rows": "i32"}
+    for rows in (16, 64):
+        for name, kernel, types, constants, cut in (
+            ("gate_up", experts._gate_up, {"x": HALF, "weight": HALF, **lists, "out": HALF, "picks": "i32"},
+             sizes | {"SILU": True}, experts.CUTS[0]),
+            ("down", experts._down, {"made": HALF, "weight": HALF, "weights": WIDE, **lists, "parts": WIDE,
+             "picks": "i32", "rows": "i32"}, sizes, experts.CUTS[1]),
+            ("up of channels", channels._up, {"x": HALF, **some, "active": HALF, "out": HALF}, wide, channels.CUTS[0]),
+            ("down of channels", channels._down, {"made": HALF, **some, "parts": WIDE}, wide | {"SPLITS": 6},
+             channels.CUTS[1]),
+        ):  # fmt: skip
+            constants = constants | {"BLOCK_M": rows, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth}
+            results[f"{name}, {rows} rows"] = built(kernel, types, constants, cut.warps, cut.stages)
+    return results
 
 
 if __name__ == "__main__":

@@ -24,11 +24,13 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) == 21
+    assert len(results) == 34
     for name, taken in results.items():
         assert taken["cubin"] > 0 and taken["shared"] <= 227 * 1024, name
         if name != "note":  # launched before the one before it has ended, each waits for that, and lets the next begin
             assert taken["waits"] == taken["lets"] == 1 and taken["reads_after_wait"], name
     assert results["turn_and_attend"]["waits_for_stores"], "what it puts into the cache is there before it is read"
     assert 2 * (results["attend, crowded"]["shared"] + 1024) <= 228 * 1024, "two of them share a processor"
+    for name in ("gate_up", "down", "up of channels", "down of channels"):
+        assert results[f"{name}, 16 rows"]["wide_copies"] >= 20, f"{name} has lost its pipeline"
     assert results["product"]["fetches"] > 0 and results["product, gated"]["fetches"] > 1

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.experts import Experts
+from semspec.model.experts import Experts, left_out, ratios, skip
 from semspec.sparse import ExpertsPlan
-from semspec.sparse.experts import left_out, ratios, skip
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import course, load, read, text, with_plan

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from semspec.errors import ModelError
 from semspec.model import ModelRunner
+from semspec.model.experts import FeedForward
 from semspec.model.fast import Fast
 from semspec.model.graphs import Plain
 from semspec.model.kernels import Kernels, reference_kernels
-from semspec.sparse import AttentionPlan, FfnPlan
+from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import make_model, save
 from tests.model.test_fast import Rehearsed, close
@@ -70,10 +72,56 @@ def test_where_nothing_is_left_out_the_dense_graph_serves(model: ModelRunner) ->
     assert fused.fast.runs.keys[-1][-1] is not None
 
 
-def test_channels_are_left_out_the_plain_way(model: ModelRunner) -> None:
-    parts = {"ffn": FfnPlan(torch.full((4,), 0.3)), "attention": PLAN}
-    for ours, theirs in zip(course(quick(model, **parts)), course(with_plan(model, **parts)), strict=True):
-        close(ours, theirs)
+@pytest.mark.parametrize(("by", "fused"), [("union", True), ("token", False)])
+def test_channels_are_left_out_either_way(model: ModelRunner, by: str, fused: bool) -> None:
+    parts = {"ffn": FfnPlan(torch.tensor([0.2, 0.0, 0.3, 0.3]), by), "attention": PLAN}
+    ours = quick(model, **parts)
+    for one, other in zip(course(ours), course(with_plan(model, **parts)), strict=True):
+        close(one, other)
+    assert any(key[-1] is not None for key in ours.fast.runs.keys) == fused
+    dense = course(with_plan(model, attention=PLAN))
+    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(course(ours), dense, strict=True))
+
+
+def test_down_projections_are_turned_once_and_where_needed(model: ModelRunner) -> None:
+    ours = quick(model, ffn=FfnPlan(torch.tensor([0.02, 0.0, 0.05, 0.02])))
+    columns = ours.sparsity.columns
+    assert [c is not None for c in columns] == [True, False, True, True]
+    assert torch.equal(columns[2], model.transformer.layers[2].ffn.down.weight.t())
+    again = quick(model, ffn=FfnPlan(torch.full((4,), 0.1))).sparsity.columns
+    assert again[2] is columns[2] and again[1] is not None, "plans of one model share them"
+    assert quick(model, attention=PLAN).sparsity.columns == []
+
+
+def test_no_memory_for_turned_projections_is_said(model: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sparsity = quick(model, ffn=FfnPlan(torch.full((4,), 0.1))).sparsity
+
+    def turn(self: FeedForward) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FeedForward, "turn", turn)
+    with pytest.raises(ModelError, match="a plan without channels"):
+        _ = sparsity.columns
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
+def test_experts_are_left_out_either_way(family: str, tmp_path: Path) -> None:
+    mixture = load(save(make_model(family, num_experts_per_tok=4), tmp_path))
+    depth = mixture.shape.depth
+    for betas in (torch.full((depth, 3), 0.35), torch.tensor([0.3, 0.6, 2.0]).expand(depth, 3).contiguous()):
+        parts = {"experts": ExpertsPlan(betas, 3), "attention": PLAN}
+        ours, plain = quick(mixture, **parts), with_plan(mixture, **parts)
+        thin, dense = course(ours), course(with_plan(mixture, attention=PLAN))
+        for one, other in zip(thin, course(plain), strict=True):
+            close(one, other)
+        assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(thin, dense, strict=True))
+        batches = []
+        for runner in (ours, plain):  # two checks, a prompt and a single token: only checks leave out experts
+            slots = [runner.acquire() for _ in range(4)]
+            feeds = [(text(10, 6), 6), (text(11, 4), 4), (text(12, 30), 1), (text(13, 1), 1)]
+            batches.append(runner.score([Score(runner, s, *f) for s, f in zip(slots, feeds, strict=True)]))
+        for one, other in zip(*batches, strict=True):
+            close(one.logits, other.logits)
 
 
 def test_rolls_are_known_to_the_guard(model: ModelRunner) -> None:
@@ -90,15 +138,19 @@ def test_rolls_are_known_to_the_guard(model: ModelRunner) -> None:
     assert fused.sparsity.guard.drifts[0].tokens == 5 + 4
 
 
-def test_tritons_kernel_gives_the_same(model: ModelRunner) -> None:
+def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import Choices, triton_kernels
     from tests.interpreter import allow_new_numpy
 
     allow_new_numpy()
-    ours = quick(model, triton_kernels(Choices()), attention=PLAN)
-    ours.fast.runs = Plain()
-    for one, other in zip(
-        course(ours, prompt=60, rounds=2), course(quick(model, attention=PLAN), prompt=60, rounds=2), strict=True
+    mixture = load(save(make_model("qwen3-moe"), tmp_path))
+    for one, parts in (
+        (model, {"attention": PLAN, "ffn": FfnPlan(torch.full((4,), 0.2))}),
+        (mixture, {"experts": ExpertsPlan(torch.full((mixture.depth, 1), 0.5), 1)}),
     ):
-        close(one, other)
+        ours = quick(one, triton_kernels(Choices()), **parts)
+        ours.fast.runs = Plain()
+        exact = course(quick(one, **parts), prompt=60, rounds=2)
+        for mine, theirs in zip(course(ours, prompt=60, rounds=2), exact, strict=True):
+            close(mine, theirs)

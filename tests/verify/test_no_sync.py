@@ -64,7 +64,7 @@ def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
 def test_nor_does_a_judge_that_attends_and_knows_the_drafts_confidence(sampling: Sampling):
     sees = Features((2,), "attention", tuple(GROUPS))
-    rule = make("semantic+").bound(Binding(judge=sees))
+    rule = make("semantic+:steps=3,part=true").bound(Binding(judge=sees))
     assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
 
 

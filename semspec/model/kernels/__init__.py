@@ -35,7 +35,7 @@ MEASURED = Choices()
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, small.py, products.py."""
+    """What each does is said where it is written: attention.py, small.py, products.py, experts.py, channels.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
@@ -45,10 +45,12 @@ class Kernels:
     note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
     norm_product: Callable[..., tuple[Tensor, Tensor]]  # the stream after what was added to it, and its product
+    mix: Callable[..., Tensor]  # each token's experts, in parts
+    some_channels: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
 
 
 def triton_kernels(choices: Choices) -> Kernels:
-    from semspec.model.kernels import attention, products, small, tiles
+    from semspec.model.kernels import attention, channels, experts, products, small, tiles
 
     early = choices.early
 
@@ -80,6 +82,8 @@ def triton_kernels(choices: Choices) -> Kernels:
         small.note,
         product,
         norm_product,
+        partial(experts.mix, early=early),
+        partial(channels.some_channels, early=early),
     )
 
 
@@ -99,4 +103,7 @@ def reference_kernels() -> Kernels:
         stream = x.clone()
         return stream, product(r.add_norm(stream, added, norm, eps), weight, bias, False, activation)
 
-    return Kernels(r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product, norm_product)
+    return Kernels(
+        r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product, norm_product,
+        r.mix, r.some_channels,
+    )  # fmt: skip

@@ -156,17 +156,21 @@ def _product(
     if GATED:
         if BIASED:
             other += tl.load(bias + outputs + n, mask=exists, other=0.0).to(tl.float32)[None, :]
-        sum, other = _rounded(sum, out), _rounded(other, out)
-        if SILU:
-            active = sum * tl.sigmoid(sum)
-        else:  # gelu by tanh, in which 1 + tanh(z) is 2 sigmoid(2 z)
-            active = sum * tl.sigmoid(1.5957691216057308 * (sum + 0.044715 * sum * sum * sum))
-        sum = _rounded(active, out) * other
+        sum, other = rounded(sum, out), rounded(other, out)
+        sum = rounded(activated(sum, SILU), out) * other
     target = out + (split * rows + m)[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(target, sum, mask=inside[:, None] & exists[None, :])
 
 
 @triton.jit
-def _rounded(x, out):
+def activated(x, SILU: tl.constexpr):
+    inner = x
+    if not SILU:  # gelu by tanh, in which 1 + tanh(z) is 2 sigmoid(2 z)
+        inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    return x * tl.sigmoid(inner)
+
+
+@triton.jit
+def rounded(x, out):
     """As if it had been written to memory like `out`: what kernels hand over to each other otherwise."""
     return x.to(out.dtype.element_ty).to(tl.float32)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semspec.model.experts import route, skip
 from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
 
 
@@ -120,6 +121,56 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, splits: int) -> Tens
     if bias is not None:
         parts[0] += bias
     return parts if x.dtype == torch.float64 else parts.float()
+
+
+def mix(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    chosen: int,
+    renormalise: bool,
+    counts: Tensor,
+    skipping: tuple[Tensor, int, Tensor] | None = None,
+) -> Tensor:
+    queries = len(x) // len(counts)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    weights, index = route(logits.sum(0) if logits.dim() == 3 else logits, chosen, renormalise)
+    if skipping is not None:
+        betas, most, marks = skipping
+        marked = (marks != 0).repeat_interleave(queries)
+        weights, index = skip(weights, index, betas, most, marked, renormalise)
+    inside = (torch.arange(queries, device=x.device) < counts[:, None]).flatten()
+    index = torch.where(inside[:, None], index, -1)
+    parts = x.new_zeros((chosen, *x.shape), dtype=weights.dtype)
+    for token, choice in (index >= 0).nonzero().tolist():
+        e = index[token, choice]
+        made = gated(F.linear(x[token, None], gate_up[e]), activation)
+        parts[choice, token] = F.linear(made, down[e])[0].to(weights.dtype) * weights[token, choice]
+    return parts
+
+
+def some_channels(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    activation: str,
+    threshold: float,
+    counts: Tensor,
+    marks: Tensor,
+) -> Tensor:
+    queries = len(x) // len(counts)
+    active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    inside = torch.arange(queries, device=x.device) < counts[:, None]  # [B, queries]
+    large = (active.abs() >= threshold).unflatten(0, (-1, queries)) & inside[..., None]
+    needed = large.any(1) | (marks == 0)[:, None]  # [B, channels]
+    needed = (needed[:, None] & inside[..., None]).flatten(0, 1)
+    made = torch.where(needed, active, 0) * F.linear(x, up, up_bias)
+    return F.linear(made, down.t(), down_bias)[None]
 
 
 def note(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:

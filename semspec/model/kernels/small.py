@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
 from semspec.model.kernels.early import launched, let_next_begin, wait_for_last
+from semspec.model.kernels.products import activated, rounded
 
 AT_TOKEN, AT_START, AT_COUNT = tl.constexpr(TOKEN), tl.constexpr(START), tl.constexpr(COUNT)
 AT_LEFT, AT_STOPS, AT_STEP = tl.constexpr(LEFT), tl.constexpr(STOPS), tl.constexpr(STEP)
@@ -191,8 +192,4 @@ def _gated(gate_up, out, size, BLOCK: tl.constexpr, SILU: tl.constexpr, EARLY: t
     inside = i < size
     gate = tl.load(gate_up + row * 2 * size + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + i, mask=inside, other=0.0).to(tl.float32)
-    if SILU:
-        active = gate * tl.sigmoid(gate)
-    else:  # gelu by tanh, in which 1 + tanh(z) is 2 sigmoid(2 z)
-        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out + row * size + i, active.to(gate_up.dtype.element_ty).to(tl.float32) * up, mask=inside)
+    tl.store(out + row * size + i, rounded(activated(gate, SILU), out) * up, mask=inside)

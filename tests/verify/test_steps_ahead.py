@@ -1,0 +1,172 @@
+"""Drafts of several steps: each is judged as it would be alone, and nothing stands behind the first that falls."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semspec.errors import BadRequest
+from semspec.probe.evidence import GROUPS
+from semspec.probe.features import Features
+from semspec.types import Draft, Judge, Rows, Sampling, Verdict
+from semspec.verify import Rule, make
+from semspec.verify.base import collate, join_pieces, verdicts
+from semspec.verify.semantic_plus import SemanticPlus
+from semspec.verify.step import StepRule
+from tests.verify.binding import WIDTH, Binding
+from tests.verify.build import One, build, hot, random_one
+
+VOCAB = 50
+ALL = Binding(judge=Features((2,), "attention", tuple(GROUPS)))
+RULES = {
+    "coin": make("random-step:rate=0.6"),
+    "coin, keep": make("random-step:rate=0.3,keep=true"),
+    "oracle": make("oracle"),
+    "semantic": make("semantic:top=0").bound(Binding()),
+    "semantic+": make("semantic+:least=0.5").bound(Binding()),
+    "semantic+, all evidence": make("semantic+:least=0.5,steps=3,part=true").bound(ALL),
+}
+
+
+def asked(rule: Rule, seed: int, lengths: list[int], whole: int, sampling: Sampling) -> Judge:
+    """About a random draft of pieces of these lengths, of which the first few are whole steps."""
+    one = random_one(seed, sum(lengths), sampling, VOCAB)
+    random, k = torch.Generator().manual_seed(seed), sum(lengths)
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    draft = Draft(
+        one.ids,
+        torch.tensor(one.draft) if rule.keeps_draft_logits else None,
+        {layer: torch.randn(k, WIDTH, generator=random) for layer in rule.draft_layers},
+        tuple(ends[:whole]),
+        tuple(seed * 7 % (i + 3) > 0 for i in range(whole)),
+    )
+    rows = Rows(torch.tensor(one.target), {i: torch.randn(k + 1, WIDTH, generator=random) for i in rule.layers})
+    return Judge(rule, draft, rows, one.sampling, position=seed % 50, round=seed % 7)
+
+
+def one_by_one(rule: Rule, judge: Judge) -> Verdict:
+    """Every piece judged by itself, as if the tokens before it were nobody's draft, until one falls."""
+    draft, rows = judge.draft, judge.rows
+    found = Verdict(0, -1)
+    for i, (begin, end) in enumerate(draft.pieces):
+        piece = Draft(
+            draft.tokens[begin:end],
+            None if draft.logits is None else draft.logits[begin:end],
+            {layer: states[begin:end] for layer, states in draft.hidden.items()},
+            (end - begin,) if i < len(draft.cuts) else (),
+            draft.valid[i : i + 1],
+        )
+        own = Rows(rows.logits[begin : end + 1], {n: states[begin : end + 1] for n, states in rows.hidden.items()})
+        alone = replace(judge, draft=piece, rows=own, position=judge.position + begin)
+        (said,) = verdicts(rule.judge(collate([alone])))
+        found.relaxed += tuple(begin + j for j in said.relaxed)
+        found.instead += said.instead
+        found.accepted, found.next = begin + said.accepted, said.next
+        if said.accepted < end - begin:
+            break
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=4),
+       st.integers(0, 1000), st.sampled_from(sorted(RULES)), st.booleans())  # fmt: skip
+def test_each_step_is_judged_as_if_it_came_alone(
+    drafts: list[tuple[list[int], bool]], seed: int, name: str, greedy: bool
+) -> None:
+    rule, sampling = RULES[name], Sampling() if greedy else Sampling(0.7, top_p=0.95)
+    judges = [asked(rule, seed + i, lengths, len(lengths) - rest, sampling) for i, (lengths, rest) in enumerate(drafts)]
+    together = join_pieces(verdicts(rule.judge(collate(judges))), judges)
+    for judge, found in zip(judges, together, strict=True):
+        wanted = one_by_one(rule, judge)
+        assert (found.accepted, found.next, found.relaxed) == (wanted.accepted, wanted.next, wanted.relaxed)
+        assert found.instead == wanted.instead and len(found.evidence) in (0, len(found.relaxed))
+        last = judge.draft.pieces[-1][0]
+        if len(judge.draft.cuts) < len(judge.draft.pieces):
+            assert not [i for i in found.relaxed if i >= last], "what is no step stands only in the target's words"
+
+
+def test_a_draft_knows_its_pieces() -> None:
+    draft = Draft([1, 2, 3, 4, 5], cuts=(2, 4), valid=(True, False))
+    assert draft.pieces == [(0, 2), (2, 4), (4, 5)]
+    assert draft.first(4).pieces == [(0, 2), (2, 4)] and draft.first(4).valid == (True, False)
+    assert draft.first(3).pieces == [(0, 2), (2, 3)] and draft.first(3).valid == (True,)
+    assert Draft([1, 2]).pieces == [(0, 2)] and Draft([]).pieces == [(0, 0)]
+    for pieces in (draft.pieces, draft.first(1).pieces):
+        assert all(one[1] == other[0] for one, other in pairwise(pieces))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5), Sampling(0.5, top_k=4)])
+def test_how_sure_the_draft_is(sampling: Sampling) -> None:
+    """By plain Python: the geometric mean of all its probabilities; for semantic+ the product of its numbers only."""
+    plain, plus = make("random-step:steps=2"), make("semantic+:steps=2").bound(Binding())
+    assert isinstance(plain, StepRule) and isinstance(plus, SemanticPlus) and plain.keeps_draft_logits
+    for seed in range(20):
+        one = random_one(seed, 5, sampling, VOCAB)
+        assert one.draft is not None
+        warm = [[x * (sampling.temperature or 1.0) for x in row] for row in one.draft]
+        ids = [*one.ids[:4], 49] if seed % 2 and math.isfinite(warm[4][49]) else one.ids
+        chances = [math.exp(row[i]) / sum(map(math.exp, row)) for row, i in zip(warm, ids, strict=True)]
+        draft = Draft(ids, torch.tensor(one.draft))
+        usual = math.prod(chances) ** 0.2
+        assert plain.sure(draft, sampling) == pytest.approx(usual, rel=1e-4)
+        numbers = [p for p, i in zip(chances, ids, strict=True) if i >= 48]
+        assert plus.sure(draft, sampling) == pytest.approx(math.prod(numbers) if numbers else usual, rel=1e-4)
+
+
+def test_semantic_asks_the_drafts_probe() -> None:
+    rule = make("semantic:steps=2").bound(Binding())
+    assert isinstance(rule, StepRule) and not rule.keeps_draft_logits
+    states = torch.randn(3, WIDTH)
+    _, probe = Binding().probes("")
+    wanted = probe({1: states}, torch.tensor([0]), torch.tensor([3]))
+    assert rule.sure(Draft([1, 2, 3], None, {1: states}), Sampling()) == pytest.approx(wanted.item())
+
+
+@dataclass
+class Counts:
+    """A judge that takes no more than so many tokens for good."""
+
+    most: int
+    features = Features((), evidence=("length",))
+    layers = ()
+
+    def __call__(self, states: Any, first_row: Any, counts: torch.Tensor, seen: Any) -> torch.Tensor:
+        return torch.where(counts <= self.most, 0.9, 0.2)
+
+
+@pytest.mark.parametrize(("most", "part", "keep", "wanted"), [
+    (4, True, True, (4, 5)), (3, True, True, (2, 3)), (2, True, False, (2, 3)), (1, True, True, (1, 1)),
+    (3, False, True, (1, 1)), (3, False, False, (0, 2)), (1, True, False, (0, 2)),
+])  # fmt: skip
+def test_of_a_fallen_step_stands_what_lies_before_its_least_likely_token(
+    most: int, part: bool, keep: bool, wanted: tuple[int, int]
+) -> None:
+    """Token 4 in the third place is the least likely; in the second, a word that the target would put differently."""
+    second = [0.0, 2.0, 0.0, 0.0, 1.5, 0.0]
+    one = One([hot(2), second, hot(3), hot(1), hot(5)], [2, 4, 4, 1])
+    made = SemanticPlus(
+        part=part, keep=keep, least=0.5, judge_probe=Counts(most), numbers=torch.zeros(6, dtype=torch.bool)
+    )  # type: ignore[arg-type]  # fmt: skip
+    decisions = made.judge(build(one))
+    assert (decisions.accepted.item(), decisions.next.item()) == wanted
+    (verdict,) = verdicts(decisions)
+    assert verdict.relaxed == tuple(i for i in (1, 2) if i < wanted[0])
+    if verdict.relaxed:
+        assert "to 0.90" in made.reason(verdict.evidence[0]), "what is said is said of the part that stands"
+    protected = torch.zeros(6, dtype=torch.bool)
+    protected[1] = True  # what the target wanted in the second place
+    strict = made.judge(replace(build(one), protected=protected))
+    assert strict.accepted.item() == min(wanted[0], 1)
+
+
+def test_one_question_a_pass() -> None:
+    for spec in ("specreason:steps=2", "semantic+:steps=0", "semantic:ahead=1.5", "oracle:ahead=-1"):
+        with pytest.raises(BadRequest, match="; give"):
+            make(spec)
