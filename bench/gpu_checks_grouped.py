@@ -1,4 +1,4 @@
-"""What must hold on a GPU of kernels that read some experts or some channels; the other checks are in gpu_checks.py."""
+"""What must hold on a GPU of kernels that read some experts or channels, or choose blocks; others: gpu_checks.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from bench.gpu_checks import CHECKS, HALF, INSIDE, MIXTURES, TOLERANCE, check, course, error, kernels, near, runner
 from semspec.model.kernels import MEASURED, Choices, reference
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan, apply
+from semspec.sparse.attention import block_scores, choose
 
 __all__ = ["CHECKS"]
 
@@ -77,6 +78,47 @@ def some_channels_of_a_network(device: torch.device) -> None:
                     x, gate, thin_up, biases[0], thin_down, biases[1], "silu", threshold, counts, marks
                 )
                 near(ours.sum(0), exact, 2 * TOLERANCE[dtype], f"{rows} rows, {dtype}, at {threshold}")
+
+
+@check
+def blocks_are_chosen_as_by_sorting(device: torch.device) -> None:
+    """The same blocks, but for those whose scores are as good as equal to the last one's that was chosen; the same
+    every time."""
+    own = kernels(device).choose_blocks
+    if own is None:
+        return
+    for dtype, capacity, span, heads, queries in (
+        (torch.bfloat16, 131_104, 64, 8, 16), (torch.bfloat16, 131_104, 16, 8, 9), (torch.float16, 9_000, 64, 4, 17),
+        (torch.float32, 4_000, 16, 2, 3),
+    ):  # fmt: skip
+        size, most = 128, capacity // span
+        q = torch.randn(2, queries, 4 * heads, size, device=device, dtype=dtype)
+        means = torch.randn(3, heads, most, size, device=device, dtype=dtype) * 0.3
+        slots, starts, counts = (
+            torch.tensor(n, device=device) for n in ([2, 0], [capacity - 40, capacity // 3], [queries, 2])
+        )
+        full = starts // span
+        for score, spread in (("share", "pairs"), ("share", "heads"), ("first", "pairs"), ("first", "heads")):
+            plan = AttentionPlan(span, 1024, 0.1, score=score, spread=spread)
+            pairs = torch.tensor([plan.pairs(n, heads) for n in starts.tolist()], device=device)
+            rule = (span, (plan.sinks, plan.recent), size**-0.5, score == "share", spread == "heads")
+            (lists, numbers), again = (own(q, means, slots, starts, counts, pairs, *rule) for _ in range(2))
+            scores = block_scores(q.double(), means[slots].double(), full, plan, size**-0.5, counts)
+            exact = choose(scores, full, pairs, plan)
+            ours = torch.zeros_like(exact)
+            for b in range(2):
+                for h in range(heads):
+                    here = lists[b, h, : numbers[b, h]].long()
+                    assert torch.equal(here, again[0][b, h, : again[1][b, h]].long()), "not the same twice"
+                    assert bool((here[1:] > here[:-1]).all()), "not in rising order"
+                    ours[b, h, here] = True
+                groups = [slice(None)] if spread == "pairs" else [slice(h, h + 1) for h in range(heads)]
+                for group in groups:
+                    mine, theirs, values = ours[b, group], exact[b, group], scores[b, group]
+                    assert mine.sum() == theirs.sum(), f"{int(mine.sum())} pairs instead of {int(theirs.sum())}"
+                    other = values[mine != theirs]
+                    spread_out = float((other.max() - other.min()) / values.std()) if len(other) else 0.0
+                    assert spread_out < 1e-4, f"{dtype}, {score}, {spread}: {len(other)} others, {spread_out:.1e} apart"
 
 
 def mixture_check(family: str, device: torch.device, choices: Choices) -> None:

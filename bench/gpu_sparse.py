@@ -6,9 +6,14 @@ weights, the blocks that are read, and the mean keys that they are chosen by.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from bench.gpu_tune import graphed
 from semspec.sparse import AttentionPlan, SparsePlan, apply
+from semspec.sparse.way import Sparse
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -25,6 +30,7 @@ def plans(depth: int, longest: int) -> dict[str, AttentionPlan | None]:
         "sparse, paper's score": AttentionPlan(BLOCK, below, RHO, score="first"),
         "sparse, share": AttentionPlan(BLOCK, below, RHO),
         "sparse, share, anchors": AttentionPlan(BLOCK, below, RHO, anchors=few),
+        "sparse, share, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads"),
         "sparse, share, anchors, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads", anchors=few),
     }
 
@@ -45,4 +51,37 @@ def sparse(bench: Bench) -> None:
                 chosen = len(plan.anchors or range(runner.depth)) / runner.depth
                 read = bench.weights("8B") + bench.kv("8B", context) * (share + chosen / (2 * plan.block))
             bench.add(f"8B check at {context}, {name}", ms, read, context=context)
+    if bench.device.type == "cuda":
+        choosing(bench, longest)
     apply(None, runner)
+
+
+def choosing(bench: Bench, context: int) -> None:
+    """The choice alone, of all layers in one graph: microseconds of one, by kernels and one operation at a time."""
+    runner = bench.runner("8B", 1, context + 32)
+    assert runner.fast is not None
+    shape, device = runner.shape, bench.device
+    q = torch.randn(1, TOKENS, shape.heads, shape.head_dim, device=device, dtype=bench.dtype)
+    where = [torch.tensor([n], device=device) for n in (0, context - TOKENS, TOKENS)]
+    for name, plan in plans(runner.depth, context).items():
+        if plan is None or plan.anchors:
+            continue
+        apply(SparsePlan(attention=plan), runner)
+        sparsity = runner.sparsity
+        assert isinstance(sparsity, Sparse) and sparsity.means is not None
+        sparsity.means.keys.normal_()
+        pairs = torch.tensor([plan.pairs(context - TOKENS, shape.kv_heads)], device=device)
+        for how, kernels in (
+            ("", runner.fast.kernels),
+            (", plainly", replace(runner.fast.kernels, choose_blocks=None)),
+        ):
+
+            def launch() -> None:
+                choice = sparsity.blocks(pairs, kernels)  # noqa: B023
+                for layer in range(runner.depth):
+                    choice(layer, q, *where)
+
+            us = graphed(bench, launch, name) / runner.depth * 1000
+            row = {"what": f"choosing at {context}, {name}{how}", "ms": us / 1000, "limit_ms": 0.0, "bar_ms": None}
+            bench.rows.append(row)
+            print(f"    choosing at {context}, {name}{how}: {us:.1f} us a layer", flush=True)

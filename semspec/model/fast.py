@@ -80,7 +80,7 @@ class Fast:
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             fewer = None
             if sparsity and marks is not None:
-                fewer = sparsity.fewer(places[3], None if pairs is None else places[4])
+                fewer = sparsity.fewer(places[3], None if pairs is None else places[4], self.kernels)
             normed, hidden = self.fused.forward(tokens, Places(*places[:3]), layers, fewer=fewer)
             return self.fused.head(normed, self.logits), hidden
 

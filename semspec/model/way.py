@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import Experts, FeedForward
+from semspec.model.kernels import Kernels
 from semspec.model.sight import Span
 from semspec.types import Score
 
@@ -78,8 +79,8 @@ class Sparsity(Protocol):
         """For a fused pass: how many (head, block) pairs each sequence may see; None: all see everything."""
         ...
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None) -> Fewer:
-        """For one fused pass, given these numbers on the device, [B]."""
+    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> Fewer:
+        """For one fused pass by these kernels, given these numbers on the device, [B]."""
         ...
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:

@@ -25,6 +25,7 @@ from semspec.model.cache import Cache
 
 SPREADS = ("pairs", "heads")
 SCORES = ("first", "share")
+FEW = 16  # blocks whose means are made for all layers together
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,12 @@ class Means:
         known, full = min(self._known[slot], self.cache.intact[slot] // self.block), length // self.block
         if full > known:
             wide = torch.float32 if self.keys.element_size() < 4 else self.keys.dtype
-            for layer, means in zip(self.cache.keys[:, slot], self.keys[:, slot], strict=True):
-                new = layer[:, known * self.block : full * self.block]
-                means[:, known:full] = new.unflatten(1, (-1, self.block)).mean(2, dtype=wide)
+            # A draft fills a block or two: all layers at once, so that a GPU has one thing to do. A prompt fills many,
+            # and there the layers take turns, since what is made on the way takes memory.
+            together = self.keys.shape[0] if full - known <= FEW else 1
+            new = self.cache.keys[:, slot, :, known * self.block : full * self.block]
+            for keys, means in zip(new.split(together), self.keys[:, slot].split(together), strict=True):
+                means[:, :, known:full] = keys.unflatten(2, (-1, self.block)).mean(3, dtype=wide)
         self._known[slot], self.cache.intact[slot] = full, length
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
 from semspec.model.experts import Experts, FeedForward, skip
+from semspec.model.kernels import Kernels
 from semspec.model.sight import Span
 from semspec.model.way import DENSE, Blocks, Chosen, Fewer, Way, checks
 from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose, gathered, listed
@@ -81,10 +82,10 @@ class Sparse:
         marks = [int(checks(r) and self.thins(start)) for r, start in zip(requests, starts, strict=True)]
         return marks if any(marks) else None
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None) -> Fewer:
+    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> Fewer:
         return Fewer(
             marks,
-            None if pairs is None else self.blocks(pairs),
+            None if pairs is None else self.blocks(pairs, kernels),
             self.betas,
             self.plan.experts.most if self.plan.experts else 0,
             self.thresholds if any(self.thresholds) else (),
@@ -101,8 +102,9 @@ class Sparse:
         plan, heads = self.attention, self.shape.kv_heads
         return [plan.pairs(s, heads) if t else s // plan.block * heads for s, t in zip(starts, thin, strict=True)]
 
-    def blocks(self, pairs: Tensor) -> Blocks:
-        """Who chooses, for one fused pass; asked layer after layer."""
+    def blocks(self, pairs: Tensor, kernels: Kernels) -> Blocks:
+        """Who chooses, for one fused pass; asked layer after layer. Layers that do not choose launch nothing."""
+        plan, scale, make = self.attention, self.shape.attention_scale, kernels.choose_blocks
         last: Chosen | None = None  # by the last layer that chose
 
         def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> Chosen | None:
@@ -111,10 +113,14 @@ class Sparse:
                 return None
             if layer in self.choosers:
                 assert self.means is not None
-                plan, full = self.attention, starts // self.attention.block
-                known = self.means.keys[layer][slots]
-                scores = block_scores(q, known, full, plan, self.shape.attention_scale, counts)
-                last = (*listed(choose(scores, full, pairs, plan)), plan.block)
+                known = self.means.keys[layer]
+                if make is not None:
+                    rule = (plan.block, (plan.sinks, plan.recent), scale, plan.score == "share", plan.spread == "heads")
+                    last = (*make(q, known, slots, starts, counts, pairs, *rule), plan.block)
+                else:
+                    full = starts // plan.block
+                    scores = block_scores(q, known[slots], full, plan, scale, counts)
+                    last = (*listed(choose(scores, full, pairs, plan)), plan.block)
             return last
 
         return choice

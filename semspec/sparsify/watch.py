@@ -10,6 +10,7 @@ from torch import Tensor
 
 from semspec.model import ModelRunner
 from semspec.model.experts import Experts, FeedForward, ratios
+from semspec.model.kernels import Kernels
 from semspec.model.sight import Span
 from semspec.model.way import DENSE, Fewer, Way, checks
 from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose
@@ -80,7 +81,7 @@ class Watching:
     def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
         return None
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None) -> Fewer:
+    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> Fewer:
         return Fewer(marks)
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:

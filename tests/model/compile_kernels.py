@@ -11,7 +11,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, channels, experts, products, small, tiles
+from semspec.model.kernels import attention, blocks, channels, experts, products, small, tiles
 from semspec.model.kernels import joining as joining_kernels
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
@@ -113,7 +113,7 @@ def main() -> None:
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(products._product, types, constants, cut.warps, cut.stages)
-    print(json.dumps(results | grouped()))
+    print(json.dumps(results | grouped() | choosing()))
 
 
 def grouped() -> dict[str, Any]:
@@ -155,6 +155,27 @@ def grouped() -> dict[str, Any]:
         ):  # fmt: skip
             constants = constants | {"BLOCK_M": rows, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth}
             results[f"{name}, {rows} rows"] = built(kernel, types, constants, cut.warps, cut.stages)
+    return results
+
+
+def choosing() -> dict[str, Any]:
+    """Blocks of 64 of a context of 131,072, in a model of 8B's shape."""
+    results = {}
+    asking = {"q": HALF, "means": HALF, **PLACES, "sums": WIDE, "queries": "i32", "scale": "fp32"}
+    asking |= {"slot_stride": "i64", "head_stride": "i32"}
+    sizes: dict[str, Any] = {"BLOCK": 64, "GROUP": 4, "D": 128, "BLOCK_D": 128, "BLOCK_M": 64, "BLOCK_N": blocks.SPAN}
+    results["weigh blocks"] = built(blocks._weigh, asking, sizes)
+    for share in (True, False):
+        results[f"score blocks, {'share' if share else 'first'}"] = built(
+            blocks._score, asking | {"scores": SHORT, "most": "i32"},
+            sizes | {"SHARE": share, "SINKS": 1, "RECENT": 2, "BLOCK_G": 4},
+        )  # fmt: skip
+    selecting = {"scores": SHORT, "starts": WHOLE, "pairs": WHOLE, "lists": SHORT, "listed": SHORT, "most": "i32"}
+    for equal, held in ((True, 2048), (False, blocks.HELD)):
+        results[f"select blocks, {held} held"] = built(
+            blocks._select, selecting, {"BLOCK": 64, "EQUAL": equal, "HELD": held, "BLOCK_L": blocks.LISTED},
+            warps=min(max(held // 512, 4), 32),
+        )  # fmt: skip
     return results
 
 

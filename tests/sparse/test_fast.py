@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,24 @@ def test_where_nothing_is_left_out_the_dense_graph_serves(model: ModelRunner) ->
     assert {key[-1] for key in keys} == {None}
     fused.score([Score(fused, slot, text(2, 5), 5)])
     assert fused.fast.runs.keys[-1][-1] is not None
+
+
+def test_layers_that_are_no_anchors_launch_nothing(model: ModelRunner) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def all_blocks(q: torch.Tensor, means: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(means.shape)
+        heads, most = means.shape[1:3]
+        lists = torch.arange(most, dtype=torch.int32).expand(len(q), heads, most)
+        full = rest[1] // PLAN.block  # type: ignore[operator]
+        return lists.contiguous(), full[:, None].expand(-1, heads).int()
+
+    fused = quick(model, replace(reference_kernels(), choose_blocks=all_blocks), attention=PLAN)
+    fused.fast.runs = Plain()
+    ours = course(fused, rounds=3)
+    assert len(calls) == 3 * len(PLAN.anchors or ()), "one choice an anchor and pass"
+    for one, dense in zip(ours, course(with_plan(model), rounds=3), strict=True):
+        close(one, dense)
 
 
 @pytest.mark.parametrize(("by", "fused"), [("union", True), ("token", False)])

@@ -31,7 +31,8 @@ MEASURED = Choices()
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, small.py, products.py, experts.py, channels.py."""
+    """What each does is said where it is written: attention.py, small.py, products.py, experts.py, channels.py,
+    blocks.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
@@ -42,10 +43,12 @@ class Kernels:
     product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
     mix: Callable[..., Tensor]  # each token's experts, in parts
     some_channels: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
+    # Which blocks of the cache a draft is checked against; None: whoever chooses does it one operation at a time.
+    choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def triton_kernels(choices: Choices) -> Kernels:
-    from semspec.model.kernels import attention, channels, experts, products, small, tiles
+    from semspec.model.kernels import attention, blocks, channels, experts, products, small, tiles
     from semspec.model.kernels.joining import Tickets
 
     tickets = Tickets(choices.join)  # one model's passes follow each other
@@ -68,6 +71,7 @@ def triton_kernels(choices: Choices) -> Kernels:
         product,
         experts.mix,
         channels.some_channels,
+        blocks.choose_blocks,
     )
 
 
