@@ -174,7 +174,7 @@ def choosing() -> dict[str, Any]:
     for equal, held in ((True, 2048), (False, blocks.HELD)):
         results[f"select blocks, {held} held"] = built(
             blocks._select, selecting, {"BLOCK": 64, "EQUAL": equal, "HELD": held, "BLOCK_L": blocks.LISTED},
-            warps=min(max(held // 512, 4), 32),
+            warps=min(max(held // 1024, 4), 16),
         )  # fmt: skip
     return results
 

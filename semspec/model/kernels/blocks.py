@@ -68,7 +68,7 @@ def choose_blocks(
     held = min(triton.next_power_of_2(most * (1 if equal else kv_heads)), cut[1])
     _select[(kv_heads, batch)](
         scores, starts, pairs, lists, listed, most, BLOCK=block, EQUAL=equal, HELD=held,
-        BLOCK_L=min(triton.next_power_of_2(most), cut[2]), num_warps=min(max(held // 512, 4), 32),
+        BLOCK_L=min(triton.next_power_of_2(most), cut[2]), num_warps=min(max(held // 1024, 4), 16),
     )  # fmt: skip
     return lists, listed
 
