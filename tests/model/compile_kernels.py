@@ -133,7 +133,8 @@ def grouped() -> dict[str, Any]:
                 "PARTS": 1 + most, "WIDTH": 2048, "BLOCK_W": 2048,
             },
         )  # fmt: skip
-    results["list"] = built(experts._list, {"index": SHORT, **lists, "picks": "i32"}, {"BLOCK": 128}, warps=1)
+    listing = {"index": SHORT, **lists, "picks": "i32"}
+    results["list"] = built(experts._list, listing, {"BLOCK_E": 128, "BLOCK": 128}, warps=1)
     marking = {"gate": HALF, "active": HALF, "made": HALF, "flags": SHORT, "totals": SHORT, "counts": WHOLE}
     marking |= {"marks": WHOLE, "batch": "i32", "queries": "i32", "threshold": "fp32"}
     constants: dict[str, Any] = {"CHANNELS": 27648, "BLOCK": channels.BLOCK, "BLOCK_Q": 16, "SILU": True}
@@ -145,10 +146,10 @@ def grouped() -> dict[str, Any]:
     some = {"weight": HALF, "bias": HALF, "listed": SHORT, "number": SHORT, "rows": "i32"}
     for rows in (16, 64):
         for name, kernel, types, constants, cut in (
-            ("gate_up", experts._gate_up, {"x": HALF, "weight": HALF, **lists, "out": HALF, "picks": "i32"},
-             sizes | {"SILU": True}, experts.CUTS[0]),
+            ("gate_up", experts._gate_up, {"x": HALF, "weight": HALF, **lists, "out": HALF, "picks": "i32",
+             "experts": "i32"}, sizes | {"SILU": True}, experts.CUTS[0]),
             ("down", experts._down, {"made": HALF, "weight": HALF, "weights": WIDE, **lists, "parts": WIDE,
-             "picks": "i32", "rows": "i32"}, sizes, experts.CUTS[1]),
+             "picks": "i32", "rows": "i32", "experts": "i32"}, sizes, experts.CUTS[1]),
             ("up of channels", channels._up, {"x": HALF, **some, "active": HALF, "out": HALF}, wide, channels.CUTS[0]),
             ("down of channels", channels._down, {"made": HALF, **some, "parts": WIDE}, wide | {"SPLITS": 6},
              channels.CUTS[1]),

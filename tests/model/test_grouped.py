@@ -79,6 +79,17 @@ def test_experts(batch, dtype, mixture, sizes, renormalise, silu, beta, parts, s
     assert torch.equal(ours, again), "the same bits every time"
 
 
+def test_experts_that_somebody_picked_come_first() -> None:
+    """Of a pass's picks, -1 being none: how long each row is, whose it is, and what is in it."""
+    picks = [5, 0, -1, 5, 2, 0, 5, -1, -1, 2]
+    index = torch.tensor(picks, dtype=torch.int32, device=DEVICE)
+    lists = torch.full((7, len(picks)), -7, dtype=torch.int32, device=DEVICE)
+    listed = torch.full((2, 7), -7, dtype=torch.int32, device=DEVICE)
+    experts._list[(7,)](index, lists, listed, len(picks), BLOCK_E=32, BLOCK=4)
+    assert listed.tolist() == [[2, 2, 3, 0, 0, 0, 0], [0, 2, 5, 1, 3, 4, 6]]
+    assert [lists[row, :n].tolist() for row, n in enumerate([2, 2, 3])] == [[1, 5], [4, 9], [0, 3, 6]]
+
+
 def network(generator: torch.Generator, width: int, hidden: int) -> FeedForward:
     weights = noise(generator, 2 * hidden, width), noise(generator, width, hidden)
     return FeedForward(Linear(weights[0]), Linear(weights[1]), torch.nn.functional.silu)

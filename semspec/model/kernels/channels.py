@@ -19,7 +19,7 @@ from semspec.model.kernels.products import activated, rounded
 from semspec.model.kernels.tiles import card_of
 
 BLOCK = 128  # channels of one program that marks
-CUTS = (Cut(32, 128, 4), Cut(128, 64, 5))  # of up, and of down, where depth is in channels
+CUTS = (Cut(64, 64, 6), Cut(64, 128, 4))  # of up, and of down, where depth is in channels; measured
 
 
 def some_channels(

@@ -1,9 +1,10 @@
 """Mixtures of experts in Triton: every expert that somebody chose is read once, for all the tokens that chose it.
 
 Four launches and nothing for the host to see. `_route` picks each token's experts; `_list` notes for each expert who
-picked it; `_gate_up` and `_down` have programs for every expert, of which those that nobody picked end at once. A pick
-(token, choice) has a row of its own in what `_down` writes, and who reads the result adds a token's rows up (`add_norm`
-does): no atomics, the same bits every time.
+picked it, and puts experts that somebody picked in front; `_gate_up` and `_down` have programs for as many experts as
+can be picked. Those of experts that nobody did pick end at once, and come last: in between they would hold places. A
+pick (token, choice) has a row of its own in what `_down` writes, and who reads the result adds a token's rows up
+(`add_norm` does): no atomics, the same bits every time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Cut:
         return replace(self, depth=depth, stages=stages)
 
 
-CUTS = (Cut(32, 64, 6), Cut(64, 64, 5))  # of gate and up, and of down; the first is what our widest products have
+CUTS = (Cut(32, 128, 4), Cut(64, 64, 5))  # of gate and up, and of down; measured, see docs/lab-notes.md
 
 
 def height(rows: int, itemsize: int) -> int:
@@ -81,20 +82,23 @@ def mix(
     )  # fmt: skip
     picks = rows * chosen
     lists = x.new_empty((experts, picks), dtype=torch.int32)
-    listed = x.new_empty((experts,), dtype=torch.int32)
+    listed = x.new_empty((2, experts), dtype=torch.int32)
     block = min(triton.next_power_of_2(picks), 1024)
-    _list[(experts,)](index, lists, listed, picks, BLOCK=block, num_warps=1 if block <= 256 else 4)
+    _list[(experts,)](
+        index, lists, listed, picks, BLOCK_E=max(triton.next_power_of_2(experts), 32), BLOCK=block,
+        num_warps=1 if block <= 256 else 4,
+    )  # fmt: skip
     made = x.new_empty((picks, hidden))
     size, card = height(rows, x.element_size()), card_of(x.device)
     cut = cuts[0].fit(size, 2 * cuts[0].columns, card, x.element_size())
-    _gate_up[(triton.cdiv(hidden, cut.columns), experts)](
-        x, gate_up, lists, listed, made, picks, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen, SILU=activation == "silu",
-        BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
+    _gate_up[(triton.cdiv(hidden, cut.columns), min(experts, picks))](
+        x, gate_up, lists, listed, made, picks, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
+        SILU=activation == "silu", BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     cut = cuts[1].fit(size, cuts[1].columns, card, x.element_size())
-    _down[(triton.cdiv(width, cut.columns), experts)](
-        made, down, weights, lists, listed, parts, picks, rows, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
+    _down[(triton.cdiv(width, cut.columns), min(experts, picks))](
+        made, down, weights, lists, listed, parts, picks, rows, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
         BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
@@ -153,34 +157,44 @@ def _route(
 
 
 @triton.jit(do_not_specialize=["picks"])
-def _list(index, lists, listed, picks, BLOCK: tl.constexpr):
-    """The picks of one expert, in rising order."""
-    e = tl.program_id(0)
-    found = 0
+def _list(index, lists, listed, picks, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr):
+    """The picks of one expert, in rising order -> a row of lists [experts, picks]. Rows of experts that somebody picked
+    come first; listed [2, experts] says of each row how long it is, and whose."""
+    own, e = tl.program_id(0), tl.arange(0, BLOCK_E)
+    times = tl.zeros([BLOCK_E], tl.int32)  # that each expert was picked
     for at in range(0, picks, BLOCK):
         p = at + tl.arange(0, BLOCK)
-        mine = (tl.load(index + p, mask=p < picks, other=-1) == e).to(tl.int32)
-        place = found + tl.cumsum(mine, 0) - 1
-        tl.store(lists + e * picks + place, p, mask=mine != 0)
-        found += tl.sum(mine, 0)
-    tl.store(listed + e, found)
+        pick = tl.load(index + p, mask=p < picks, other=-1)
+        times += tl.histogram(pick, BLOCK_E, mask=pick >= 0)
+    some = (times > 0).to(tl.int32)
+    before = tl.sum(tl.where(e < own, some, 0), 0)
+    mine = tl.sum(tl.where(e == own, times, 0), 0)
+    row = tl.where(mine > 0, before, tl.sum(some, 0) + own - before)
+    tl.store(listed + row, mine)
+    tl.store(listed + tl.num_programs(0) + row, own)
+    found = 0
+    for at in range(0, tl.where(mine > 0, picks, 0), BLOCK):
+        p = at + tl.arange(0, BLOCK)
+        here = (tl.load(index + p, mask=p < picks, other=-1) == own).to(tl.int32)
+        tl.store(lists + row * picks + found + tl.cumsum(here, 0) - 1, p, mask=here != 0)
+        found += tl.sum(here, 0)
 
 
-@triton.jit(do_not_specialize=["picks"])
+@triton.jit(do_not_specialize=["picks", "experts"])
 def _gate_up(
-    x, weight, lists, listed, out, picks,
+    x, weight, lists, listed, out, picks, experts,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, SILU: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Some channels of one expert, for everyone who picked it: act(gate) * up -> out [picks, HIDDEN]."""
-    e = tl.program_id(1)
-    count = tl.load(listed + e)
+    own = tl.program_id(1)
+    count, e = tl.load(listed + own), tl.load(listed + experts + own)
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     exists = n < HIDDEN
     gates = weight + (e.to(tl.int64) * (2 * HIDDEN) + n)[None, :] * WIDTH
     for first in range(0, count, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
-        pick = tl.load(lists + e * picks + m, mask=m < count, other=0)
+        pick = tl.load(lists + own * picks + m, mask=m < count, other=0)
         row = x + (pick // CHOSEN)[:, None] * WIDTH
         gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -198,21 +212,21 @@ def _gate_up(
         tl.store(target, made, mask=(m < count)[:, None] & exists[None, :])
 
 
-@triton.jit(do_not_specialize=["picks", "rows"])
+@triton.jit(do_not_specialize=["picks", "rows", "experts"])
 def _down(
-    made, weight, weights, lists, listed, parts, picks, rows,
+    made, weight, weights, lists, listed, parts, picks, rows, experts,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of one expert, weighed, for everyone who picked it -> parts [CHOSEN, rows, WIDTH]."""
-    e = tl.program_id(1)
-    count = tl.load(listed + e)
+    own = tl.program_id(1)
+    count, e = tl.load(listed + own), tl.load(listed + experts + own)
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     exists = n < WIDTH
     column = weight + (e.to(tl.int64) * WIDTH + n)[None, :] * HIDDEN
     for first in range(0, count, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
-        pick = tl.load(lists + e * picks + m, mask=m < count, other=0)
+        pick = tl.load(lists + own * picks + m, mask=m < count, other=0)
         row = made + pick.to(tl.int64)[:, None] * HIDDEN
         sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for step in range(0, HIDDEN, BLOCK_K):
