@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+import semspec.fit.risk
 from semspec.errors import BadRequest
-from semspec.fit import risk
 from semspec.fit.risk import Bound, binomial_tail, choose_least, one_each, try_splits
 
 
@@ -63,7 +63,7 @@ def test_splits_of_one_collection_keep_the_promise_and_catch_a_careless_calibrat
     scores, bad = world(Random(5), 3000)
     careful = try_splits(scores, bad, 0.05, 0.95, 200)
     assert careful.broken < 0.05 * 200 and not careful.refused and 0.4 < careful.stood < 0.75 and careful.bad < 0.05
-    monkeypatch.setattr(risk, "choose_least", lambda s, b, r, c: Bound(careless(s, b), r, c, len(s), 0, 0))
+    monkeypatch.setattr(semspec.fit.risk, "choose_least", lambda s, b, r, c: Bound(careless(s, b), r, c, len(s), 0, 0))
     assert try_splits(scores, bad, 0.05, 0.95, 200).broken > 0.3 * 200
     monkeypatch.undo()
     assert try_splits(scores[:60], bad[:60], 0.02, 0.95, 10).refused == 10
