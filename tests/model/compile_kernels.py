@@ -61,6 +61,9 @@ def main() -> None:
         for span in (16, 64) if queries in (9, 17) else ():
             made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
             results[f"attend {queries}, blocks of {span}"] = made
+    t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, reach=tiles.LONG)
+    long = constants | {"GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits, "BLOCK_M": t.rows, "BLOCK_N": t.keys}
+    results["attend 16, long"] = built(attention._attend, attend, long, t.warps, t.stages)
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)

@@ -61,7 +61,7 @@ def passes(draw: st.DrawFn, longest: int = 70) -> dict[str, object]:
 
 @given(
     passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.booleans(), st.sampled_from([1, 2, 8, 32]),
-    st.sampled_from([16, 32]), st.sampled_from([16, 32]),
+    st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 128]),
 )  # fmt: skip
 @few
 def test_attention(
@@ -188,17 +188,50 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
 
 @given(
     st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([64, 96, 128, 256]),
-    st.sampled_from([64, 99, 163, 227]),
+    st.sampled_from([64, 99, 163, 227]), st.sampled_from([0, 2048, 131_072, 10**6]),
 )  # fmt: skip
 def test_tiles_fill_a_gpu_and_fit_into_it(
-    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int
+    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, reach: int
 ) -> None:
     card = cuts.Card(132, kilobytes * 1024)
-    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card)
+    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, 2, card, reach)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
     assert tiles.splits == 1 or programs <= 2 * 132
     assert (tiles.rows + tiles.stages * 2 * tiles.keys) * size * 2 <= card.shared or tiles.rows * size * 2 > 48 * 1024
+
+
+def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    h200, a100 = cuts.Card(132, 227 * 1024), cuts.Card(108, 163 * 1024)
+    eight = (16, 4, 8, 1, 128, 2)  # 16 queries of an 8B model: queries, group, key heads, batch, size, bytes
+    short = cuts.Tiles(64, 64, 16, warps=4, stages=3)
+    assert cuts.Tiles.of(*eight, h200, cuts.LONG) == cuts.Tiles(64, 128, 16, warps=4, stages=3)
+    assert cuts.Tiles.of(*eight, h200, cuts.LONG - 1) == cuts.Tiles.of(*eight, h200) == short
+    for other in (
+        (8, 4, 8, 1, 128, 2),  # 32 rows
+        (16, 5, 8, 1, 128, 2),  # 128 rows
+        (16, 4, 8, 1, 64, 2),  # narrower heads
+        (16, 4, 8, 1, 256, 2),  # wider ones
+        (16, 4, 8, 1, 128, 4),  # float32
+    ):
+        assert cuts.Tiles.of(*other, h200, cuts.LONG) == cuts.Tiles.of(*other, h200), other
+    assert cuts.Tiles.of(*eight, a100, cuts.LONG) == cuts.Tiles.of(*eight, a100), "three stages of 128 do not fit"
+
+    asked: list[int] = []
+
+    def of(*shape: Any) -> cuts.Tiles:
+        asked.append(shape[7])
+        return cuts.Tiles(16, 16, 1, warps=4, stages=2)
+
+    monkeypatch.setattr(attention.Tiles, "of", of)
+    q, keys = (noise(size, random(1), torch.float32) for size in [(1, 2, 1, 16), (1, 1, 40, 16)])
+    places = [whole([0]), whole([20]), whole([2])]
+    none = [torch.zeros(size, dtype=torch.int32, device=DEVICE) for size in [(1, 1, 1), (1, 1)]]
+    for options in ({}, {"window": 9}, {"chosen": (*none, 16)}):
+        attention.attend(q, keys, keys, *places, 0.3, **options)
+    assert asked == [40, 0, 0], "windows and chosen blocks are not long, and blocks of 64 need tiles of 64 or less"
 
 
 @given(

@@ -46,7 +46,8 @@ def attend(
     batch, queries, heads, size = q.shape
     if tiles is None:
         card, kv_heads = card_of(q.device), keys.shape[1]
-        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card)
+        reach = 0 if chosen or window else keys.shape[2]  # both see little of a cache, and blocks come in small tiles
+        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
     _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, chosen)
     return out
