@@ -218,7 +218,9 @@ def course(one: ModelRunner) -> list[Tensor]:
     feeds always go the plain way, so what they give is left out."""
     slots, said = [one.acquire() for _ in range(3)], []
     feeds = [text(i, 400) for i in range(3)]
-    for step, sizes in enumerate([(100, 1, 70), (9, 9, 9), (9, 17, 1), (1, 1, 1), (3, 64, 33), (120, 2, 6), (9, 9, 9)]):
+    for step, sizes in enumerate(
+        [(100, 1, 70), (9, 9, 9), (9, 17, 1), (1, 1, 1), (3, 64, 33), (120, 2, 6), (9, 16, 9)]
+    ):
         requests = []
         for i, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             start = one.length(slot)
