@@ -33,22 +33,23 @@ class Arm:
     queries: int = 1  # of one sequence; other passes are cut as ever
 
 
-APART, INSIDE = MEASURED, replace(MEASURED, join=128)  # the joining of the splits of attention
 DRAFT = [
-    Arm(APART),
-    Arm(INSIDE),
-    Arm(APART, (16, 64, 32, 4, 3)),  # half as many splits, which are half as much to join
-    Arm(INSIDE, (16, 64, 32, 4, 3)),
-    Arm(INSIDE, (16, 128, 32, 4, 2)),
+    Arm(),
+    Arm(replace(MEASURED, small=0)),
+    Arm(replace(MEASURED, gate=False)),
+    Arm(replace(MEASURED, turn=False)),
+    Arm(MEASURED, (16, 64, 32, 4, 3)),  # half as many splits, which are half as much to join
 ]
-TARGET = [Arm(APART), Arm(INSIDE)]
-LONG = [  # 64 rows, of one key head
-    Arm(APART),
-    Arm(INSIDE),
-    Arm(APART, (64, 64, 32, 4, 3), 16),  # two programs a processor: one reads while the other reckons
-    Arm(APART, (64, 32, 32, 4, 5), 16),  # the same with smaller tiles
-    Arm(APART, (64, 64, 16, 4, 5), 16),  # more on its way
-    Arm(APART, (64, 128, 16, 4, 3), 16),  # fewer, larger tiles
+TARGET = [  # 45 rows of one key head, in a tile of 64
+    Arm(),
+    Arm(MEASURED, (64, 64, 32, 4, 3), 9),
+    Arm(MEASURED, (64, 128, 16, 4, 3), 9),  # what long caches have
+]
+LONG = [  # 64 rows of one key head
+    Arm(),
+    Arm(MEASURED, (64, 64, 16, 4, 3), 16),  # what short caches have
+    Arm(MEASURED, (64, 64, 32, 4, 3), 16),  # two programs a processor: one reads while the other reckons
+    Arm(MEASURED, (64, 64, 16, 4, 5), 16),  # more on its way
 ]
 ROUNDS = 4
 
@@ -67,7 +68,7 @@ def parse(text: str) -> Choices:
 def told(choices: Choices) -> str:
     on = [f.name for f in fields(Choices) if getattr(choices, f.name) is True]
     products = {0: "cuBLAS", MEASURED.small: "ours if small"}.get(choices.small, "ours")
-    return "+".join([products, *on, *([f"join {choices.join}"] if choices.join else [])])
+    return "+".join([products, *on])
 
 
 def told_arm(arm: Arm) -> str:
@@ -78,7 +79,7 @@ def told_arm(arm: Arm) -> str:
 
 
 def kernels(arm: Arm) -> Kernels:
-    made = triton_kernels(arm.choices)
+    made = triton_kernels()
     if arm.tiles is None:
         return made
     from semspec.model.kernels.tiles import Tiles

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu_checks import CHECKS, HALF, INSIDE, MIXTURES, TOLERANCE, check, course, error, kernels, near, runner
+from bench.gpu_checks import CHECKS, HALF, MIXTURES, TOLERANCE, check, course, error, kernels, near, runner
 from semspec.model.kernels import MEASURED, Choices, reference
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan, apply
 from semspec.sparse.attention import block_scores, choose
@@ -136,7 +136,6 @@ def mixture_check(family: str, device: torch.device, choices: Choices) -> None:
 
 for name in MIXTURES:
     CHECKS[f"logits of {name}"] = lambda device, family=name: mixture_check(family, device, MEASURED)
-CHECKS["joining inside with qwen3-moe"] = lambda device: mixture_check("qwen3-moe", device, INSIDE)
 
 
 @check

@@ -46,7 +46,7 @@ class Case:
         self.keys, self.values = (torch.empty(size, device=device, dtype=dtype).normal_() for _ in range(2))
         slots = torch.arange(batch, device=device)
         self.places = (slots, torch.full_like(slots, context - queries), torch.full_like(slots, queries))
-        self.chosen = Tiles.of(queries, group, kv_heads, batch, HEAD, dtype.itemsize, card_of(device))
+        self.chosen = Tiles.of(queries, group, kv_heads, batch, HEAD, dtype.itemsize, card_of(device), context)
 
     def ms(self, tiles: Tiles) -> float:
         def launch() -> None:

@@ -204,6 +204,9 @@ def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dic
         if pairs
         else None,
         "time_ratio": given(times),
+        "target_time_ratio": None
+        if arm["role"] == "draft"
+        else given(ratio(total(pairs, 1, target_seconds), total(pairs, 0, target_seconds))),
         "speedup": None,
         "speedup_refused": None,
     }
@@ -267,6 +270,12 @@ def over_steps(problems: Iterable[list[Sample]], what: Callable[[Sample], bool |
 
 def total(pairs: Pairs, side: int, what: Callable[[Sample], float]) -> list[float]:
     return [fsum(what(both[side]) for both in group) for group in pairs.values()]
+
+
+def target_seconds(sample: Sample) -> float:
+    """What the target took: its passes, and judging, which waits for them where a device works ahead."""
+    spent = sample["stats"]["seconds"]
+    return float(spent["score"] + spent["judge"])
 
 
 def at_positions(lists: Iterable[list[int]]) -> list[int]:

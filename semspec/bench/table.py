@@ -28,6 +28,7 @@ COLUMNS = {  # key -> heading
     "accuracy": "right, %",
     "quality": "quality",
     "speed": "speedup",
+    "target": "target's time",
     "seconds": "s/problem",
     "correct": "s/right",
     "retention": "kept, %",
@@ -123,9 +124,10 @@ def chance(p: float) -> str:
 
 
 def columns(summary: dict[str, Any]) -> list[str]:
-    """The columns in which some arm has something to say."""
+    """The columns in which some arm has something to say; whose time it was is asked where steps are drafted."""
     arms = summary["arms"].values()
-    return [key for key in COLUMNS if key not in STEPWISE or any(arm.get(STEPWISE[key]) for arm in arms)]
+    asks = STEPWISE | {"target": "steps_accepted"}
+    return [key for key in COLUMNS if key not in asks or any(arm.get(asks[key]) for arm in arms)]
 
 
 def title(summary: dict[str, Any]) -> str:
@@ -159,6 +161,7 @@ def cells(name: str, arm: dict[str, Any], heading: str = "speedup") -> dict[str,
         "accuracy": percent(arm["accuracy"]),
         "quality": _quality(arm),
         "speed": _speed(arm, heading),
+        "target": _target(arm),
         "seconds": Cell(figure(arm["seconds_per_problem"])),
         "correct": Cell(figure(arm["seconds_per_correct"])),
         "retention": _retention(arm),
@@ -215,6 +218,14 @@ def _speed(arm: dict[str, Any], heading: str) -> Cell:
     if arm["speedup"] or heading != "speedup":
         return Cell(f"{figure(times, 2)}x", between(times))
     return Cell("none", f"time {figure(times, 2)}x")
+
+
+def _target(arm: dict[str, Any]) -> Cell:
+    """How many times less the target worked than alone."""
+    times = arm.get("target_time_ratio")  # a run summarised before this was counted has none
+    if arm["role"] == "target" or not times:
+        return Cell("1" if arm["role"] == "target" else NOTHING)
+    return Cell(f"1/{figure(times, 2)}", f"[1/{times['low']:.2f}, 1/{times['high']:.2f}]" if times["high"] else "")
 
 
 def _retention(arm: dict[str, Any]) -> Cell:

@@ -72,11 +72,12 @@ def calibrate(
     risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ lets stand.")],
     confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
     bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
+    splits: Annotated[int, typer.Option(help="Also try the bound on so many random halves of the collection.")] = 0,
 ) -> None:
     """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
     from semspec.fit.data import Folder
     from semspec.fit.evaluate import judged_steps
-    from semspec.fit.risk import choose_least
+    from semspec.fit.risk import choose_least, try_splits
     from semspec.probe import Probe
 
     collection = Folder(folder)
@@ -85,7 +86,8 @@ def calibrate(
     bound = choose_least(steps.scores, steps.bad, risk, confidence)
     judge.data |= {"least": bound.least, "bound": asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad}}
     judge.save(probes / "judge")
-    typer.echo(json.dumps(judge.data["bound"], ensure_ascii=False))
+    tried = asdict(try_splits(steps.scores, steps.bad, risk, confidence, splits)) if splits else None
+    typer.echo(json.dumps(judge.data["bound"] | ({"tried": tried} if tried else {}), ensure_ascii=False))
 
 
 @app.command()

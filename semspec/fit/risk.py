@@ -67,6 +67,38 @@ def choose_least(scores: list[float], bad: list[bool], risk: float, confidence: 
     return found
 
 
+@dataclass(frozen=True)
+class Splits:
+    """How a bound fared over random halves: chosen on one, tried on the other."""
+
+    splits: int
+    broken: int  # more of the other half's standing steps were bad than the bound allows
+    refused: int  # too few steps to promise anything
+    stood: float  # share of the other half's steps, on average
+    bad: float  # share of those, on average
+
+
+def try_splits(scores: list[float], bad: list[bool], risk: float, confidence: float, splits: int) -> Splits:
+    """Does the promise hold on these very steps? Broken in more than 1 - confidence of the splits, it does not."""
+    broken = refused = 0
+    stood, wrong = [], []
+    for seed in range(splits):
+        order = list(range(len(scores)))
+        Random(seed).shuffle(order)
+        mine, other = order[: len(order) // 2], order[len(order) // 2 :]
+        try:
+            bound = choose_least([scores[i] for i in mine], [bad[i] for i in mine], risk, confidence)
+        except BadRequest:
+            refused += 1
+            continue
+        n, fell = _stood([scores[i] for i in other], [bad[i] for i in other], bound.least)
+        broken += fell > risk * n
+        stood.append(n / len(other))
+        wrong.append(fell / max(n, 1))
+    tried = max(1, len(stood))
+    return Splits(splits, broken, refused, sum(stood) / tried, sum(wrong) / tried)
+
+
 def _stood(scores: list[float], bad: list[bool], least: float) -> tuple[int, int]:
     """How many steps stand at this threshold, and how many of them are bad."""
     above = [b for s, b in zip(scores, bad, strict=True) if s >= least]

@@ -50,7 +50,7 @@ class Fast:
         if transformer.device.type != "cuda" or not covers(transformer.shape):
             return None
         try:
-            return Fast(transformer, cache, triton_kernels(choices), Graphs(transformer.device), choices)
+            return Fast(transformer, cache, triton_kernels(), Graphs(transformer.device), choices)
         except ImportError:
             log.warning("Triton is not installed, so passes are made one operation at a time, which is much slower")
             return None

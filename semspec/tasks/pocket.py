@@ -42,7 +42,12 @@ class Pocket(Task):
 
     def referee(self, problem: Problem) -> Referee:
         story = self.story(problem)
-        return lambda so_far, step: valid(step.strip(), story, pocket.steps_of(so_far))
+
+        def judge(so_far: str, step: str) -> bool:
+            own = pocket.steps_of(step)  # the first one comes with the mark that opens the thoughts
+            return len(own) == 1 and valid(own[0], story, pocket.steps_of(so_far))
+
+        return judge
 
     def story(self, problem: Problem) -> pocket.Problem:
         """The problem with its web of quantities, as `valid` wants it."""

@@ -34,8 +34,8 @@ def test_names_without_what_changes() -> None:
 
 
 def test_choices_are_read_and_told() -> None:
-    assert parse("") == Choices() and parse("gate=0,join=16") == Choices(gate=False, join=16)
-    assert told(parse("small=0,gate=0,join=16")) == "cuBLAS+turn+join 16"
+    assert parse("") == Choices() and parse("gate=0,small=16") == Choices(gate=False, small=16)
+    assert told(parse("small=0,gate=0")) == "cuBLAS+turn"
     for wrong in ("fast=1", "gate", "small=-1"):
         with pytest.raises(ValueError, match="is no choice"):
             parse(wrong)
@@ -49,7 +49,7 @@ def test_an_arm_has_its_tiles_in_passes_of_its_size_only(monkeypatch: pytest.Mon
         return options
 
     made = replace(reference_kernels(), attend=launch, turn_and_attend=launch)
-    monkeypatch.setattr("bench.gpu_arms.triton_kernels", lambda choices: made)
+    monkeypatch.setattr("bench.gpu_arms.triton_kernels", lambda: made)
     found = kernels(Arm(tiles=(64, 32, 16, 4, 2), queries=16))
     assert found.attend(torch.zeros(1, 16, 4, 8), chosen=None) == {"chosen": None, "tiles": Tiles(64, 32, 16, 4, 2)}
     assert found.attend(torch.zeros(1, 9, 4, 8)) == found.turn_and_attend(torch.zeros(8, 16, 4, 8)) == {}

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+import semspec.fit.risk
 from semspec.errors import BadRequest
-from semspec.fit.risk import binomial_tail, choose_least, one_each
+from semspec.fit.risk import Bound, binomial_tail, choose_least, one_each, try_splits
 
 
 def test_the_tail_is_the_binomial_one() -> None:
@@ -54,6 +55,18 @@ def careless(scores: list[float], bad: list[bool]) -> float:
 def test_the_bound_holds_as_often_as_promised_and_a_careless_one_does_not() -> None:
     careful = broken(lambda scores, bad: choose_least(scores, bad, risk=0.05, confidence=0.95).least)
     assert careful < 0.05 + 0.025 and broken(careless) > 0.3
+
+
+def test_splits_of_one_collection_keep_the_promise_and_catch_a_careless_calibrator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores, bad = world(Random(5), 3000)
+    careful = try_splits(scores, bad, 0.05, 0.95, 200)
+    assert careful.broken < 0.05 * 200 and not careful.refused and 0.4 < careful.stood < 0.75 and careful.bad < 0.05
+    monkeypatch.setattr(semspec.fit.risk, "choose_least", lambda s, b, r, c: Bound(careless(s, b), r, c, len(s), 0, 0))
+    assert try_splits(scores, bad, 0.05, 0.95, 200).broken > 0.3 * 200
+    monkeypatch.undo()
+    assert try_splits(scores[:60], bad[:60], 0.02, 0.95, 10).refused == 10
 
 
 def test_it_is_not_needlessly_strict() -> None:

@@ -12,7 +12,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from semspec.model.kernels import attention, blocks, channels, experts, products, small, tiles
-from semspec.model.kernels import joining as joining_kernels
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
@@ -35,12 +34,8 @@ def built(
     made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
     text = made.asm["ptx"]
     stored = text.find("st.global")
-    ticket = text.find("atom.global.gpu.acq_rel.add")
-    last = text.rfind("st.global", 0, max(ticket, 0))
     return {
         "waits_for_stores": 0 < stored < text.find("bar.sync", stored) < text.find("cp.async.cg"),
-        "tickets": text.count("atom.global.gpu.acq_rel.add"),
-        "stored_before_ticket": 0 < last < text.find("bar.sync", last) < ticket,
         "reads_behind_sums": 0 < text.find("bar.sync") < text.rfind("ld.global"),
         "shared": made.metadata.shared,
         "cubin": len(made.asm["cubin"]),
@@ -51,11 +46,11 @@ def built(
 def main() -> None:
     attend = {
         "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "lists": WHOLE, "listed": WHOLE,
-        "out": HALF, "parts": WIDE, "sums": WIDE, "tickets": "*i32", "cos": WIDE, "sin": WIDE,
+        "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE,
         "query_norm": HALF, "key_norm": HALF, "eps": "fp32", "queries": "i32", "width": "i32", **CACHE, "scale": "fp32",
         "window": "i32",
     }  # fmt: skip
-    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0, "JOINING": False}
+    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
@@ -66,20 +61,17 @@ def main() -> None:
         for span in (16, 64) if queries in (9, 17) else ():
             made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
             results[f"attend {queries}, blocks of {span}"] = made
-        if queries < 64:
-            made = built(attention._attend, attend, constants | {"JOINING": True}, t.warps, t.stages)
-            results[f"attend {queries} and join"] = made
+    t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, reach=tiles.LONG)
+    long = constants | {"GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits, "BLOCK_M": t.rows, "BLOCK_N": t.keys}
+    results["attend 16, long"] = built(attention._attend, attend, long, t.warps, t.stages)
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     turning |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64, "SPAN": 0}
-    for joining in (False, True):
-        results[f"turn_and_attend{' and join' if joining else ''}"] = built(
-            attention._attend, attend, turning | {"JOINING": joining}, t.warps, t.stages
-        )
+    results["turn_and_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
     results["join"] = built(
-        joining_kernels._join,
+        attention._join,
         {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
         {"D": 128, "BLOCK_D": 128, "SPLITS": 32},
     )

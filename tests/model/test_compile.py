@@ -24,13 +24,11 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) == 40
+    assert len(results) == 37
     for name, taken in results.items():
         assert taken["cubin"] > 0 and taken["shared"] <= 227 * 1024, name
-        # What all threads have stored is there before one of them takes the ticket that says so.
-        assert taken["tickets"] == taken["stored_before_ticket"] == name.endswith("and join"), name
     assert results["turn_and_attend"]["waits_for_stores"], "what it puts into the cache is there before it is read"
     assert not results["add_norm"]["reads_behind_sums"], "its weights are on their way while it adds up"
-    assert 2 * (results["turn_and_attend and join"]["shared"] + 1024) <= 228 * 1024, "two of them share a processor"
+    assert 2 * (results["turn_and_attend"]["shared"] + 1024) <= 228 * 1024, "two of them share a processor"
     for name in ("gate_up", "down", "up of channels", "down of channels"):
         assert results[f"{name}, 16 rows"]["wide_copies"] >= 20, f"{name} has lost its pipeline"

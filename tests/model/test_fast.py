@@ -301,7 +301,7 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
     [
         # most of what can be had: windows, norms of heads and of sums, two rotations
         ("gemma3", Choices(small=0, turn=False)),
-        ("gemma3", Choices(join=128)),
+        ("gemma3", Choices()),
         ("qwen2", Choices()),
     ],
 )
@@ -313,7 +313,7 @@ def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, choices: Cho
     allow_new_numpy()
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=2, context=48)
     twin = ModelRunner(plain.transformer, 2, 48)
-    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(choices), Plain(), choices))
+    twin.use(Fast(plain.transformer, twin.cache, triton_kernels(), Plain(), choices))
     results = []
     for runner in (plain, twin):
         slots = [runner.acquire(), runner.acquire()]

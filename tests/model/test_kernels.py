@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -13,7 +15,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, products, reference, small  # noqa: E402
 from semspec.model.kernels import tiles as cuts  # noqa: E402
-from semspec.model.kernels.joining import Tickets  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -60,7 +61,7 @@ def passes(draw: st.DrawFn, longest: int = 70) -> dict[str, object]:
 
 @given(
     passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.booleans(), st.sampled_from([1, 2, 8, 32]),
-    st.sampled_from([16, 32]), st.sampled_from([16, 32]),
+    st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 128]),
 )  # fmt: skip
 @few
 def test_attention(
@@ -76,11 +77,27 @@ def test_attention(
         ancestors |= torch.eye(queries, dtype=torch.int8, device=DEVICE)
     tiles = cuts.Tiles(rows, keys, splits, warps=4, stages=2)
     exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, ancestors)
-    for tickets in (None, Tickets(rows)):
-        ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles, tickets=tickets)
-        close(ours, exact, dtype)
-        for b, count in enumerate(case["counts"]):
-            assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
+    ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles)
+    close(ours, exact, dtype)
+    for b, count in enumerate(case["counts"]):
+        assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
+
+
+def test_what_lay_in_memory_before_is_no_part_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits that had nothing to look at store no answer, and memory is not cleared for them: the joining reads it and
+    must not count it. Of eight splits two have nothing in the first sequence, five in the second."""
+    q, keys, values = (noise(size, random(1), torch.float32) for size in [(2, 6, 3, 24), *[(3, 1, 96, 24)] * 2])
+    places, tiles = [whole([2, 0]), whole([85, 40]), whole([6, 4])], cuts.Tiles(16, 16, 8, warps=4, stages=2)
+    clean = attention.attend(q, keys, values, *places, 0.3, tiles=tiles)
+    close(clean, reference.attend(q.double(), keys.double(), values.double(), *places, 0.3), torch.float32)
+    empty = torch.Tensor.new_empty
+
+    def dirty(*size: Any, **options: Any) -> Tensor:
+        made = empty(*size, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", dirty)
+    assert torch.equal(attention.attend(q, keys, values, *places, 0.3, tiles=tiles), clean)
 
 
 @given(
@@ -113,8 +130,7 @@ def test_attention_to_chosen_blocks(
     tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
     zeroed = [c.double().nan_to_num() for c in cache]
     exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
-    for tickets in (None, Tickets(16)):
-        close(attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen, tickets=tickets), exact, dtype)
+    close(attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen), exact, dtype)
 
 
 def test_all_blocks_chosen_are_all_of_the_cache() -> None:
@@ -139,11 +155,11 @@ def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
 
 @given(
     passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.sampled_from([1, 2, 8]),
-    st.sampled_from([0.0, 0.5, 1.0]), st.booleans(), st.booleans(),
+    st.sampled_from([0.0, 0.5, 1.0]), st.booleans(),
 )  # fmt: skip
 @few
 def test_rotation_cache_write_and_attention_of_single_tokens(
-    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool, inside: bool
+    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool
 ) -> None:
     generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
     qkv = noise((batch, 1, case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
@@ -163,8 +179,7 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
         tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
     )  # fmt: skip
     tiles = cuts.Tiles(16, 16, splits, warps=4, stages=2)
-    how = (tiles, Tickets(16) if inside else None)
-    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, *how)
+    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
     close(ours, exact, dtype)
     for mine, theirs in zip(cache, exact_cache, strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan()), "written beside its place"
@@ -173,17 +188,50 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
 
 @given(
     st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([64, 96, 128, 256]),
-    st.sampled_from([64, 99, 163, 227]),
+    st.sampled_from([64, 99, 163, 227]), st.sampled_from([0, 2048, 131_072, 10**6]),
 )  # fmt: skip
 def test_tiles_fill_a_gpu_and_fit_into_it(
-    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int
+    queries: int, group: int, kv_heads: int, batch: int, size: int, kilobytes: int, reach: int
 ) -> None:
     card = cuts.Card(132, kilobytes * 1024)
-    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, itemsize=2, card=card)
+    tiles = cuts.Tiles.of(queries, group, kv_heads, batch, size, 2, card, reach)
     programs = -(-queries * group // tiles.rows) * kv_heads * batch * tiles.splits
     assert tiles.splits == 64 or programs > 132 // 2
     assert tiles.splits == 1 or programs <= 2 * 132
     assert (tiles.rows + tiles.stages * 2 * tiles.keys) * size * 2 <= card.shared or tiles.rows * size * 2 > 48 * 1024
+
+
+def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    h200, a100 = cuts.Card(132, 227 * 1024), cuts.Card(108, 163 * 1024)
+    eight = (16, 4, 8, 1, 128, 2)  # 16 queries of an 8B model: queries, group, key heads, batch, size, bytes
+    short = cuts.Tiles(64, 64, 16, warps=4, stages=3)
+    assert cuts.Tiles.of(*eight, h200, cuts.LONG) == cuts.Tiles(64, 128, 16, warps=4, stages=3)
+    assert cuts.Tiles.of(*eight, h200, cuts.LONG - 1) == cuts.Tiles.of(*eight, h200) == short
+    for other in (
+        (8, 4, 8, 1, 128, 2),  # 32 rows
+        (16, 5, 8, 1, 128, 2),  # 128 rows
+        (16, 4, 8, 1, 64, 2),  # narrower heads
+        (16, 4, 8, 1, 256, 2),  # wider ones
+        (16, 4, 8, 1, 128, 4),  # float32
+    ):
+        assert cuts.Tiles.of(*other, h200, cuts.LONG) == cuts.Tiles.of(*other, h200), other
+    assert cuts.Tiles.of(*eight, a100, cuts.LONG) == cuts.Tiles.of(*eight, a100), "three stages of 128 do not fit"
+
+    asked: list[int] = []
+
+    def of(*shape: Any) -> cuts.Tiles:
+        asked.append(shape[7])
+        return cuts.Tiles(16, 16, 1, warps=4, stages=2)
+
+    monkeypatch.setattr(attention.Tiles, "of", of)
+    q, keys = (noise(size, random(1), torch.float32) for size in [(1, 2, 1, 16), (1, 1, 40, 16)])
+    places = [whole([0]), whole([20]), whole([2])]
+    none = [torch.zeros(size, dtype=torch.int32, device=DEVICE) for size in [(1, 1, 1), (1, 1)]]
+    for options in ({}, {"window": 9}, {"chosen": (*none, 16)}):
+        attention.attend(q, keys, keys, *places, 0.3, **options)
+    assert asked == [40, 0, 0], "windows and chosen blocks are not long, and blocks of 64 need tiles of 64 or less"
 
 
 @given(

@@ -159,7 +159,7 @@ def test_rolls_are_known_to_the_guard(model: ModelRunner) -> None:
 
 def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
-    from semspec.model.kernels import Choices, triton_kernels
+    from semspec.model.kernels import triton_kernels
     from tests.interpreter import allow_new_numpy
 
     allow_new_numpy()
@@ -168,7 +168,7 @@ def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> No
         (model, {"attention": PLAN, "ffn": FfnPlan(torch.full((4,), 0.2))}),
         (mixture, {"experts": ExpertsPlan(torch.full((mixture.depth, 1), 0.5), 1)}),
     ):
-        ours = quick(one, triton_kernels(Choices()), **parts)
+        ours = quick(one, triton_kernels(), **parts)
         ours.fast.runs = Plain()
         exact = course(quick(one, **parts), prompt=60, rounds=2)
         for mine, theirs in zip(course(ours, prompt=60, rounds=2), exact, strict=True):

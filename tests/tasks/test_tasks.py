@@ -13,6 +13,8 @@ import pytest
 
 from semspec import pocket
 from semspec.errors import BadRequest
+from semspec.pocket import TARGET_HABITS
+from semspec.pocket.wording import write_solution
 from semspec.tasks import REGISTRY, Problem, Task, make, register
 from semspec.tasks.base import choose
 from semspec.tasks.code import code_in
@@ -383,3 +385,20 @@ def test_what_is_fitted_is_never_tested_on() -> None:
     assert not tested & fitted
     stories = [{p.prompt[-1]["content"] for p in t.problems(20, 0)} for t in (task, task.for_fitting())]  # type: ignore[index]
     assert not stories[0] & stories[1] and task.for_fitting().for_fitting() == task.for_fitting()
+
+
+def test_the_pocket_referee_judges_every_step_of_a_solution_as_it_is_written() -> None:
+    """The first step comes with the mark that opens the thoughts; a wrong number is seen in any of them."""
+    task = Pocket()
+    for problem in task.problems(20, 5):
+        story, referee = task.story(problem), task.referee(problem)
+        text = write_solution(story, TARGET_HABITS, Random(1)).split("</think>")[0]
+        steps = [step + "\n\n" for step in text.split("\n\n") if step.strip()]
+        assert steps[0].startswith("<think>") and len(steps) >= 3
+        for i, step in enumerate(steps):
+            before = "".join(steps[:i])
+            assert referee(before, step), (problem.id, step)
+            digits = [j for j, c in enumerate(step) if c.isdigit()]
+            wrong = step[: digits[-1]] + str((int(step[digits[-1]]) + 1) % 10) + step[digits[-1] + 1 :]
+            assert not referee(before, wrong), (problem.id, wrong)
+        assert not referee("", "</think>") and not referee("", "")

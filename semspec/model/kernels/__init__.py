@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -23,7 +22,6 @@ class Choices:
     small: int = 128_000_000  # bytes of a layer's weights up to which products of few rows are ours and not cuBLAS's
     gate: bool = True  # the activation inside our gate-up product
     turn: bool = True  # norms of heads, rotation and cache write inside the attention of single tokens
-    join: int = 0  # rows of a tile of attention up to which its last split joins all, without a launch for it
 
 
 MEASURED = Choices()
@@ -47,11 +45,8 @@ class Kernels:
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
-def triton_kernels(choices: Choices) -> Kernels:
+def triton_kernels() -> Kernels:
     from semspec.model.kernels import attention, blocks, channels, experts, products, small, tiles
-    from semspec.model.kernels.joining import Tickets
-
-    tickets = Tickets(choices.join)  # one model's passes follow each other
 
     def product(
         x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
@@ -62,10 +57,10 @@ def triton_kernels(choices: Choices) -> Kernels:
         return products.product(x, weight, bias, cut, activation)
 
     return Kernels(
-        partial(attention.attend, tickets=tickets),
+        attention.attend,
         small.add_norm,
         small.turn_and_keep,
-        partial(attention.turn_and_attend, tickets=tickets),
+        attention.turn_and_attend,
         small.gated,
         small.note,
         product,

@@ -2,7 +2,7 @@
 
 A draft that is checked, or a model that writes, has 1 to 64 queries over a cache of any length: all the time goes into
 reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
-holds the queries of all heads that share that key head in one tile, and the splits are joined (joining.py). Lengths are
+holds the queries of all heads that share that key head in one tile, and a second launch joins the splits. Lengths are
 read on the device: one captured launch serves a cache as it grows. Where only some blocks of the cache are to be seen
 (semspec.sparse), the splits share those, and nothing else is read.
 """
@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels.joining import Tickets, join, join_if_last
 from semspec.model.kernels.tiles import Tiles, card_of
 
 LOG2E = 1.4426950408889634
@@ -32,7 +31,6 @@ def attend(
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
     chosen: tuple[Tensor, Tensor, int] | None = None,
-    tickets: Tickets | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -42,16 +40,16 @@ def attend(
     `ancestors` [B, Q, Q] is given, those marked in its row.
 
     `chosen` is (lists [B, kv heads, W], counts [B, kv heads], block), whole numbers of 32 bits: of the whole blocks
-    before the first new token, those listed are seen, and everything behind the last whole block. `tickets` says
-    whether splits are joined by the last of them; without it by a second launch.
+    before the first new token, those listed are seen, and everything behind the last whole block.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
     if tiles is None:
         card, kv_heads = card_of(q.device), keys.shape[1]
-        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card)
+        reach = 0 if chosen or window else keys.shape[2]  # both see little of a cache, and blocks come in small tiles
+        tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, tickets, chosen)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, chosen)
     return out
 
 
@@ -69,7 +67,6 @@ def turn_and_attend(
     scale: float,
     window: int | None = None,
     tiles: Tiles | None = None,
-    tickets: Tickets | None = None,
 ) -> Tensor:
     """`small.turn_and_keep` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
 
@@ -82,7 +79,7 @@ def turn_and_attend(
         card, kv_heads = card_of(qkv.device), keys.shape[1]
         tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
     out = qkv.new_empty((batch, queries, heads, size))
-    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles, tickets)
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles)
     return out
 
 
@@ -97,7 +94,6 @@ def _launch(
     ancestors: Tensor | None,
     turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
-    tickets: Tickets | None,
     chosen: tuple[Tensor, Tensor, int] | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
@@ -109,7 +105,6 @@ def _launch(
     if tiles.splits > 1:
         parts = q.new_empty((batch, heads, queries, tiles.splits, size), dtype=torch.float32)
         sums = q.new_empty((batch, heads, queries, tiles.splits), dtype=torch.float32)
-    taken = tickets and tickets.take(tiles, blocks * kv_heads * batch, q.device)
     wide = max(16, triton.next_power_of_2(size))
     turns, norms, eps = turning or (None, None, 0.0)
     cos, sin = turns or (places[0], places[0])
@@ -117,26 +112,27 @@ def _launch(
     assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
     _attend[(tiles.splits * blocks, kv_heads, batch)](
         q, keys, values, *places, places[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
-        out if taken is None else taken,
         cos, sin, *(norms or (q, q)), eps,
         queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
         WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=span, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
         TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1],
-        GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits,
-        JOINING=taken is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+        GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if tiles.splits > 1 and taken is None:
-        join(parts, sums, out)
+    if tiles.splits > 1:
+        _join[(queries, heads, batch)](
+            parts, sums, out, queries, heads,
+            D=size, BLOCK_D=triton.next_power_of_2(size), SPLITS=tiles.splits, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums, tickets,
+    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
     cos, sin, query_norm, key_norm, eps,
     queries, width, slot_stride, head_stride, place_stride, scale, window,
     WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr,
     HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, JOINING: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv, b = tl.program_id(1), tl.program_id(2)
@@ -229,12 +225,6 @@ def _attend(
         here = (part + split)[:, None].to(tl.int64) * D + d[None, :]
         tl.store(parts + here, answer, mask=loaded & (begin < end))
         tl.store(sums + part + split, tl.where(total > 0.0, best + tl.log2(whole), float("-inf")), mask=exists)
-        if JOINING:
-            ticket = tickets + mine * (tl.num_programs(0) // SPLITS) + block
-            used = tl.cdiv(end - first, tl.maximum(each, 1))
-            join_if_last(
-                ticket, used, parts, sums, out, b, kv, block, queries, heads, count, GROUP, D, BLOCK_M, BLOCK_D, SPLITS
-            )
 
 
 @triton.jit
@@ -257,3 +247,21 @@ def _turned(
         s = tl.load(sin + at, mask=turning, other=0.0)
         one = one * c + tl.where(d < HALF, -two, two) * s
     return one
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _join(parts, sums, out, queries, heads, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
+    """Weigh the splits of one query and head by their shares of the softmax: parts [B, heads, Q, splits, d], sums the
+    same without d. Added up in one order, whichever ended first: the same inputs give the same bits."""
+    query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = (b * heads + head) * queries + query
+    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    level = tl.load(sums + row * SPLITS + split)
+    used = level > float("-inf")
+    best = tl.max(level, 0)
+    weight = tl.where(used, tl.exp2(level - tl.where(best > float("-inf"), best, 0.0)), 0.0)
+    total = tl.sum(weight, 0)
+    at = parts + (row * SPLITS + split).to(tl.int64)[:, None] * D + d[None, :]
+    part = tl.load(at, mask=(d < D)[None, :], other=0.0)  # also what nobody has stored: knowing better takes a load
+    answer = tl.sum(tl.where(used[:, None], part, 0.0) * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + ((b * queries + query) * heads + head) * D + d, answer, mask=d < D)

@@ -8,6 +8,7 @@ import torch
 import triton
 
 OWN = 1024  # bytes of shared memory that each program takes besides what it asks for
+LONG = 131_072  # keys from which on tiles for long caches were measured to be faster; what lies below was not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How the work is cut. The figures behind `Tiles.of` are in docs/lab-notes.md; bench/gpu.py --tune finds them."""
+    """How the work is cut. The figures behind `Tiles.of` are in docs/lab-notes.md; `bench/gpu.py --only tune` finds
+    them."""
 
     rows: int  # queries x heads of one key head, in one program
     keys: int  # at a time
@@ -29,7 +31,10 @@ class Tiles:
     stages: int
 
     @staticmethod
-    def of(queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card) -> Tiles:
+    def of(
+        queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card, reach: int = 0
+    ) -> Tiles:
+        """`reach` is how many keys a query may come to see: lengths are known on the device only."""
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
@@ -39,6 +44,8 @@ class Tiles:
         wide = triton.next_power_of_2(head_dim) * itemsize  # bytes of one key
         keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
         stages = 3 if wide <= 256 else 2
+        if (rows, wide) == (64, 256) and reach >= LONG and (rows + 2 * 3 * 128) * wide <= card.shared:
+            keys, stages = 128, 3  # fewer turns of a long loop: 8.62 ms where 64 keys took 8.96 (8B, 16 queries)
         room = (card.shared + OWN) // 2 - OWN if two else card.shared
         while (rows + 2 * stages * keys) * wide > room and (stages, keys) != (1, 16):
             stages, keys = (stages - 1, keys) if stages > 2 or keys == 16 else (stages, keys // 2)

@@ -1,0 +1,218 @@
+"""The sections of bench/gpu.py: what each measures. Those only for who asks have files of their own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from bench.gpu_table import Table
+from semspec.decode import Decoder, Job
+from semspec.draft.model import ModelDrafter
+from semspec.execute import Executor
+from semspec.model import ModelRunner
+from semspec.model.graphs import Graphs
+from semspec.stats import Stats
+from semspec.types import Roll, Sampling, Score
+from semspec.verify.exact import Exact
+
+SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
+ASIDE = (
+    "sparse",
+    "experts",
+    "ffn",
+    "arms",
+    "long_arms",
+    "breakdown",
+    "tune",
+    "products",
+    "transformers",
+)  # only if asked for
+
+
+class Bench(Table):
+    """`section_NAME` for each name above."""
+
+    def score_at(self, runner: ModelRunner, context: int, tokens: int, slots: int = 1) -> float:
+        def work() -> None:
+            for slot in range(slots):
+                runner.cache.lengths[slot] = context - tokens
+            self.score_once(runner, tokens, slots)
+
+        return self.ms(work)
+
+    @staticmethod
+    def score_once(runner: ModelRunner, tokens: int, slots: int = 1) -> None:
+        runner.score([Score(runner, slot, [1 + i for i in range(tokens)], tokens) for slot in range(slots)])
+
+    def roll_at(self, runner: ModelRunner, context: int, n: int, slots: int = 1) -> float:
+        def work() -> None:
+            for slot in range(slots):
+                runner.cache.lengths[slot] = context
+            runner.roll([Roll(runner, slot, [3, 4], n, Sampling(), 0) for slot in range(slots)])
+
+        return self.ms(work)
+
+    def section_pass(self) -> None:
+        context = self.asked.context
+        runner = self.runner("target", 1, context + 32)
+        for tokens in (1, 2, 5, 9, 17, 33):
+            read = self.weights("target") + self.kv("target", context)
+            plural = "s" if tokens > 1 else ""
+            self.add(f"target pass, {tokens} token{plural}", self.score_at(runner, context, tokens), read)
+
+    def section_roll(self) -> None:
+        context = self.asked.context
+        runner = self.runner("draft", 1, context + 128)
+        short, long = (self.roll_at(runner, context, n) for n in (8, 72))
+        read = self.weights("draft") + self.kv("draft", context)
+        self.add("draft token inside a roll", (long - short) / 64, read)
+        self.add("draft roll of 8", short, 8 * read)
+
+    def section_step(self, batch: int = 1) -> None:
+        """Whole steps as the Executor makes them: roll, score, judge, commit."""
+        context, k, steps = self.asked.context, 8, self.asked.steps
+        capacity = context + max((k + 2) * (steps + 4), 128)
+        target, draft = (self.runner(which, batch, capacity) for which in ("target", "draft"))
+        draft.vocab = target.vocab = min(draft.vocab, target.vocab)
+        for runner in (target, draft):
+            for slot in range(batch):
+                runner.release(slot)
+        executor, tasks, stats = Executor(budget=8192), [], [Stats() for _ in range(batch)]
+        for i in range(batch):
+            prompt = torch.randint(1000 % target.vocab, [context], generator=torch.Generator().manual_seed(i)).tolist()
+            job = Job(prompt, Exact(), k, max_new_tokens=capacity - context - k)
+            tasks.append(executor.submit(Decoder(job, target, ModelDrafter(draft), stats[i]).decode(), stats[i]))
+
+        def step() -> None:
+            """Until every sequence has made one more step."""
+            for task in tasks:
+                task.events.clear()
+            while not all(task.events for task in tasks):
+                executor.tick()
+
+        for _ in range(4):  # prompts, and graphs
+            step()
+        before = [dict(s.seconds) for s in stats]
+        passes = [s.target_passes for s in stats]
+        # The host waits for each step's tokens anyway. Waiting for the device besides would hide what the next step
+        # still has to wait for, and count it for no part.
+        self.wait()
+        times = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - began) * 1000)
+        ms = statistics.median(times)
+        each = sum(s.target_passes - p for s, p in zip(stats, passes, strict=True)) / batch / steps
+        spent = {
+            part: sum(s.seconds[part] - b[part] for s, b in zip(stats, before, strict=True)) / steps * 1000
+            for part in before[0]
+        }
+        for task in tasks:
+            executor.cancel(task)
+        read = self.weights("target") + self.kv("target", context) * batch
+        read += k * (self.weights("draft") + self.kv("draft", context) * batch)
+        self.add(
+            "one K=8 step" if batch == 1 else f"batch {batch}, one K=8 step", ms, read, parts_ms=spent, passes=each
+        )
+        # Passes are only launched; whoever next asks for a number waits for them.
+        print("    by the host's clock: " + ", ".join(f"{part} {value:.2f}" for part, value in spent.items() if value))
+        if batch == 1:
+            # The device's part: scores one after the other without waiting, and tokens inside a long roll.
+            for runner in (target, draft):
+                runner.acquire()
+            several = 10
+
+            def scores() -> None:
+                for _ in range(several):
+                    target.cache.lengths[0] = context
+                    target.score([Score(target, 0, list(range(1, k + 2)), k + 1)])
+
+            short, long = (self.roll_at(draft, context, n) for n in (8, 72))
+            busy = self.ms(scores) / several + k * (long - short) / 64
+            self.add("host time of a step", ms - busy, device_ms=busy)
+
+    def section_batch(self) -> None:
+        self.section_step(batch=self.asked.batch)
+
+    def section_long(self) -> None:
+        context = self.asked.long
+        runner = self.runner("target", 1, context + 32)
+        for tokens in (1, 16):
+            read = self.weights("target") + self.kv("target", context)
+            name = f"target pass, {tokens} token{'s' if tokens > 1 else ''}, long context"
+            self.add(name, self.score_at(runner, context, tokens), read, context=context)
+
+    def section_llama(self) -> None:
+        self.drop("target", "draft")
+        context = self.asked.longest
+        runner = self.runner("8B", 1, context + 32)
+        for tokens in (1, 16):
+            read = self.weights("8B") + self.kv("8B", context)
+            name = f"8B pass, {tokens} token{'s' if tokens > 1 else ''}, longest context"
+            self.add(name, self.score_at(runner, context, tokens), read, context=context)
+        self.drop("8B")
+
+    def section_start(self) -> None:
+        """From weights on the card to a first token, with every graph that a K=8 step needs."""
+        target, draft = (self.runner(which, 1, self.asked.context) for which in ("target", "draft"))
+        self.wait()
+        began = time.perf_counter()
+        for runner in (target, draft):
+            for n in (1, 9) if runner is target else (1,):
+                runner.score([Score(runner, 0, [1] * n, n)])
+        draft.roll([Roll(draft, 0, [3, 4], 8, Sampling(), 0)])
+        self.wait()
+        captured = sum(r.fast.runs.seconds for r in (target, draft) if r.fast and isinstance(r.fast.runs, Graphs))
+        self.add("start to first token", (time.perf_counter() - began) * 1000, capture_ms=captured * 1000)
+
+    def section_arms(self) -> None:
+        from bench.gpu_arms import all_arms
+
+        all_arms(self)
+
+    def section_long_arms(self) -> None:
+        from bench.gpu_arms import long_arms
+
+        long_arms(self)
+
+    def section_breakdown(self) -> None:
+        from bench.gpu_breakdown import break_down
+
+        break_down(self)
+
+    def section_tune(self) -> None:
+        from bench.gpu_tune import tune_attention
+
+        tune_attention(self)
+
+    def section_products(self) -> None:
+        from bench.gpu_tune import tune_products
+
+        tune_products(self)
+
+    def section_sparse(self) -> None:
+        from bench.gpu_sparse import sparse
+
+        self.drop("target", "draft")
+        sparse(self)
+        self.drop("8B")
+
+    def section_experts(self) -> None:
+        from bench.gpu_grouped import experts
+
+        self.drop("target", "draft")
+        experts(self)
+        self.drop("mixture")
+
+    def section_ffn(self) -> None:
+        from bench.gpu_grouped import ffn
+
+        ffn(self)
+
+    def section_transformers(self) -> None:
+        from bench.gpu_transformers import time_transformers
+
+        time_transformers(self)

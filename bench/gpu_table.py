@@ -1,0 +1,104 @@
+"""The table of bench/gpu.py: how a time is taken, what it is held against, and models whose weights are noise."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from bench.gpu_arms import Arm, fast
+from semspec import costs
+from semspec.bench.replay import SHAPES, RandomWeights
+from semspec.model import ModelRunner
+from semspec.model.config import Shape
+from semspec.model.transformer import Transformer
+
+BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
+    "target pass, 1 token": 18.3, "target pass, 9 tokens": 18.3, "target pass, 17 tokens": 18.3,
+    "draft token inside a roll": 1.60, "one K=8 step": 32.0, "batch 8, one K=8 step": 40.0,
+    "target pass, 16 tokens, long context": 24.0, "8B pass, 16 tokens, longest context": 10.0,
+    "host time of a step": 1.0, "start to first token": 30000.0, "30B-A3B check of 16 tokens, dense": 12.5,
+}  # fmt: skip
+
+
+class Table:
+    """Rows of figures, and the models that they are about."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.device = asked, torch.device(asked.device)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.rows: list[dict[str, Any]] = []
+        self.bandwidth = costs.bandwidth(self.device)
+        self.models: dict[str, Transformer] = {}
+        self.arms: dict[str, Arm] = {}  # winners, by model
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def ms(self, work: Callable[[], Any], repeats: int | None = None, warm: int = 3) -> float:
+        """Median milliseconds from asking to having, host included."""
+        for _ in range(warm):
+            work()
+        times = []
+        for _ in range(repeats or self.asked.repeats):
+            self.wait()
+            began = time.perf_counter()
+            work()
+            self.wait()
+            times.append((time.perf_counter() - began) * 1000)
+        return statistics.median(times)
+
+    def add(self, what: str, ms: float, read: float = 0.0, **more: Any) -> None:
+        limit = read / self.bandwidth * 1000
+        bar = BARS.get(what) if (self.asked.shape, self.device.type) == ("32B/1.5B", "cuda") else None
+        self.rows.append({"what": what, "ms": ms, "limit_ms": limit, "bar_ms": bar, **more})
+        self.show(self.rows[-1])
+
+    @staticmethod
+    def show(row: dict[str, Any]) -> None:
+        limit, bar = row["limit_ms"], row["bar_ms"]
+        ratio = f"{row['ms'] / limit:7.2f}x" if limit else " " * 8
+        told = f"{bar:9.2f} {'reached' if row['ms'] <= bar else 'MISSED'}" if bar else ""
+        print(f"{row['what']:40} {row['ms']:9.3f} {limit:9.3f} {ratio} {told}", flush=True)
+
+    # -- models
+
+    def config(self, which: str) -> PreTrainedConfig:
+        others = {"8B": self.asked.long_shape, "mixture": self.asked.mixture_shape}
+        return SHAPES[others.get(which, self.asked.shape)][which == "draft"]
+
+    def runner(self, which: str, slots: int, capacity: int) -> ModelRunner:
+        """A model with slots that are full of noise; every slot is taken."""
+        if which not in self.models:
+            self.models[which] = Transformer(Shape.of(self.config(which)), RandomWeights(), self.device, self.dtype)
+        made = ModelRunner(self.models[which], slots, capacity)
+        made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
+        for layer in range(made.depth):
+            made.cache.keys[layer].normal_()
+            made.cache.values[layer].normal_()
+        for _ in range(slots):
+            made.acquire()
+        return made
+
+    def drop(self, *which: str) -> None:
+        for name in which:
+            self.models.pop(name, None)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def weights(self, which: str) -> float:
+        """Bytes of weights that a pass reads; of an embedding that is not the head it reads a few rows."""
+        shape = Shape.of(self.config(which))
+        return (shape.parameters - (0 if shape.tied else shape.vocab * shape.width)) * self.dtype.itemsize
+
+    def kv(self, which: str, tokens: int) -> float:
+        shape = Shape.of(self.config(which))
+        return 2 * shape.depth * shape.kv_heads * shape.head_dim * tokens * self.dtype.itemsize
