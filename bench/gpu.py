@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")
     asked = parser.parse_args()
+    if unknown := [one for one in asked.only.split(",") if one not in (*SECTIONS, *ASIDE)]:
+        parser.error(f"there is no section {unknown[0]!r}; give some of: {', '.join((*SECTIONS, *ASIDE))}")
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here; --device cpu runs the script on a CPU, where its figures mean nothing")
     report: dict[str, Any] = {

@@ -215,6 +215,8 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     """Traces, prefixes, samples; what the folder already has is not made again."""
     if not config.by and not Path(config.traces).is_file():
         raise BadRequest(f"traces is {config.traces!r}; give target, draft, both, or a .jsonl file of answers")
+    if not config.by and Path(config.traces).resolve() == Folder(out).traces.resolve():
+        raise BadRequest(f"{config.traces} is where this collection keeps its own traces; give another --out")
     steps = Steps.of(pair.tokenizer, pair.eos, config.max_step_tokens)
     sampler = Sampler(pair, config, steps)
     folder = Folder(out)

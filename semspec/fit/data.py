@@ -79,7 +79,7 @@ class Label:
 class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.samples, self.labels = path / "samples", path / "labels"
+        self.samples, self.labels, self.traces = path / "samples", path / "labels", path / "traces.jsonl"
 
     @property
     def run(self) -> dict[str, Any]:
@@ -107,11 +107,10 @@ class Folder:
     # -- traces
 
     def read_traces(self) -> list[Trace]:
-        path = self.path / "traces.jsonl"
-        return [Trace(**row) for row in read_lines(path)] if path.exists() else []
+        return [Trace(**row) for row in read_lines(self.traces)] if self.traces.exists() else []
 
     def write_traces(self, traces: Iterable[Trace]) -> None:
-        write_lines(self.path / "traces.jsonl", (plain(trace) for trace in traces))
+        write_lines(self.traces, (plain(trace) for trace in traces))
 
     def read_histories(self) -> dict[str, str]:
         """Prefix -> the answer so far, as text."""

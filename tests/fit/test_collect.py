@@ -234,6 +234,14 @@ def test_traces_by_nobody_are_refused_before_anything_is_written(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+def test_given_traces_may_not_lie_where_the_collection_keeps_its_own(tmp_path: Path) -> None:
+    mine = tmp_path / "traces.jsonl"
+    mine.write_text('{"prompt": "a", "text": "b"}\n')
+    with pytest.raises(BadRequest, match="keeps its own traces; give another --out"):
+        collect(replace(CONFIG, traces=str(mine)), tmp_path, fake_pair())
+    assert mine.read_text() == '{"prompt": "a", "text": "b"}\n' and not (tmp_path / "run.json").exists()
+
+
 def test_a_context_without_room_for_a_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="larger context"):
         collect(given(tmp_path), tmp_path / "out", fake_pair(capacity=13))
