@@ -58,11 +58,12 @@ def demo(
     problems: Annotated[int, typer.Option(help="How many problems to solve.")] = 6,
     seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the exact drafts.")] = 6,
+    device: Annotated[str, typer.Option(help="cpu, or cuda to see it on a GPU.")] = "cpu",
 ) -> None:
-    """See it work: the shipped pocket pair solves problems on the CPU, alone and with drafts."""
+    """See it work: the shipped pocket pair solves problems, alone, with drafts, and with whole steps taken over."""
     from semspec.demo import demo as run_demo
 
-    run_demo(Console(highlight=False), problems, seed, num_draft_tokens)
+    run_demo(Console(highlight=False), problems, seed, num_draft_tokens, device)
 
 
 def run() -> None:

@@ -1,4 +1,5 @@
-"""`semspec demo`: the pocket pair on a few held-out problems: the target alone, with exact drafts, with loose ones."""
+"""`semspec demo`: the pocket pair on a few held-out problems: the target alone, with exact drafts, with loose ones, and
+with whole steps that stand for what they mean."""
 
 from __future__ import annotations
 
@@ -39,13 +40,16 @@ class Arm:
         return Stats.pooled(r.stats for r in self.results)
 
 
-def demo(console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: int = 6) -> list[Arm]:
-    """Solve problems all three ways, show the first as text, then one table of all."""
-    pair, task = load("pocket", device="cpu", slots=1, context=1024), Pocket(split="test")
+def demo(
+    console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: int = 6, device: str = "cpu"
+) -> list[Arm]:
+    """Solve problems all four ways, show the first as text, then one table of all."""
+    pair, task = load("pocket", device=device, slots=1, context=1024), Pocket(split="test")
     arms = [
         Arm("target alone", Options(verifier="none")),
         Arm(f"exact, drafts of {num_draft_tokens}", Options(verifier="exact", num_draft_tokens=num_draft_tokens)),
         Arm(f"fly (loose), drafts of {LOOSE}", Options(verifier="fly", num_draft_tokens=LOOSE)),
+        Arm("semantic+ (loose), whole steps", Options(verifier="semantic+")),
     ]
     chosen = task.problems(problems, seed)
     for arm in arms:  # the first pass through a model is slower than all others; nobody should pay for it
@@ -55,7 +59,7 @@ def demo(console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: i
             solve(pair, task, problem, arm)
         if i == 0:
             console.print(Panel(problem.prompt[-1]["content"], title="a problem", border_style="cyan"))  # type: ignore[index]
-            beside = 3 if console.width >= 120 else 2
+            beside = 4 if console.width >= 160 else 2
             width = max(30, (console.width - beside + 1) // beside)
             panels = [Panel(coloured(a.results[0].events), title=a.title, width=width) for a in arms]
             console.print(Columns(panels))
@@ -63,12 +67,13 @@ def demo(console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: i
                 "[green]green[/]: written by the draft, kept by the target. Plain: written by the target. "
                 "[yellow]yellow[/]: worded by the draft, where the target would have said it in other words.\n"
             )
-    alone, exact, loose = arms
+    alone, exact, loose, meant = arms
     same = sum(a.tokens == b.tokens for a, b in zip(alone.results, exact.results, strict=True))
-    console.print(table(arms, len(chosen)))
+    console.print(table(arms, len(chosen), device))
     console.print(
         f"{exact.title} wrote the target's text, token for token, in {same} of {len(chosen)} problems; "
-        f"{loose.title} let {loose.stats.relaxed} of {loose.stats.tokens} tokens stand in the draft's words."
+        f"{loose.title} let {loose.stats.relaxed} of {loose.stats.tokens} tokens stand in the draft's words; "
+        f"{meant.title} took over {meant.stats.fates.get('accepted', 0)} steps of the draft's as they were."
     )
     return arms
 
@@ -80,8 +85,8 @@ def solve(pair: Pair, task: Pocket, problem: Problem, arm: Arm, warm_up: bool = 
         arm.correct += task.score(problem, result.text)
 
 
-def table(arms: list[Arm], problems: int) -> Table:
-    view = Table(title=f"{problems} held-out problems on this CPU")
+def table(arms: list[Arm], problems: int, device: str) -> Table:
+    view = Table(title=f"{problems} held-out problems on {device}")
     for name in ("", "correct", "seconds", "tokens", "tokens per target pass", "speedup"):
         view.add_column(name, justify="left" if not name else "right")
     for arm in arms:
