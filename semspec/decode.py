@@ -127,7 +127,7 @@ class Decoder:
         """Propose, score, judge, commit."""
         job = self.job
         draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
-        return (yield from self.check(draft, self.rule_now(), room))
+        return (yield from self.check(draft, self.allowed(job.rule), room))
 
     def check(self, draft: Draft, rule: Rule, room: int) -> Generator[Request, Any, Event]:
         """Score, judge, commit."""
@@ -172,11 +172,9 @@ class Decoder:
             self.stats.observe(drafted=0, accepted=0)
         return self.commit(rolled.tokens[:kept], rolled.logprobs, finish)
 
-    def rule_now(self) -> Rule:
-        """The job's rule, or `exact` where a loose one has no business."""
-        if self.job.rule.lossless or not (self.strict or self.outside_thinking()):
-            return self.job.rule
-        return EXACT
+    def allowed(self, rule: Rule) -> Rule:
+        """This rule, or `exact` where a loose one has no business."""
+        return rule if rule.lossless or not (self.strict or self.outside_thinking()) else EXACT
 
     def outside_thinking(self) -> bool:
         """Whether the thinking that alone may be relaxed has not begun, or is over."""

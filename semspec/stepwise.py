@@ -1,9 +1,9 @@
 """The loop of step rules: draft and target take turns in writing whole steps of reasoning.
 
-The target writes the first step. Then the draft writes one, or, while it is sure of what it writes, several
-(`StepRule.steps`); the target looks at them in one pass, and the rule says of each whether it stands. If all do, the
-target adds one token and it is the draft's turn again; the first that does not, the target writes itself, from its own
-choice at the step's first token, which the pass has shown already.
+The target writes the first step, or as many as `StepRule.lead` says. Then the draft writes one, or, while it is sure of
+what it writes, several (`StepRule.steps`); the target looks at them in one pass, and the rule says of each whether it
+stands. If all do, the target adds one token and it is the draft's turn again; the first that does not, the target
+writes itself, from its own choice at the step's first token, which the pass has shown already.
 
 A draft model that is told to stop where it is unsure (`draft_min_p`, `draft_max_entropy`) stops inside a step. The part
 it has written is checked token by token, the target puts a word of its own where the draft was unsure, and the draft
@@ -47,7 +47,7 @@ class StepDecoder(Decoder):
         self.alone = False  # the target writes the rest
 
     def advance(self, room: int) -> Generator[Request, Any, Event]:
-        if self.alone or self.strict or not self.drafting:
+        if self.alone or self.strict or not self.drafting or self.outside_thinking():
             return (yield from self.target_writes(room))
         draft, ending = yield from self.propose(room)
         if ending in (*WHOLE, "unfinished"):
@@ -60,6 +60,7 @@ class StepDecoder(Decoder):
         self.alone = self.step_rule.hand_over or ending == "no room"
         self.drafting = False
         self.drafter.accept(len(self.context) - 1)  # so that it has something to go on from, should it help the target
+        self.round += 1  # help is drawn anew: what was picked for how it ends is no sample of the draft's any more
         pieces = self.pieces(draft)
         event = yield from self.target_writes(room)
         if draft.tokens:
@@ -109,7 +110,8 @@ class StepDecoder(Decoder):
         """Let the target check the draft. With an ending, what lies behind its whole steps ends in the target's way."""
         pieces = self.pieces(draft)
         if self.step_rule.refereed:
-            draft = self.ask_referee(draft, pieces)
+            whole, draft = draft, self.ask_referee(draft, pieces)
+            ending = ending if len(draft.tokens) == len(whole.tokens) else None
         event = yield from self.check(draft, self.step_rule, room)
         stood = sum(cut <= event.accepted for cut in draft.cuts)
         fates: list[Fate] = ["accepted"] * stood
@@ -156,8 +158,9 @@ class StepDecoder(Decoder):
         if self.rewriter is None or n < 1:
             event = yield from self.write(min(WRITE_AHEAD, self.step.room), room, self.steps.stops)
         else:
-            draft = yield from self.drafter.propose(self.context, n, self.job.sampling, self.round, self.rewriter)
-            event = yield from self.check(draft, self.rewriter, room)
+            rule = self.allowed(self.rewriter)
+            draft = yield from self.drafter.propose(self.context, n, self.job.sampling, self.round, rule)
+            event = yield from self.check(draft, rule, room)
         self.follow(event.tokens)
         return event
 

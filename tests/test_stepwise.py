@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -248,3 +249,65 @@ def test_what_is_refused_may_be_kept_in_part_and_written_with_help(spec: str, sa
         helped += stats.accepted
         passes, alone_passes = passes + stats.target_passes, alone_passes + own.target_passes
     assert helped > 20 and passes < 0.9 * alone_passes
+
+
+def test_help_after_a_draft_that_was_thrown_away_is_drawn_anew() -> None:
+    """A draft that wants to end the thinking is no sample of the draft's any more: if the rewriter got the very same
+    words, it would take them at p/q, and the target would stop thinking half as often again as it does alone."""
+
+    def chances(close: float) -> Logits:
+        first = [-9e9, -9e9, math.log(close), math.log(1 - close), *[-9e9] * (VOCAB - 4)]
+        return lambda context: first if context == PROMPT else [9.0 * (i == BLANK) for i in range(VOCAB)]
+
+    rule, n = make("random-step:rate=0,lead=0,rewrite=sampling"), 600
+    jobs = [job(rule, 12, sampling=Sampling(1.0, seed=i), rewriter=make("sampling")) for i in range(n)]
+    results = run(*jobs, target=chances(0.3), draft=chances(0.5), slots=100)
+    stopped = sum(text(events)[0] == CLOSE for events, _ in results)
+    assert stopped / n == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / n))
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_outside_the_thinking_nothing_is_relaxed(opened: bool) -> None:
+    """Neither a step before the thoughts, nor a word behind them that a loose rewriter would let stand."""
+    relaxed: Counter[str] = Counter()
+    for seed in range(20):
+        begins = 6 if opened else -1
+        asked = job(
+            make("random-step:rate=1,lead=0,rewrite=accept-all"), rewriter=make("accept-all"), thinking=(begins, CLOSE)
+        )
+        models = {"target": language(seed), "draft": language(seed + 1)}
+        ((events, _),) = run(replace(asked, prompt=[*PROMPT, 6]), **models)
+        context = [*PROMPT, 6]
+        for token, origin in ((t, o) for e in events for t, o in zip(e.tokens, e.origins, strict=True)):
+            inside = next((t == begins for t in reversed(context) if t in (begins, CLOSE)), False)
+            relaxed["inside" if inside else "outside"] += origin == "relaxed"
+            relaxed["behind"] += CLOSE in context
+            context.append(token)
+    assert not relaxed["outside"] and relaxed["behind"] and bool(relaxed["inside"]) == opened
+
+
+def test_a_loop_ends_loose_help_too() -> None:
+    def always(token: int) -> Logits:
+        return lambda context: [float(i == token) for i in range(VOCAB)]
+
+    asked = job(make("random-step:rate=0,lead=99,rewrite=accept-all"), 300, rewriter=make("accept-all"))
+    ((events, stats),) = run(asked, target=always(5), draft=always(6))
+    last = max(i for i, event in enumerate(events) if event.relaxed)
+    assert stats.loops == 1 and 3 < last < len(events) - 3
+    assert set(text(events[last + 1 :])) == {5}, "the target's own words again"
+
+
+def test_an_end_behind_steps_that_nobody_looked_at_hands_nothing_over() -> None:
+    """The referee calls a step bad that the target would have written too, so that `keep` keeps it. What the draft had
+    in mind behind it, an end of thinking as well, was thrown away unseen."""
+    target = without_end(language(0))
+
+    def ending(context: list[int]) -> list[float]:
+        return [99.0 * (i == CLOSE) for i in range(VOCAB)] if len(context) == 18 else target(context)
+
+    rule = make("oracle:steps=9,ahead=0,keep=true,lead=0")
+    asked = replace(job(rule, 40, referee=lambda so_far, step: False), steps=replace(STEPS, max_tokens=4))
+    ((events, stats),) = run(asked, target=target, draft=ending)
+    tried = [step for event in events for step in event.tried]
+    assert all(step.tokens[-1] == CLOSE for step in tried if step.fate == "handed over")
+    assert sum(step.begun < 15 for step in tried) > 3 and stats.fates["handed over"] == 1

@@ -57,8 +57,8 @@ def cut(
 ) -> list[Prefix]:
     """A prefix for every step of every trace that thinking goes on after, or for `per_problem` of them at random.
 
-    There is none without any step: the target writes the first step of an answer itself. Prefixes of more than
-    `longest` tokens are left out."""
+    There is none without any step, so nothing is known of first steps, which the target writes itself unless a rule's
+    `lead` is 0. Prefixes of more than `longest` tokens are left out."""
     prefixes = []
     for place, trace in enumerate(traces):
         found = []

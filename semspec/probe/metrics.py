@@ -49,8 +49,7 @@ def ece(said: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 def auroc(scores: Tensor, positive: Tensor) -> float:
     """The chance that a positive scores above a negative; ties count half."""
-    wins, pairs = _wins(scores, positive)
-    return wins / pairs if pairs else NAN
+    return within_auroc(scores, positive, [0] * len(scores))
 
 
 def within_auroc(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -> float:
@@ -75,14 +74,6 @@ def numbered(groups: Sequence[Hashable]) -> Tensor:
     """[N] groups by number, in the order in which they appear"""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(group, len(numbers)) for group in groups], dtype=torch.long)
-
-
-def _wins(scores: Tensor, positive: Tensor) -> tuple[float, int]:
-    """How many of the (positive, negative) pairs are in the right order, and how many there are."""
-    good, bad = scores[positive].double(), scores[~positive].double().sort().values
-    below = torch.searchsorted(bad, good, right=False)
-    below_or_equal = torch.searchsorted(bad, good, right=True)
-    return float((below + below_or_equal).double().sum() / 2), len(good) * len(bad)
 
 
 def summary(
