@@ -27,16 +27,16 @@ ABLATIONS = {
         series={"window": (0, 2, 4, 6, 8), "theta": (0, 0.1, 0.3, 0.6, 1), "drafter": ("model", "cascade")},
         beside=("exact:k=15,drafter=model",),
     ),
-    # Ours: everything on but stopping inside a step, and each off in turn. What the judge sees is fitted, not set here.
+    # Ours: as it comes, then each idea off in turn, or on, where it comes off. What the judge sees is fitted, not set here.
     "semantic+": Ablation(
-        base={"steps": 4, "ahead": 0.5, "part": "true", "keep": "true", "rewrite": "sampling", "rewrite_tokens": 8},
+        base={"keep": "true", "rewrite": "sampling", "rewrite_tokens": 8, "lead": 0},
         series={
-            "steps": (4, 1),
-            "ahead": (0.5, 0),
-            "part": ("true", "false"),
             "keep": ("true", "false"),
             "rewrite": ("sampling", ""),
             "rewrite_tokens": (8, 4),
+            "lead": (0, 1),
+            "steps": (4,),
+            "part": ("true",),
             "draft_min_p": (0.4,),
         },
         beside=("sampling:k=8",),

@@ -237,10 +237,10 @@ def test_every_idea_of_semantic_plus_can_be_turned_off():
     assert parse_arm(beside).lossless
     full, *others = (parse_arm(method) for method in methods)
     options = vars(make(full.verifier))
-    assert options["steps"] == 4 and options["part"] and options["probes"] == "some/folder"
+    assert options | {"probes": ""} == vars(make("semantic+")) and options["probes"] == "some/folder"
     changed = [{k: v for k, v in vars(make(arm.verifier)).items() if v != options[k]} for arm in others]
     assert changed == [
-        {"steps": 1}, {"ahead": 0.0}, {"part": False}, {"keep": False}, {"rewrite": ""}, {"rewrite_tokens": 4}, {}
+        {"keep": False}, {"rewrite": ""}, {"rewrite_tokens": 4}, {"lead": 1}, {"steps": 4}, {"part": True}, {}
     ]  # fmt: skip
     assert [arm.draft_min_p for arm in (full, *others)] == [0.0] * 7 + [0.4]
 
