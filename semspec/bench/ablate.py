@@ -27,7 +27,7 @@ ABLATIONS = {
         series={"window": (0, 2, 4, 6, 8), "theta": (0, 0.1, 0.3, 0.6, 1), "drafter": ("model", "cascade")},
         beside=("exact:k=15,drafter=model",),
     ),
-    # Ours: as it comes, then each idea off in turn, or on, where it comes off. What the judge sees is fitted, not set here.
+    # Ours: as it comes, then each idea off in turn, or on where it comes off. What the judge sees is fitted, not set.
     "semantic+": Ablation(
         base={"keep": "true", "rewrite": "sampling", "rewrite_tokens": 8, "lead": 0},
         series={

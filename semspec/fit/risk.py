@@ -79,8 +79,8 @@ class Splits:
 
 
 def try_splits(scores: list[float], bad: list[bool], risk: float, confidence: float, splits: int) -> Splits:
-    """Does the promise hold on these very steps? It should break in at most 1 - confidence of the splits, or a little more:
-    the other half is a sample too, and halves overlap."""
+    """Does the promise hold on these very steps? It should break in at most 1 - confidence of the splits, or a little
+    more: the other half is a sample too, and halves overlap."""
     broken = refused = 0
     stood, wrong = [], []
     for seed in range(splits):
