@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ logging.disable_progress_bar()
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # the same examples on every machine
 settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tests run side by side, and tiny models gain nothing from threads
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job in the background, where Ctrl-C would do nothing
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
