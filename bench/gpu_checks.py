@@ -255,13 +255,21 @@ def no_rougher(ours: list[Tensor], rough: list[Tensor], exact: list[Tensor], wha
 
 def family_check(family: str, device: torch.device, choices: Choices = MEASURED) -> None:
     """float32 must be right; bfloat16 must be no farther from that than it is when operations go one by one."""
+    ours, rough, exact, half = courses(family, device, choices)
+    no_rougher(ours, rough, exact, str(half))
+
+
+def courses(
+    family: str, device: torch.device, choices: Choices
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], torch.dtype]:
+    """In half precision, ours and one operation at a time; in float32 on a CPU, which float32 here must equal."""
     exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
     for plain in (True, False):
         for ours, theirs in zip(course(runner(family, device, torch.float32, plain, choices)), exact, strict=True):
             near(ours, theirs, 1e-3, f"float32, {'plain' if plain else 'captured'}")
     half = torch.bfloat16 if device.type == "cuda" else torch.float16
-    rough, ours = (course(runner(family, device, half, plain, choices)) for plain in (True, False))
-    no_rougher(ours, rough, exact, str(half))
+    rough, mine = (course(runner(family, device, half, plain, choices)) for plain in (True, False))
+    return mine, rough, exact, half
 
 
 for name in DENSE:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu_checks import CHECKS, HALF, MIXTURES, TOLERANCE, check, course, error, kernels, near, runner
+from bench.gpu_checks import CHECKS, HALF, MIXTURES, TOLERANCE, check, course, courses, error, kernels, near, runner
 from semspec.model.kernels import MEASURED, Choices, reference
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan, apply
 from semspec.sparse.attention import block_scores, choose
@@ -124,12 +124,7 @@ def blocks_are_chosen_as_by_sorting(device: torch.device) -> None:
 def mixture_check(family: str, device: torch.device, choices: Choices) -> None:
     """As `family_check`, but a token whose experts are nearly even goes another way if it is rounded another way, which
     moves a row far in either way of making a pass; so in bfloat16 only all rows together are compared."""
-    exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
-    for plain in (True, False):
-        for ours, theirs in zip(course(runner(family, device, torch.float32, plain, choices)), exact, strict=True):
-            near(ours, theirs, 1e-3, f"float32, {'plain' if plain else 'captured'}")
-    half = torch.bfloat16 if device.type == "cuda" else torch.float16
-    rough, ours = (course(runner(family, device, half, plain, choices)) for plain in (True, False))
+    ours, rough, exact, half = courses(family, device, choices)
     mine, theirs = (error(torch.cat(rows), torch.cat(exact)) for rows in (ours, rough))
     assert mine < 2 * theirs, f"{half}: off by {mine:.1e} over all passes, the plain way by {theirs:.1e}"
 

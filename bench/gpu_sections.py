@@ -138,22 +138,19 @@ class Bench(Table):
         self.section_step(batch=self.asked.batch)
 
     def section_long(self) -> None:
-        context = self.asked.long
-        runner = self.runner("target", 1, context + 32)
-        for tokens in (1, 16):
-            read = self.weights("target") + self.kv("target", context)
-            name = f"target pass, {tokens} token{'s' if tokens > 1 else ''}, long context"
-            self.add(name, self.score_at(runner, context, tokens), read, context=context)
+        self.passes_at("target", self.asked.long, "target pass", "long context")
 
     def section_llama(self) -> None:
         self.drop("target", "draft")
-        context = self.asked.longest
-        runner = self.runner("8B", 1, context + 32)
-        for tokens in (1, 16):
-            read = self.weights("8B") + self.kv("8B", context)
-            name = f"8B pass, {tokens} token{'s' if tokens > 1 else ''}, longest context"
-            self.add(name, self.score_at(runner, context, tokens), read, context=context)
+        self.passes_at("8B", self.asked.longest, "8B pass", "longest context")
         self.drop("8B")
+
+    def passes_at(self, which: str, context: int, what: str, where: str) -> None:
+        runner = self.runner(which, 1, context + 32)
+        read = self.weights(which) + self.kv(which, context)
+        for tokens in (1, 16):
+            name = f"{what}, {tokens} token{'s' if tokens > 1 else ''}, {where}"
+            self.add(name, self.score_at(runner, context, tokens), read, context=context)
 
     def section_start(self) -> None:
         """From weights on the card to a first token, with every graph that a K=8 step needs."""

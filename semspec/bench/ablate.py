@@ -29,15 +29,23 @@ ABLATIONS = {
     ),
     # Ours: as it comes, then each idea off in turn, or on where it comes off. What the judge sees is fitted, not set.
     "semantic+": Ablation(
-        base={"keep": "true", "rewrite": "sampling", "rewrite_tokens": 8, "lead": 0},
+        base={
+            "keep": "true",
+            "rewrite": "sampling",
+            "rewrite_tokens": 8,
+            "lead": 0,
+            "steps": 1,
+            "part": "false",
+            "draft_min_p": 0,
+        },
         series={
             "keep": ("true", "false"),
             "rewrite": ("sampling", ""),
             "rewrite_tokens": (8, 4),
             "lead": (0, 1),
-            "steps": (4,),
-            "part": ("true",),
-            "draft_min_p": (0.4,),
+            "steps": (1, 4),
+            "part": ("false", "true"),
+            "draft_min_p": (0, 0.4),
         },
         beside=("sampling:k=8",),
     ),

@@ -137,7 +137,9 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool])
         "relaxed_share": per(counts["relaxed"], counts["accepted"]),  # of the draft tokens that stood
         "divergence": per(counts["relaxed"], counts["tokens"]),  # of all committed tokens
         "steps_accepted": over_steps(problems, stood),  # of those the draft wrote and the rule judged
-        "invalid_refused": over_steps(problems, lambda j: not stood(j) if j["valid"] is False and judged(j) else None),
+        "invalid_refused": over_steps(
+            problems, lambda j: None if j["valid"] is not False or stood(j) is None else not stood(j)
+        ),
         "cap_rate": share(problems, lambda s: s["finish_reason"] == "length"),
         "loop_rate": share(problems, lambda s: loops[id(s)]),
         "seconds_per_problem": given(mean([t / len(group) for t, group in zip(seconds, problems, strict=True)])),
@@ -262,13 +264,9 @@ def share(problems: Iterable[list[Sample]], what: Callable[[Sample], bool | None
     return Share.clustered((sum(group), len(group)) for group in known).as_dict() if any(known) else None
 
 
-def judged(step: dict[str, Any]) -> bool:
-    """A step that was handed over to the target has been judged by nobody."""
-    return bool(step["fate"] != "handed over")
-
-
 def stood(step: dict[str, Any]) -> bool | None:
-    return step["fate"] == "accepted" if judged(step) else None
+    """Nobody knows of a step that was handed over to the target: nobody has judged it."""
+    return None if step["fate"] == "handed over" else step["fate"] == "accepted"
 
 
 def over_steps(problems: Iterable[list[Sample]], what: Callable[[Sample], bool | None]) -> dict[str, Any] | None:
