@@ -52,8 +52,11 @@ def demo(
         Arm("semantic+ (loose), whole steps", Options(verifier="semantic+")),
     ]
     chosen = task.problems(problems, seed)
-    for arm in arms:  # the first pass through a model is slower than all others; nobody should pay for it
-        solve(pair, task, chosen[0], arm, warm_up=True)
+    # The first pass through a model is slower than all others, and on a GPU the first of each length, which is
+    # compiled and captured; nobody should pay for that.
+    for problem in chosen[:1] if device == "cpu" else chosen:
+        for arm in arms:
+            solve(pair, task, problem, arm, warm_up=True)
     for i, problem in enumerate(chosen):
         for arm in arms if i % 2 == 0 else arms[::-1]:  # taking turns, so that noise falls on all
             solve(pair, task, problem, arm)
