@@ -46,6 +46,7 @@ class Config:
     data: str | None = None
     traces: str = "target"  # who writes the answers that prefixes are cut from: target, draft, both, or a file
     per_problem: int | None = 8  # prefixes of a problem; None: all
+    first_steps: bool = True  # also after the prompt alone, see traces.cut
     samples: int = 20  # from each model, after each prefix
     temperature: float = 0.6
     top_p: float = 0.95
@@ -231,7 +232,8 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
             f"steps of {config.max_step_tokens} tokens leave no room for a prefix; load the models with a larger "
             "context, or give a smaller max_step_tokens"
         )
-    prefixes = list(enumerate(cut(traces, steps, pair.tokenizer, config.per_problem, config.seed, longest)))
+    found = cut(traces, steps, pair.tokenizer, config.per_problem, config.seed, longest, config.first_steps)
+    prefixes = list(enumerate(found))
     folder.write_histories(prefix for _, prefix in prefixes)
     log.info("%d prefixes from %d traces", len(prefixes), len(traces))
     for shard, begin in enumerate(range(0, len(prefixes), config.shard)):

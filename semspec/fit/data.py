@@ -38,7 +38,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A trace up to the end of one of its steps."""
+    """A trace up to the end of one of its steps, or the prompt alone."""
 
     id: str
     problem: str
@@ -99,7 +99,8 @@ class Folder:
             write(self.path / "run.json", json.dumps(run, indent=1))
             return
         before = self.run
-        changed = [key for key in run["config"] if run["config"][key] != before["config"].get(key)]
+        config = {"first_steps": False} | before["config"]  # collections from before there was a choice have none
+        changed = [key for key in run["config"] if run["config"][key] != config.get(key)]
         changed += [key for key in MODELS if run["models"][key] != before["models"][key]]
         if changed:
             raise BadRequest(f"{self.path} holds another collection ({changed[0]} differs); give another --out")

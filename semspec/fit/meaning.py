@@ -9,6 +9,7 @@ from semspec import pocket
 from semspec.fit.data import Sample
 from semspec.fit.label import Truth
 from semspec.tasks import Problem, Task
+from semspec.tasks.base import Referee
 from semspec.tasks.pocket import Pocket
 
 
@@ -23,7 +24,7 @@ def operation(task: Task) -> Callable[[str], str] | None:
         return None
 
     def kind(text: str) -> str:
-        read = pocket.meaning(text.strip())
+        read = pocket.meaning(text)
         return read.op if read else ""
 
     return kind
@@ -35,12 +36,12 @@ def truth(task: Task) -> Truth | None:
         return None
 
     @lru_cache(maxsize=1024)
-    def story(problem: str) -> pocket.Problem | None:
+    def referee(problem: str) -> Referee | None:
         own = problem.rpartition("/")[0] == f"{task.name}/{task.split}"
-        return task.story(Problem(problem, "")) if own else None
+        return task.referee(Problem(problem, "")) if own else None
 
     def judge(sample: Sample, history: str) -> bool | None:
-        known = story(sample.problem)
-        return None if known is None else pocket.valid(sample.text.strip(), known, pocket.steps_of(history))
+        asked = referee(sample.problem)
+        return None if asked is None else asked(history, sample.text)
 
     return judge

@@ -46,6 +46,9 @@ class Collecting:
         str, typer.Option(help="Who writes the answers to cut: target, draft, both, or a .jsonl of them.")
     ] = "target"
     per_problem: Annotated[int | None, typer.Option(help="Prefixes of each problem.")] = 8
+    first_steps: Annotated[
+        bool, typer.Option(help="Also after the prompt alone; not for rules that leave first steps to the target.")
+    ] = True
     samples: Annotated[int, typer.Option(help="Steps sampled from each model after each prefix.")] = 20
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of sampling.")] = 0.6
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 0.95
@@ -70,10 +73,10 @@ class Collecting:
 
         return Config(
             task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,
-            per_problem=self.per_problem, samples=self.samples, temperature=self.temperature, top_p=self.top_p,
-            max_step_tokens=self.max_step_tokens, target_layers=read_layers(self.layers),
-            draft_layers=read_layers(self.draft_layers), token_states=self.token_states,
-            seed=self.seed, shard=self.shard,
+            per_problem=self.per_problem, first_steps=self.first_steps, samples=self.samples,
+            temperature=self.temperature, top_p=self.top_p, max_step_tokens=self.max_step_tokens,
+            target_layers=read_layers(self.layers), draft_layers=read_layers(self.draft_layers),
+            token_states=self.token_states, seed=self.seed, shard=self.shard,
         )  # fmt: skip
 
     def load(self) -> Pair:

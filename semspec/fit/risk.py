@@ -15,7 +15,7 @@ from random import Random
 
 from semspec.errors import BadRequest
 
-GRID = tuple(i / 200 for i in range(200, -1, -1))  # thresholds, the strictest first
+TRIED = 200  # thresholds
 WALKS = 6
 
 
@@ -49,12 +49,13 @@ def choose_least(scores: list[float], bad: list[bool], risk: float, confidence: 
     if not 0 < risk < 1 or not 0 < confidence < 1:
         raise BadRequest(f"risk is {risk} and confidence {confidence}; give numbers between 0 and 1")
     level = (1 - confidence) / WALKS
-    counts = [_stood(scores, bad, least) for least in GRID]
+    grid = thresholds(scores)
+    counts = [_stood(scores, bad, least) for least in grid]
     # Where a walk begins may depend on how many steps stand, but not on how many of them are bad.
     testable = [i for i, (n, _) in enumerate(counts) if binomial_tail(0, n, risk) <= level]
     found: Bound | None = None
     for start in testable[:: max(1, -(-len(testable) // WALKS))]:
-        for least, (n, wrong) in zip(GRID[start:], counts[start:], strict=True):
+        for least, (n, wrong) in zip(grid[start:], counts[start:], strict=True):
             if binomial_tail(wrong, n, risk) > level:
                 break
             if found is None or least < found.least:
@@ -65,6 +66,17 @@ def choose_least(scores: list[float], bad: list[bool], risk: float, confidence: 
             f"{confidence:g}; collect more problems, or allow more risk"
         )
     return found
+
+
+def thresholds(scores: list[float]) -> list[float]:
+    """Thresholds to try, the strictest first: scores themselves, each about as many steps below the one before.
+
+    A judge is sure of most steps, so their scores crowd together below 1, where evenly spaced thresholds hardly tell
+    them apart. To take them from the steps is no peeking: given the score at some rank, those above it are bad
+    independently of one another and of it."""
+    ranked = sorted(scores, reverse=True)
+    every = max(1, -(-len(ranked) // TRIED))
+    return sorted({*ranked[every - 1 :: every], *ranked[-1:]}, reverse=True)
 
 
 @dataclass(frozen=True)

@@ -54,27 +54,25 @@ def cut(
     per_problem: int | None = None,
     seed: int = 0,
     longest: int | None = None,
+    first_steps: bool = True,
 ) -> list[Prefix]:
     """A prefix for every step of every trace that thinking goes on after, or for `per_problem` of them at random.
 
-    There is none without any step, so nothing is known of first steps, which the target writes itself unless a rule's
-    `lead` is 0. Prefixes of more than `longest` tokens are left out."""
+    The prompt alone, which first steps come after, is one of them and is drawn as any other, so that first steps have
+    the share that they have where a rule judges every step; a rule whose `lead` is 1 judges none of them. Prefixes of
+    more than `longest` tokens are left out."""
     prefixes = []
     for place, trace in enumerate(traces):
-        found = []
-        step, number = Step(steps), 0
-        for i, token in enumerate(trace.tokens):
-            if step.feed([token]) is None:
-                continue
-            if step.end in ("end of thinking", "end of text"):
-                break
-            number += 1
-            if longest is None or len(trace.prompt) + i + 1 <= longest:
-                history = tokenizer.decode(trace.tokens[: i + 1], skip_special_tokens=True)
-                found.append(
-                    Prefix(f"{place}/{number}", trace.problem, number, [*trace.prompt, *trace.tokens[: i + 1]], history)
-                )
-            step = Step(steps)
+        ends = _ends(trace.tokens, steps)
+        begin = [0] if first_steps and ends and trace.prompt else []
+        found = [
+            Prefix(
+                f"{place}/{number}", trace.problem, number, [*trace.prompt, *trace.tokens[:end]],
+                tokenizer.decode(trace.tokens[:end], skip_special_tokens=True),
+            )
+            for number, end in enumerate([*begin, *ends], 0 if begin else 1)
+            if longest is None or len(trace.prompt) + end <= longest
+        ]  # fmt: skip
         if per_problem is not None and len(found) > per_problem:
             rng = Random(f"{seed}/{trace.problem}")
             found = sorted(sorted(found, key=lambda _: rng.random())[:per_problem], key=lambda p: p.step)
@@ -85,3 +83,16 @@ def cut(
             "answers, and is the context long enough for them?"
         )
     return prefixes
+
+
+def _ends(tokens: Sequence[int], steps: Steps) -> list[int]:
+    """The places behind which whole steps end, as long as thinking goes on."""
+    step, ends = Step(steps), list[int]()
+    for i, token in enumerate(tokens):
+        if step.feed([token]) is None:
+            continue
+        if step.end in ("end of thinking", "end of text"):
+            break
+        ends.append(i + 1)
+        step = Step(steps)
+    return ends

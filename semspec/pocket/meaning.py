@@ -95,8 +95,10 @@ def canonical_name(text: str) -> str | None:
 
 
 def meaning(step_text: str) -> Meaning | None:
-    """The canonical meaning of a step in any wording the world knows; None for anything else."""
-    text = step_text.strip()
+    """The canonical meaning of a step in any wording the world knows; None for anything else.
+
+    The first step of a text comes with the mark that opens the thoughts, which means nothing."""
+    text = step_text.strip().removeprefix(THINK).strip()
     if not text or len(text) > 400:
         return None
     for op, pattern in _PATTERNS:

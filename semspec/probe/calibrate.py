@@ -1,10 +1,13 @@
 """From what a probe says to what it should say: learnt on problems that the probe was not trained on.
 
-`temperature` divides the logit by one number; `isotonic` is the non-decreasing function nearest to the labels, linear
-between its knots. Both are made of a few numbers, and applying them needs no host synchronisation.
+`temperature` divides the logit by one number; `isotonic` is the non-decreasing function nearest to the labels, its
+plateaus tilted a little, so that what the probe tells apart stays apart and a threshold can lie anywhere. Both are made
+of a few numbers, and applying them needs no host synchronisation.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 from semspec.errors import BadRequest
 
 KINDS = ("none", "temperature", "isotonic")
+TILT = 0.4  # below a half, or neighbouring pools would cross
+MOST = 0.02  # the order within a pool may mean nothing
 
 
 class Calibrator(nn.Module):
@@ -48,7 +53,7 @@ class Calibrator(nn.Module):
         if kind == "temperature":
             made.temperature = _temperature(logits, labels)
         elif kind == "isotonic":
-            made.x, made.y = isotonic(logits.double().sigmoid(), labels.double())
+            made.x, made.y = tilted(isotonic(logits.double().sigmoid(), labels.double()))
         return made.to(logits.device)
 
 
@@ -66,20 +71,60 @@ def _temperature(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.tensor((low + high) / 2).exp()
 
 
-def isotonic(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Knots of the non-decreasing least-squares fit, by pooling neighbours that are in the wrong order.
+class Pool(NamedTuple):
+    """Neighbouring rows that a monotone fit cannot tell apart."""
 
-    A pool of equal values becomes two knots, its first and last x, so that between pools the fit is linear."""
+    first: float  # x
+    last: float
+    x: float  # sums over its rows
+    y: float
+    rows: int
+
+    @property
+    def value(self) -> float:
+        return self.y / self.rows
+
+    def with_next(self, other: Pool) -> Pool:
+        return Pool(self.first, other.last, self.x + other.x, self.y + other.y, self.rows + other.rows)
+
+
+def isotonic(x: Tensor, y: Tensor) -> list[Pool]:
+    """The non-decreasing least-squares fit, by pooling neighbours that are in the wrong order.
+
+    At either end one more row is taken to have gone the other way, so that nothing is ever quite sure: a pool of n
+    rows at the upper end that all were 1 says n / (n + 1)."""
     places, group, weights = x.unique(return_inverse=True, return_counts=True)  # equal x share a value
     sums = y.new_zeros(len(places)).index_add_(0, group, y)
-    pools: list[tuple[float, float, float, int]] = []  # first x, last x, sum of y, weight
+    sums[0] += 1
+    weights[0] += 1
+    weights[-1] += 1
+    pools: list[Pool] = []
     for at, total, weight in zip(places.tolist(), sums.tolist(), weights.tolist(), strict=True):
-        pools.append((at, at, total, weight))
-        while len(pools) > 1 and pools[-2][2] / pools[-2][3] >= pools[-1][2] / pools[-1][3]:
-            (first, _, s, w), (_, last, t, v) = pools[-2:]
-            pools[-2:] = [(first, last, s + t, w + v)]
-    knots = [(at, s / w) for first, last, s, w in pools for at in sorted({first, last})]
-    table = torch.tensor(knots if len(knots) > 1 else knots * 2, dtype=torch.float32)  # [knots, 2]
+        pools.append(Pool(at, at, at * weight, total, weight))
+        while len(pools) > 1 and pools[-2].value >= pools[-1].value:
+            pools[-2:] = [pools[-2].with_next(pools[-1])]
+    return pools
+
+
+def tilted(pools: list[Pool]) -> tuple[Tensor, Tensor]:
+    """Knots of a strictly increasing function that has each pool's value on average over the pool's rows.
+
+    Within a pool it is a line through their mean, as steep as it can be if it may leave the value by `MOST`, and go
+    `TILT` of the way to those of the pools beside it (0 and 1 beside the outermost). Beyond these it goes on, half of
+    the way to 0 and 1."""
+    values = [0.0, *(pool.value for pool in pools), 1.0]
+    found: list[tuple[float, float]] = []
+    for below, pool, above in zip(values, pools, values[2:], strict=False):
+        if pool.first == pool.last:
+            found.append((pool.first, pool.value))
+            continue
+        middle = pool.x / pool.rows
+        fall, rise = (min(TILT * gap, MOST) for gap in (pool.value - below, above - pool.value))
+        slope = min(fall / (middle - pool.first), rise / (pool.last - middle))
+        found += [(at, pool.value + slope * (at - middle)) for at in (pool.first, pool.last)]
+    (first, low), (last, high) = found[0], found[-1]
+    found = [*([(0.0, low / 2)] if first > 0 else []), *found, *([(1.0, (1 + high) / 2)] if last < 1 else [])]
+    table = torch.tensor(found if len(found) > 1 else found * 2, dtype=torch.float32)  # [knots, 2]
     return table[:, 0].contiguous(), table[:, 1].contiguous()
 
 

@@ -15,14 +15,18 @@ import torch
 
 import semspec
 from semspec import cli, pocket, tasks
-from semspec.fit.collect import Config, Sampler, collect
-from semspec.fit.data import Folder, Sample
+from semspec.fit.collect import Config, Sampler, Seen, collect
+from semspec.fit.data import Folder, Prefix, Sample
 from semspec.fit.meaning import operation, parser, truth
 from semspec.fit.traces import cut
 from semspec.pair import Pair
 from semspec.probe import Probe, fingerprint
+from semspec.probe.evidence import GROUPS
+from semspec.probe.features import Features
+from semspec.probe.head import Head
 from semspec.steps import Steps
 from semspec.tasks.pocket import Pocket
+from semspec.text import encode
 from semspec.types import Score
 
 PROBLEMS = 4
@@ -130,6 +134,40 @@ def test_states_of_a_real_model_are_those_of_one_long_pass(traces: Path, tmp_pat
             )
 
 
+def test_a_first_step_is_collected_as_semantic_plus_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt alone is before it, the mark that opens the thoughts is its first token, for states and evidence."""
+    pair = semspec.load("pocket", device="cpu", slots=4, context=512)
+    features, shown = Features((3, 8), evidence=tuple(GROUPS)), list[torch.Tensor]()
+    sampler = Sampler(pair, Config(target_layers=(3, 8)), Steps.of(pair.tokenizer, pair.eos))
+
+    def look(prefix: list[int], tokens: tuple[int, ...]) -> torch.Tensor:
+        """What the collection has of a step, in the order of a probe's features."""
+        found = {tokens: Seen()}
+        sampler.answer([sampler.look(Prefix("0/0", "p", 0, prefix, ""), found)])
+        named = {k: v for m, look in sampler.looks.items() for k, v in look.named(found[tokens].numbers[m][None]).items()}  # noqa: E501  # fmt: skip
+        order = ("target.3.mean", "target.8.mean", "target.evidence", "draft.confidence")
+        return torch.cat([named[name] for name in order], -1)[0]
+
+    def noted(self: Head, seen: torch.Tensor) -> torch.Tensor:
+        shown.append(seen[0])
+        return torch.full((len(seen),), 9.0)
+
+    problems = Pocket().for_fitting().problems(3, seed=8)
+    prompts = [encode(pair.tokenizer, problem.prompt) for problem in problems]
+    inputs = len(look(prompts[0], (1, 2)))
+    Probe(Head(inputs, (4,)), features, fingerprint(pair.target)).save(tmp_path / "judge")
+    monkeypatch.setattr(Head, "forward", noted)
+    options = {"temperature": 0.6, "top_p": 0.95, "seed": 2, "max_new_tokens": 80}
+    for problem, prompt in zip(problems, prompts, strict=True):
+        shown.clear()
+        tokens = pair.generate(problem.prompt, verifier=f"semantic+:probes={tmp_path}", **options).tokens
+        first = tuple(tokens[: sampler.steps.step_end(tokens)])
+        assert pair.tokenizer.decode(first).startswith("<think>") and len(shown) > 1
+        torch.testing.assert_close(shown[0], look(prompt, first), atol=1e-3, rtol=1e-3)
+        late = look([*prompt, first[0]], first[1:])
+        assert (shown[0] - late).abs().max() > 0.1, "without the mark it would have been seen"
+
+
 def test_a_pair_of_random_models_writes_its_own_traces(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     """Random models write hardly any blank lines, so that most of their steps end by length."""
     pair = semspec.load(target_folder, draft_folder, device="cpu", slots=4, context=48)
@@ -161,12 +199,20 @@ def test_pocket_knows_what_steps_mean_and_whether_they_are_right() -> None:
         history = "<think>\n" + "".join(f"{s}\n\n" for s in steps[:before])
         return judge(Sample("0/1", of, 1, "draft", 0, [], steps[place] + "\n\n", "blank line", {}), history)
 
-    assert read(steps[0]) == pocket.meaning(steps[0]) is not None
+    first = Sample("0/0", problem.id, 0, "draft", 0, [], f"<think>\n{steps[0]}\n\n", "blank line", {})
+    assert judge(first, "") is True, "with the mark that opens the thoughts"
+    assert judge(replace(first, text=f"<think>\n{steps[-1]}\n\n"), "") is False
+    assert read(first.text) == read(steps[0]) == pocket.meaning(steps[0]) is not None
     assert right(1, before=1) is True
     assert right(0, before=1) is False  # said already
     assert right(1, before=1, of="solutions/0") is None  # some other problem
     kind, meaning = operation(task), pocket.meaning(steps[0])
-    assert kind is not None and meaning is not None and kind(steps[0] + "\n\n") == meaning.op and kind("Hm.") == ""
+    assert (
+        kind is not None
+        and meaning is not None
+        and kind(first.text) == kind(steps[0] + "\n\n") == meaning.op
+        and kind("Hm.") == ""
+    )
     other = tasks.make("gsm8k")
     assert truth(other) is None and parser(other) is None and operation(other) is None
 

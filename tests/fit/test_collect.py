@@ -29,12 +29,26 @@ from tests.verify.binding import Binding
 
 
 def test_prefixes_end_where_steps_do_and_thinking_goes_on() -> None:
+    """The first of them is the prompt alone, unless first steps are left out."""
     found = cut(traces(2), steps(), byte_level())
     assert [(p.problem, p.step, len(p.tokens)) for p in found] == [
-        ("problem/0", 1, 5), ("problem/0", 2, 8), ("problem/1", 1, 5), ("problem/1", 2, 8), ("problem/1", 3, 11),
+        ("problem/0", 0, 2), ("problem/0", 1, 5), ("problem/0", 2, 8),
+        ("problem/1", 0, 2), ("problem/1", 1, 5), ("problem/1", 2, 8), ("problem/1", 3, 11),
     ]  # fmt: skip
-    assert found[1].history == "a b.\n\na b.\n\n"
-    assert len({p.id for p in cut(traces(1) * 2, steps(), byte_level())}) == 4  # two traces of one problem
+    assert found[0].history == "" and found[2].history == "a b.\n\na b.\n\n"
+    assert len({p.id for p in cut(traces(1) * 2, steps(), byte_level())}) == 6  # two traces of one problem
+    without = cut(traces(2), steps(), byte_level(), first_steps=False)
+    assert without == [p for p in found if p.step > 0]
+    unasked = [Trace(t.problem, [], t.tokens) for t in traces(1)]  # nothing that a first token is predicted from
+    assert [p.step for p in cut(unasked, steps(), byte_level())] == [1, 2]
+
+
+def test_first_steps_are_drawn_as_often_as_others() -> None:
+    """So that a step of a collection is like one drawn from all that a rule judges, but for how problems weigh."""
+    many = [Trace(f"problem/{i}", t.prompt, t.tokens) for i, t in enumerate(traces(1) * 3000)]  # three prefixes each
+    for per_problem in (1, 2):
+        found = [p.step for p in cut(many, steps(), byte_level(), per_problem, seed=4)]
+        assert [abs(found.count(step) / len(found) - 1 / 3) < 0.03 for step in (0, 1, 2)] == [True] * 3
 
 
 def test_few_prefixes_of_a_problem_are_chosen_by_the_seed() -> None:
@@ -43,7 +57,7 @@ def test_few_prefixes_of_a_problem_are_chosen_by_the_seed() -> None:
 
     assert chosen(0) == chosen(0) != chosen(1)
     assert len(chosen(0)) == 16
-    assert [p.step for p in cut(traces(1), steps(), byte_level(), longest=7)] == [1]
+    assert [p.step for p in cut(traces(1), steps(), byte_level(), longest=7)] == [0, 1]
 
 
 def test_traces_without_steps_are_refused() -> None:
@@ -170,7 +184,7 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(
     config, whole = given(tmp_path), tmp_path / "whole"
     seen: list[tuple[int, int]] = []
     collect(config, whole, fake_pair(), lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 9), (2, 9), (4, 9), (6, 9), (8, 9), (9, 9)]
+    assert seen == [(0, 12), (2, 12), (4, 12), (6, 12), (8, 12), (10, 12), (12, 12)]
 
     calls = 0
     run = module.Sampler.run
@@ -186,9 +200,9 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(
     with pytest.raises(KeyboardInterrupt):
         collect(config, tmp_path / "part", fake_pair())
     collect(config, tmp_path / "part", fake_pair())
-    assert calls == 3 + 3  # of five shards, two were there
+    assert calls == 3 + 4  # of six shards, two were there
     one, other = Folder(whole), Folder(tmp_path / "part")
-    assert one.shards == other.shards == [0, 1, 2, 3, 4]
+    assert one.shards == other.shards == [0, 1, 2, 3, 4, 5]
     for shard in one.shards:
         assert one.read_samples(shard) == other.read_samples(shard)
         left, right = one.read_states(shard), other.read_states(shard)
@@ -205,6 +219,18 @@ def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
     other.draft.fingerprint = "fake-other"  # type: ignore[attr-defined]
     with pytest.raises(BadRequest, match="draft differs"):
         collect(config, tmp_path / "out", other)
+
+
+def test_a_collection_from_before_there_were_first_steps_goes_on_without_them(tmp_path: Path) -> None:
+    config = replace(given(tmp_path), first_steps=False)
+    folder = collect(config, tmp_path / "out", fake_pair())
+    run = folder.run
+    del run["config"]["first_steps"]
+    (folder.path / "run.json").write_text(json.dumps(run))
+    (folder.samples / "00001.jsonl").unlink()
+    assert {s.step for n in collect(config, folder.path, fake_pair()).shards for s in folder.read_samples(n)} == {1, 2, 3, 4}  # noqa: E501  # fmt: skip
+    with pytest.raises(BadRequest, match="first_steps differs"):
+        collect(replace(config, first_steps=True), folder.path, fake_pair())
 
 
 def test_traces_are_written_by_whom_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import semspec.fit.risk
 from semspec.errors import BadRequest
-from semspec.fit.risk import Bound, binomial_tail, choose_least, one_each, try_splits
+from semspec.fit.risk import Bound, binomial_tail, choose_least, one_each, thresholds, try_splits
 
 
 def test_the_tail_is_the_binomial_one() -> None:
@@ -74,6 +74,18 @@ def test_it_is_not_needlessly_strict() -> None:
     bound = choose_least(scores, bad, risk=0.05, confidence=0.95)
     assert 0.29 < bound.least < 0.4 and bound.steps == 20_000, "0.293 is the least that is safe"
     assert bound.stood == sum(score >= bound.least for score in scores) and bound.bad < 0.05 * bound.stood
+
+
+def test_thresholds_are_where_the_steps_are() -> None:
+    """A judge that is sure of nearly all: its scores differ in the fourth digit, and so do the thresholds."""
+    rng = Random(7)
+    scores = [0.999 + 0.001 * rng.random() for _ in range(20_000)]
+    bad = [rng.random() < 120 * (1 - score) for score in scores]  # from 12 % down to none
+    grid = thresholds(scores)
+    assert grid == sorted(set(grid), reverse=True) and grid[-1] == min(scores) and len(grid) == 200
+    bound = choose_least(scores, bad, risk=0.02, confidence=0.95)
+    assert 0.99966 < bound.least < 0.9998 and bound.bad <= 0.02 * bound.stood, "0.99967 is the least that is safe"
+    assert thresholds([0.5, 0.5, 0.9]) == [0.9, 0.5] and thresholds([]) == []
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:

@@ -52,6 +52,8 @@ def test_meaning_inverts_any_choice_vector(task: Problem, vector: dict[str, int]
             continue
         step = write_step(quantity, task.theme.key, task.item, first, habits, Random(0))
         assert meaning(step) == expected(task, place), step
+        assert meaning(f"<think>\n{step}\n\n") == meaning(step), "as the first step of a text has it"
+        assert meaning(f"{step} <think>") is None and meaning(f"<think><think>{step}") is None
 
 
 def test_meaning_inverts_every_option_at_least_once() -> None:
