@@ -37,7 +37,7 @@ SIZES: dict[str, Size] = {
     # Four experts a token, so that there are one to three to leave out (docs/sparse.md).
     "moe": Size(width=320, layers=6, heads=5, kv_heads=1, hidden=192, experts=16, chosen=4),
     "tiny": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=128, head_dim=32),
-    "tiny_moe": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=64, experts=8, head_dim=32),
+    "tiny_moe": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=64, experts=8, chosen=4, head_dim=32),
 }
 
 

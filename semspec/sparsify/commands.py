@@ -108,6 +108,7 @@ def quality(
     seed: Seed = 0,
     k: K = 8,
     verifier: args.Verifier = "exact",
+    drafter: args.Drafter = "auto",
     max_new_tokens: Longest = None,
     rho: Annotated[list[float] | None, typer.Option(help="A budget of attention; may be repeated.")] = None,
     most: Annotated[list[int] | None, typer.Option(help="Most experts to leave out; may be repeated.")] = None,
@@ -134,10 +135,10 @@ def quality(
     plan, made = SparsePlan.load(sparse), tasks.make(task, data)
     pair = load(target, draft, device=device, dtype=dtype, slots=min(slots, n), context=context)
     plans = picked(variants(plan, pair.target.depth, rho or [], most or [], always or []), only or [])
-    document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "target": target}
+    document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "drafter": drafter, "target": target}
     document |= {"label": label, "plan": str(plan), "dtype": dtype, "device": str(pair.target.device)}
     with bar(f"quality on {task}") as progress:
-        for rows in measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, progress):
+        for rows in measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, drafter, progress):
             document |= {"problems": rows[0]["same_text"]["total"], "rows": rows}
             if out is not None:  # what has been measured is kept, whatever happens to the rest
                 out.parent.mkdir(parents=True, exist_ok=True)

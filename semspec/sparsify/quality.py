@@ -124,7 +124,7 @@ def _told(estimate: Any) -> dict[str, float | None] | None:
 
 def measure(
     pair: Pair, task: Task, n: int, plans: dict[str, SparsePlan | None], seed: int = 0, k: int = 8,
-    verifier: str = "exact", max_new_tokens: int | None = None,
+    verifier: str = "exact", max_new_tokens: int | None = None, drafter: str = "auto",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
     """Figures of each plan, the dense one's first: those so far, after every group of problems. Takes all slots of
@@ -144,8 +144,8 @@ def measure(
         longest = max_new_tokens or task.max_new_tokens
         options = [
             Options(
-                verifier=verifier, num_draft_tokens=k, max_new_tokens=min(longest, runner.capacity - len(prompt)),
-                stop=task.stop, referee=task.referee(problem),
+                verifier=verifier, drafter=drafter, num_draft_tokens=k, stop=task.stop,
+                max_new_tokens=min(longest, runner.capacity - len(prompt)), referee=task.referee(problem),
             )
             for problem, prompt in zip(group, prompts, strict=True)
         ]  # fmt: skip
