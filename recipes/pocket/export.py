@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recipes.pocket.model import EXPERTS_PER_TOKEN, Decoder, Size
+from recipes.pocket.model import Decoder, Size
 
 _INDEX = "model.safetensors.index.json"
 
@@ -48,7 +48,7 @@ def config_of(size: Size, entries: int, end: int, pad: int) -> dict[str, object]
     if size.experts:
         config |= {
             "num_local_experts": size.experts,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "num_experts_per_tok": size.chosen,
             "sliding_window": None,
         }
         del config["mlp_bias"]
@@ -67,6 +67,7 @@ def size_of(config: dict[str, object]) -> Size:
         kv_heads=number["num_key_value_heads"],
         hidden=number["intermediate_size"],
         experts=number.get("num_local_experts", 0),
+        chosen=number.get("num_experts_per_tok", Size.chosen),
         head_dim=number["head_dim"],
         theta=theta,
         context=number["max_position_embeddings"],

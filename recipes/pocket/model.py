@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of a model. With `experts` > 0 the feed-forward layers are mixtures, two experts a token."""
+    """The shape of a model. With `experts` > 0 the feed-forward layers are mixtures, `chosen` experts a token."""
 
     width: int
     layers: int
@@ -24,6 +24,7 @@ class Size:
     kv_heads: int
     hidden: int
     experts: int = 0
+    chosen: int = 2
     head_dim: int = 64
     theta: float = 10_000.0
     context: int = 8192
@@ -33,11 +34,11 @@ class Size:
 SIZES: dict[str, Size] = {
     "target": Size(width=384, layers=8, heads=6, kv_heads=2, hidden=1024),
     "draft": Size(width=192, layers=4, heads=6, kv_heads=6, hidden=448, head_dim=32),
-    "moe": Size(width=320, layers=6, heads=5, kv_heads=1, hidden=384, experts=8),
+    # Four experts a token, so that there are one to three to leave out (docs/sparse.md).
+    "moe": Size(width=320, layers=6, heads=5, kv_heads=1, hidden=192, experts=16, chosen=4),
     "tiny": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=128, head_dim=32),
-    "tiny_moe": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=64, experts=8, head_dim=32),
+    "tiny_moe": Size(width=64, layers=2, heads=2, kv_heads=1, hidden=64, experts=8, chosen=4, head_dim=32),
 }
-EXPERTS_PER_TOKEN = 2
 
 
 class Norm(nn.Module):
@@ -101,11 +102,12 @@ class FeedForward(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Two of several experts a token. All experts are computed and those not chosen get weight 0: more arithmetic
+    """A few of several experts a token. All experts are computed and those not chosen get weight 0: more arithmetic
     than needed, but static shapes, few launches and no sorting, which at this size is the faster bargain."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
+        self.chosen = size.chosen
         self.gate = nn.Linear(size.width, size.experts, bias=False)
         scale = size.width**-0.5
         self.w1 = nn.Parameter(torch.randn(size.experts, size.width, size.hidden) * scale)
@@ -116,10 +118,10 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)  # [N, W]
         shares = self.gate(flat).float().softmax(-1)  # [N, E]
-        best, chosen = shares.topk(EXPERTS_PER_TOKEN, dim=-1)
+        best, chosen = shares.topk(self.chosen, dim=-1)
         weights = torch.zeros_like(shares).scatter(1, chosen, best / best.sum(-1, keepdim=True))
         if torch.is_grad_enabled():
-            used = (weights > 0).float().mean(0) / EXPERTS_PER_TOKEN
+            used = (weights > 0).float().mean(0) / self.chosen
             self.balance = shares.shape[1] * (used * shares.mean(0)).sum()
         inner = F.silu(torch.einsum("nw,ewh->enh", flat, self.w1)) * torch.einsum("nw,ewh->enh", flat, self.w3)
         inner = inner * weights.t()[:, :, None].to(inner.dtype)

@@ -3,7 +3,7 @@ experts do not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,7 @@ from semspec.sparse.plan import SparsePlan
 from semspec.sparsify.watch import Notes, Watching
 from semspec.tasks import Task
 from semspec.text import encode
-from semspec.types import Score
+from semspec.types import Runner, Score
 
 PIECE = 512  # tokens of a prompt in one pass
 
@@ -68,12 +68,7 @@ def calibrate(
             runner.sparsity = None
             answer = pair.generate(problem.prompt, verifier="none", max_new_tokens=most).tokens
             runner.sparsity = watching
-            slot = runner.acquire()
-            try:
-                for _ in checked(runner, slot, prompt, answer, k):
-                    pass
-            finally:
-                runner.release(slot)
+            checked(runner, [(prompt, answer)], k)
         progress(n, n)
     finally:
         runner.sparsity = before
@@ -81,17 +76,26 @@ def calibrate(
     return replace(plan_from(watching.notes, wish, watching.open), model=fingerprint(runner), made=made)
 
 
-def checked(runner: ModelRunner, slot: int, prompt: list[int], answer: list[int], k: int) -> Iterator[Tensor]:
-    """The logits [k + 1, V] of one check after the other, as if the answer had been drafted and stood. A slot that is
-    not empty holds the prompt already."""
-    tokens, begin = [*prompt, *answer][:-1], len(prompt) - 1
-    if runner.length(slot):
-        runner.truncate(slot, begin)
-    for at in range(runner.length(slot), begin, PIECE):
-        runner.score([Score(runner, slot, tokens[at : min(at + PIECE, begin)], 0)])
-    for at in range(begin, len(tokens), k + 1):
-        draft = tokens[at : at + k + 1]
-        yield runner.score([Score(runner, slot, draft, len(draft))])[0].logits
+def checked(runner: Runner, texts: Sequence[tuple[list[int], list[int]]], k: int) -> list[list[Tensor]]:
+    """For each prompt and answer the logits [k + 1, V] of one check after the other, as if the answer had been drafted
+    and stood. All answers are checked side by side, each in a slot of its own."""
+    slots = [runner.acquire() for _ in texts]
+    found: list[list[Tensor]] = [[] for _ in texts]
+    try:
+        for slot, (prompt, _) in zip(slots, texts, strict=True):
+            for at in range(0, len(prompt) - 1, PIECE):
+                runner.score([Score(runner, slot, prompt[at : min(at + PIECE, len(prompt) - 1)], 0)])
+        drafts = [[*prompt[-1:], *answer[:-1]] for prompt, answer in texts]
+        for at in range(0, max(map(len, drafts)), k + 1):
+            going = [i for i, draft in enumerate(drafts) if at < len(draft)]
+            pieces = [drafts[i][at : at + k + 1] for i in going]
+            rows = runner.score([Score(runner, slots[i], p, len(p)) for i, p in zip(going, pieces, strict=True)])
+            for i, row in zip(going, rows, strict=True):
+                found[i].append(row.logits)
+    finally:
+        for slot in slots:
+            runner.release(slot)
+    return found
 
 
 def plan_from(notes: Notes, wish: Wish, layers: list[int]) -> SparsePlan:

@@ -1,4 +1,4 @@
-"""`semspec sparse calibrate`, `quality` and `plot`. Nothing heavy is imported before a command runs."""
+"""`semspec sparse calibrate`, `quality`, `table` and `plot`. Nothing heavy is imported before a command runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from semspec import arguments as args
 from semspec.errors import BadRequest
@@ -41,7 +39,7 @@ def calibrate(
     rho: Annotated[
         float, typer.Option(help="Share of the cache to read beyond dense-below; 1 reads all of it.")
     ] = 0.25,
-    dense_below: Annotated[int, typer.Option(help="Tokens up to which all of the cache is read.")] = 4096,
+    dense_below: Annotated[int, typer.Option(help="Tokens up to which all of the cache is read.")] = 1024,
     block: Annotated[int, typer.Option(help="Places in a block of the cache.")] = 64,
     sinks: Annotated[int, typer.Option(help="First blocks that are always read.")] = 1,
     recent: Annotated[int, typer.Option(help="Latest blocks that are always read.")] = 2,
@@ -110,9 +108,18 @@ def quality(
     seed: Seed = 0,
     k: K = 8,
     verifier: args.Verifier = "exact",
+    drafter: args.Drafter = "auto",
     max_new_tokens: Longest = None,
     rho: Annotated[list[float] | None, typer.Option(help="A budget of attention; may be repeated.")] = None,
     most: Annotated[list[int] | None, typer.Option(help="Most experts to leave out; may be repeated.")] = None,
+    always: Annotated[
+        list[int] | None, typer.Option(help="Experts to leave out of every token, by no rule; may be repeated.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Variants with this in their name, e.g. attention; may be repeated.")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Problems worked on together.")] = 8,
+    label: Annotated[str, typer.Option(help="What `table` puts before the names of these variants.")] = "",
     out: Annotated[Path | None, typer.Option(help="File for the figures, as JSON.")] = None,
     device: args.Device = "auto",
     dtype: args.Dtype = "auto",
@@ -122,18 +129,21 @@ def quality(
     from semspec import tasks
     from semspec.loading import load
     from semspec.sparse.plan import SparsePlan
-    from semspec.sparsify.quality import measure, variants
+    from semspec.sparsify.quality import measure, picked, variants
+    from semspec.sparsify.table import on_screen
 
     plan, made = SparsePlan.load(sparse), tasks.make(task, data)
-    pair = load(target, draft, device=device, dtype=dtype, slots=2, context=context)
-    plans = variants(plan, pair.target.depth, rho or [], most or [])
+    pair = load(target, draft, device=device, dtype=dtype, slots=min(slots, n), context=context)
+    plans = picked(variants(plan, pair.target.depth, rho or [], most or [], always or []), only or [])
+    document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "drafter": drafter, "target": target}
+    document |= {"label": label, "plan": str(plan), "dtype": dtype, "device": str(pair.target.device)}
     with bar(f"quality on {task}") as progress:
-        rows = measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, progress)
-    Console(stderr=True).print(table(rows))
-    document = {"task": task, "problems": n, "seed": seed, "k": k, "verifier": verifier, "target": target, "rows": rows}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        for rows in measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, drafter, progress):
+            document |= {"problems": rows[0]["same_text"]["total"], "rows": rows}
+            if out is not None:  # what has been measured is kept, whatever happens to the rest
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps(document, indent=1) + "\n")
+    Console(stderr=True).print(on_screen(rows))
     typer.echo(json.dumps(document))
 
 
@@ -147,31 +157,25 @@ def plot(
     from semspec.sparse.plan import SparsePlan
     from semspec.sparsify.plot import draw
 
-    try:
-        rows = json.loads(figures.read_text())["rows"] if figures else []
-    except (OSError, ValueError, KeyError) as error:
-        raise BadRequest(f"{figures} holds no figures of `semspec sparse quality`: {error!r}") from error
+    rows = _read(figures)["rows"] if figures else []
     for path in draw(SparsePlan.load(plan), rows, out):
         typer.echo(path)
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    shown = Table(box=box.SIMPLE)
-    for heading in ("plan", "KL, nats", "favourite kept, %", "right, %", "against dense", "tau", "against dense"):
-        shown.add_column(heading, justify="left" if heading == "plan" else "right")
-    for row in rows:
-        right, loss, tau = row["right"], row["right_against_dense"], row["tau_against_dense"]
-        shown.add_row(
-            row["plan"],
-            f"{row['kl']['value']:.4f}",
-            _percent(row["favourite_kept"]),
-            _percent(right) if right else "–",
-            f"{100 * loss['value']:+.1f} [{100 * loss['low']:+.1f}, {100 * loss['high']:+.1f}]" if loss else "–",
-            f"{row['tau']:.2f}",
-            f"{tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]",
-        )
-    return shown
+@app.command()
+def table(
+    figures: Annotated[list[Path], typer.Argument(help="Files that `quality --out` wrote, on the same problems.")],
+) -> None:
+    """Figures of several runs as one table in Markdown."""
+    from semspec.sparsify.table import in_markdown
+
+    typer.echo(in_markdown([_read(path) for path in figures]), nl=False)
 
 
-def _percent(share: dict[str, float]) -> str:
-    return f"{100 * share['share']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+        document["rows"][0]["plan"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise BadRequest(f"{path} holds no figures of `semspec sparse quality`: {error!r}") from error
+    return dict(document)

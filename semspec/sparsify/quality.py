@@ -1,17 +1,19 @@
 """What leaving things out costs: the same problems checked densely and by several plans.
 
-Two looks at each plan. The dense target's own answer is checked as a draft that stands: how far the logits move
-(KL divergence from the dense ones, and whether the favourite stays). Then the problem is solved with the plan: is the
-answer right, and how many draft tokens stand in a step. Problems are the unit of all intervals.
+Two looks at each plan. The problem is solved with the plan: is the answer right, and how many draft tokens stand in a
+step. And the dense target's own answer is checked as a draft that stands: how far the logits move (KL divergence from
+the dense ones, and whether the favourite stays). Problems are the unit of all intervals; as many as the pair has slots
+are worked on together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from semspec.answer import Result
@@ -19,8 +21,10 @@ from semspec.bench.statistics import Share, difference, draws, mean
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.remember import Remembering
+from semspec.options import Options
 from semspec.pair import Pair
 from semspec.sparse.applied import apply
+from semspec.sparse.experts import ExpertsPlan
 from semspec.sparse.plan import SparsePlan
 from semspec.sparse.way import Sparse
 from semspec.sparsify.calibrate import checked
@@ -28,9 +32,11 @@ from semspec.tasks import Task
 from semspec.text import encode
 
 
-def variants(plan: SparsePlan, depth: int, rhos: list[float], most: list[int]) -> dict[str, SparsePlan | None]:
+def variants(
+    plan: SparsePlan, depth: int, rhos: list[float], most: list[int], always: list[int] | None = None
+) -> dict[str, SparsePlan | None]:
     """Dense, each part of a plan alone by its budgets, and all parts together: the paper's table. `*` marks attention
-    in which only anchors choose."""
+    in which only anchors choose; `always` are numbers of experts to leave out of every token, whatever they weigh."""
     found: dict[str, SparsePlan | None] = {"dense": None}
     alone = replace(plan, attention=None, ffn=None, experts=None)
     if plan.attention is not None:
@@ -45,8 +51,19 @@ def variants(plan: SparsePlan, depth: int, rhos: list[float], most: list[int]) -
     if plan.experts is not None:
         for m in most or [plan.experts.most]:
             found[f"up to {m} experts fewer"] = replace(alone, experts=replace(plan.experts, most=m))
+        for m in always or []:
+            every_token = ExpertsPlan(torch.full_like(plan.experts.betas, float("inf")), m)
+            found[f"always {m} experts fewer"] = replace(alone, experts=every_token)
     if sum(part is not None for part in (plan.attention, plan.ffn, plan.experts)) > 1:
         found["all of the plan"] = plan
+    return found
+
+
+def picked(plans: dict[str, SparsePlan | None], only: list[str]) -> dict[str, SparsePlan | None]:
+    """Those whose names have one of these words in them, and the dense one; all without words."""
+    found = {name: p for name, p in plans.items() if p is None or not only or any(word in name for word in only)}
+    if len(found) == 1:
+        raise BadRequest(f"no variant of the plan has {' or '.join(only)} in its name; there are: {', '.join(plans)}")
     return found
 
 
@@ -63,10 +80,9 @@ class Tally:
     drift: list[float] = field(default_factory=list)
 
     def compare(self, ours: list[Tensor], dense: list[Tensor]) -> None:
-        pairs = [(a.float().log_softmax(-1), b.float().log_softmax(-1)) for a, b in zip(ours, dense, strict=True)]
-        tokens = sum(len(b) for _, b in pairs)
-        self.kl.append(float(sum((b.exp() * (b - a)).sum() for a, b in pairs)) / tokens)
-        self.kept.append((sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in pairs), tokens))
+        a, b = (torch.cat(rows).float().log_softmax(-1) for rows in (ours, dense))  # [answer, V]
+        self.kl.append(float((b.exp() * (b - a)).sum()) / len(b))
+        self.kept.append((int((a.argmax(-1) == b.argmax(-1)).sum()), len(b)))
 
     def solve(self, result: Result, right: bool | None, dense: Result) -> None:
         self.accepted.append(result.stats.accepted)
@@ -108,36 +124,45 @@ def _told(estimate: Any) -> dict[str, float | None] | None:
 
 def measure(
     pair: Pair, task: Task, n: int, plans: dict[str, SparsePlan | None], seed: int = 0, k: int = 8,
-    verifier: str = "exact", max_new_tokens: int | None = None,
+    verifier: str = "exact", max_new_tokens: int | None = None, drafter: str = "auto",
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Figures of each plan, the dense one's first. Takes all slots of the pair, of which there must be two."""
+) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+    """Figures of each plan, the dense one's first: those so far, after every group of problems. Takes all slots of
+    the pair, and as many problems at a time."""
     runner = pair.target
     if not isinstance(runner, ModelRunner):
         raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
     tallies = {name: Tally() for name in plans}
-    slot = runner.acquire()  # for checks; the others remember prompts, which no plan touches
+    together = runner.free
     draft = Remembering(pair.draft) if pair.draft else None
-    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder)
-    longest = max_new_tokens or task.max_new_tokens
-    for i, problem in enumerate(task.problems(n, seed)):
-        progress(i, n)
-        prompt = encode(pair.tokenizer, problem.prompt)
-        most = min(longest, runner.capacity - len(prompt))
-        runner.truncate(slot, 0)
-        for name, plan in plans.items():
+    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder)  # reads prompts once
+    problems = task.problems(n, seed)
+    progress(0, n)
+    for begin in range(0, n, together):
+        group = problems[begin : begin + together]
+        prompts = [encode(pair.tokenizer, problem.prompt) for problem in group]
+        longest = max_new_tokens or task.max_new_tokens
+        options = [
+            Options(
+                verifier=verifier, drafter=drafter, num_draft_tokens=k, stop=task.stop,
+                max_new_tokens=min(longest, runner.capacity - len(prompt)), referee=task.referee(problem),
+            )
+            for problem, prompt in zip(group, prompts, strict=True)
+        ]  # fmt: skip
+        dense: list[Result] = []
+        logits: list[list[Tensor]] = []
+        for name, plan in plans.items():  # the dense one comes first
             apply(plan, runner)
-            result = reader.generate(
-                problem.prompt, verifier=verifier, num_draft_tokens=k, max_new_tokens=most, stop=task.stop,
-                referee=task.referee(problem),
-            )  # fmt: skip
-            if plan is None:
-                dense, logits = result, list(checked(runner, slot, prompt, result.tokens, k))
+            results = reader.generate([problem.prompt for problem in group], options)
+            dense = dense or results
+            found = checked(reader.target, list(zip(prompts, (d.tokens for d in dense), strict=True)), k)
+            logits = logits or found
             tally = tallies[name]
-            tally.solve(result, bool(task.score(problem, result.text)) if task.scored else None, dense)
-            tally.compare(logits if plan is None else list(checked(runner, slot, prompt, dense.tokens, k)), logits)
+            for i, (problem, result) in enumerate(zip(group, results, strict=True)):
+                tally.solve(result, bool(task.score(problem, result.text)) if task.scored else None, dense[i])
+                tally.compare(found[i], logits[i])
             if isinstance(runner.sparsity, Sparse):
                 tally.drift += [d.values for d in runner.sparsity.guard.drifts]
-    apply(None, runner)
-    progress(n, n)
-    return [tally.figures(name, tallies["dense"]) for name, tally in tallies.items()]
+        apply(None, runner)
+        progress(begin + len(group), n)
+        yield [tally.figures(name, tallies["dense"]) for name, tally in tallies.items()]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 from semspec.errors import BadRequest
-from semspec.tasks.base import Problem
+from semspec.tasks.base import Problem, Task, ask
 from semspec.tasks.chat import ChatTask
 
 SINGLE_TURN = ("translation", "summarization", "qa", "math_reasoning", "rag")
 CATEGORIES = ("mt_bench", *SINGLE_TURN)
+EIGHTHS = range(2, 9)  # lengths of long prompts, in turns
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,38 @@ class SpecBench(ChatTask):
     path = "spec_bench/question.jsonl"
 
     category: str = ""  # one of CATEGORIES; empty: all
+    long: int = 0  # join articles into prompts of up to so many characters, a quarter of that at least; 0: do not
 
     def __post_init__(self) -> None:
         if self.category and self.category.replace("-", "_") not in CATEGORIES:
             raise BadRequest(f"spec-bench has no category {self.category!r}; choose one of {', '.join(CATEGORIES)}")
+        if self.long < 0:
+            raise BadRequest(
+                f"long prompts of {self.long} characters: give a number above 0, or 0 for prompts as they are"
+            )
 
     def load(self) -> list[Problem]:
-        wanted = self.category.replace("-", "_")
-        return [problem for problem in super().load() if wanted in ("", problem.group)]
+        wanted = self.category.replace("-", "_") or ("summarization" if self.long else "")
+        problems = [problem for problem in super().load() if wanted in ("", problem.group)]
+        return self._joined(problems) if self.long else problems
+
+    def _joined(self, problems: list[Problem]) -> list[Problem]:
+        """No article is in two prompts, so that they say independent things; what does not fill one is left out."""
+        messages = [message for p in problems if not isinstance(p.prompt, str) for message in p.prompt]
+        articles = "\n\n".join(message["content"].removeprefix("Summarize: ") for message in messages)
+        found: list[Problem] = []
+        at = 0
+        for eighths in cycle(EIGHTHS):
+            end = at + self.long * eighths // 8
+            if end > len(articles):
+                return found
+            text = articles[at:end].strip() + "\n\nSummarize the articles above."
+            found.append(Problem(f"{self.name}/long/{len(found)}", ask(text), None, problems[0].group))
+            at = end
+        raise AssertionError("a cycle does not end")
+
+    def for_fitting(self) -> Task:
+        return replace(self, category="rag") if self.long and self.category != "rag" else self
 
     def group(self, category: str) -> str:
         return category if category in SINGLE_TURN else "mt_bench"  # the file names its eight parts

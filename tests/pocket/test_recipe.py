@@ -13,12 +13,14 @@ from recipes.pocket import data, export, sampler
 from recipes.pocket.calibrate import estimate
 from recipes.pocket.ideal import Ideal
 from recipes.pocket.measure import Bench, measure
-from recipes.pocket.model import document_mask
+from recipes.pocket.model import SIZES, document_mask
 from recipes.pocket.statistics import Share, bars, table
 from recipes.pocket.tokenizer import PIECES, QuickEncoder, save_tokenizer, train_tokenizer
 from recipes.pocket.train import Schedule, parse, train
+from semspec.model import ModelRunner
 from semspec.pocket import DRAFT_HABITS, TARGET_HABITS, prompt
 from semspec.pocket.wording import CHOICES, example
+from semspec.types import Score
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,11 @@ def test_transformers_loads_what_we_export(made: Path, name: str) -> None:
     tokens = torch.randint(6, 400, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=2e-4)
+        runner = ModelRunner.load(folder, device="cpu", dtype="float32", slots=1)
+        native = runner.score([Score(runner, runner.acquire(), tokens[0].tolist(), 40)])[0].logits
+        assert torch.allclose(ours(tokens[:1])[0], native, atol=2e-4)
+    if "moe" in name:  # more than the layout's default of two, or leaving out several could not be tried
+        assert theirs.config.num_experts_per_tok == ours.size.chosen == SIZES["tiny_moe"].chosen == 4
     log = json.loads((folder / "training_log.json").read_text())
     assert log["log"][-1]["step"] == 4 and log["log"][-1]["loss"] < log["log"][0]["loss"] + 1
 

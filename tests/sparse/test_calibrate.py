@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ import torch
 import semspec
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
+from semspec.model.experts import left_out
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
 from semspec.sparsify.calibrate import Wish, anchors, calibrate, plan_from
-from semspec.sparsify.quality import measure, variants
+from semspec.sparsify.quality import measure, picked, variants
+from semspec.sparsify.table import in_markdown
 from semspec.sparsify.watch import Notes, Watching, overlap
 from semspec.tasks import Problem, Task
 from tests.checkpoints import make_model, save
@@ -185,13 +188,68 @@ def test_a_full_budget_costs_nothing_and_a_small_one_something(pair: semspec.Pai
         "full": SparsePlan(attention=replace(SMALL, rho=1.0)),
         "little": SparsePlan(attention=replace(SMALL, rho=0.0), refresh=1),
     }
-    dense, full, little = measure(pair, Stories(), 3, plans, k=4)
+    *_, (dense, full, little) = measure(pair, Stories(), 3, plans, k=4)
     for same in (dense, full):
         assert (
             same["kl"]["value"] == 0.0 and same["favourite_kept"]["share"] == 1.0 and same["same_text"]["share"] == 1.0
         )
         assert same["tau_against_dense"]["value"] == 1.0 and same["right_against_dense"]["value"] == 0.0
     assert little["kl"]["value"] > 0.01 and little["favourite_kept"]["share"] < 1.0 and little["drift"] > 0
+
+
+def test_problems_together_are_measured_as_one_by_one(pair: semspec.Pair) -> None:
+    """A planted fault that this catches: logits of a group compared with those of other problems."""
+    plans = {"dense": None, "little": SparsePlan(attention=replace(SMALL, rho=0.0), refresh=2)}
+    runner = pair.target
+    assert isinstance(runner, ModelRunner)
+
+    def figures(slots: int) -> list[dict[str, Any]]:
+        alone = semspec.Pair(ModelRunner(runner.transformer, slots, 512), pair.tokenizer, None, pair.eos)
+        *first, last = measure(alone, Stories(), 5, plans, k=4)
+        assert [rows[0]["same_text"]["total"] for rows in first] == list(range(slots, 5, slots))
+        return last
+
+    one_by_one, together = figures(1), figures(3)
+    assert one_by_one[1]["kl"]["value"] > 0.01
+    for one, other in zip(one_by_one, together, strict=True):
+        assert one.keys() == other.keys()
+        for name in ("kl", "favourite_kept", "right", "right_against_dense", "tau_against_dense", "same_text"):
+            assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+        assert one["tau"] == pytest.approx(other["tau"])
+    assert one_by_one[1]["drift"] == pytest.approx(together[1]["drift"], rel=1e-4)
+
+
+def test_some_variants_can_be_picked(pair: semspec.Pair) -> None:
+    plans = variants(SparsePlan(attention=SMALL, ffn=FfnPlan(torch.ones(3), sparsity=0.5)), 3, [0.1, 0.5], [])
+    assert list(picked(plans, ["rho 0.5", "union"])) == ["dense", "attention, rho 0.5", "ffn 50% by union"]
+    assert picked(plans, []) == plans
+    with pytest.raises(BadRequest, match="no variant of the plan has experts in its name; there are: dense, attention"):
+        picked(plans, ["experts"])
+
+
+def test_experts_left_out_of_every_token(mixture: semspec.Pair) -> None:
+    runner = mixture.target
+    assert isinstance(runner, ModelRunner) and runner.shape.mixture is not None
+    plan = SparsePlan(experts=ExpertsPlan(torch.zeros(runner.depth, 2), 1))
+    always = variants(plan, runner.depth, [], [], [2])["always 2 experts fewer"]
+    assert always is not None and always.experts is not None
+    weights = torch.tensor([[0.34, 0.33, 0.33], [0.9, 0.09, 0.01]])
+    assert left_out(weights, always.experts.betas[0], always.experts.most).tolist() == [2, 2]
+
+
+def test_runs_on_the_same_problems_are_one_table(tmp_path: Path) -> None:
+    share = {"share": 0.5, "low": 0.4, "high": 0.6}
+    loss = {"value": -0.01, "low": -0.02, "high": 0.0}
+    row = {"plan": "dense", "kl": {"value": 0.0, "low": 0.0, "high": 0.0}, "favourite_kept": share, "right": share}
+    row |= {"right_against_dense": loss, "tau": 3.0, "tau_against_dense": {"value": 1.0, "low": 0.99, "high": 1.01}}
+    other = row | {"plan": "attention, rho 0.1", "kl": {"value": 0.0123, "low": 0.01, "high": 0.02}}
+    text = in_markdown([{"label": "first", "rows": [row, other]}, {"rows": [row, other | {"right": None}]}])
+    lines = text.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| dense", "| first: attention, rho 0.1", "| attention, rho 0.1",
+    ]  # fmt: skip
+    assert "| 0.012 [0.01, 0.02] | 50.0 [40.0, 60.0] | 50.0 [40.0, 60.0] | -1.0 [-2.0, +0.0] | 3.00 | 1.000" in lines[3]
+    assert " | – | " in lines[4]
 
 
 def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +269,8 @@ def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert json.loads(figures.read_text())["rows"] == rows and rows[0]["plan"] == "dense" and len(rows) >= 4
+    done = semspec("sparse", "table", figures)
+    assert done.returncode == 0 and done.stdout.startswith("| plan |") and "attention, rho 0.1" in done.stdout
     pytest.importorskip("matplotlib")
     done = semspec("sparse", "plot", plan, "--out", tmp_path / "plots", "--figures", figures)
     assert done.returncode == 0 and len(list((tmp_path / "plots").glob("*.png"))) == 3

@@ -311,6 +311,19 @@ def test_spec_bench(write: Write) -> None:
         make("spec-bench", data).score(first, "text")
 
 
+def test_spec_bench_articles_make_long_prompts(write: Write) -> None:
+    texts = {"summarization": [f"Summarize: {c * 30}" for c in "abcdef"], "rag": ["r" * 300]}
+    rows = [{"category": kind, "turns": [text]} for kind, some in texts.items() for text in some]
+    task = make("spec-bench:long=80", write(FILES["spec-bench"], rows))
+    problems = task.problems(None, 0)
+    bodies = [question(p).removesuffix("\n\nSummarize the articles above.") for p in problems]
+    assert [len(body) for body in bodies] == [20, 30, 40, 50]  # and 60 are not left
+    assert "".join(bodies).replace("\n", "").startswith("a" * 30 + "b" * 30) and "Summarize" not in "".join(bodies)
+    assert all("r" in question(p) and "a" * 5 not in question(p) for p in task.for_fitting().problems(None, 0))
+    with pytest.raises(BadRequest, match="give a number"):
+        make("spec-bench:long=-1")
+
+
 def test_mt_bench(write: Write) -> None:
     data = write(FILES["mt-bench"], [{"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}])
     (problem,) = make("mt-bench", data).problems(1, 0)
