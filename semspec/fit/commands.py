@@ -99,10 +99,11 @@ def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_
     from semspec.probe import Probe
 
     collection, document = Folder(folder), {}
-    kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": "written"}
+    kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": ""}
     for name, kind in kinds.items():
         model = name if name in MODELS else "target"
         probe = Probe.load(probes / name, collection.run["models"][model])
+        kind = kind or probe.data.get("training", {}).get("labels", "written")  # a judge: by what it was taught
         document[name] = evaluate(probe, collection, model, kind, leave_one_out)
         print_tables(name, document[name])
     typer.echo(json.dumps(document, ensure_ascii=False))

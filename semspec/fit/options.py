@@ -109,6 +109,9 @@ class Teaching:
         str,
         typer.Option(help="What the judge sees of logits: tokens, numbers, entropy, length, draft."),
     ] = "tokens,numbers,entropy,length"
+    judge_labels: Annotated[
+        str, typer.Option(help="What the judge learns: written (by the target too) or valid (where the task can tell).")
+    ] = "written"
     epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
     train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
     device: Device = "auto"
@@ -127,7 +130,11 @@ class Teaching:
             raise BadRequest("the target's probe would see nothing; give it states, or some --target-evidence")
         draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
         groups = read_groups(self.evidence)
-        judge = replace(states, labels="written", states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS)
+        if self.judge_labels not in ("written", "valid"):
+            raise BadRequest(f"a judge cannot learn {self.judge_labels!r}; give --judge-labels written or valid")
+        judge = replace(
+            states, labels=self.judge_labels, states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS
+        )
         return {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
 
 

@@ -14,7 +14,7 @@ from semspec.fit.label import combined_share, share
 from semspec.probe.evidence import select
 from semspec.probe.features import Features
 
-KINDS = ("own", "cross", "combined", "written")
+KINDS = ("own", "cross", "combined", "written", "valid")
 PARTS = ("train", "validation", "test")
 
 
@@ -80,6 +80,7 @@ def load_rows(folder: Folder, model: str, features: Features, kind: str, leave_o
           cross: also the other model's steps, each with its share of this model's samples
           combined: own steps, with shares of both models' samples together
           written: both models' steps, 1 where the model has another sample of the same meaning, else 0
+          valid: both models' steps, 1 where the task calls the step right, else 0
     Steps that end the thinking or the text are left out: at run time the target writes those itself."""
     if kind not in KINDS:
         raise BadRequest(f"there are no labels {kind!r}; give one of: {', '.join(KINDS)}")
@@ -141,7 +142,7 @@ class _States:
 
 def _counts(sample: Sample, model: str, kind: str) -> bool:
     """Whether a step is one to learn from."""
-    return sample.end in ("blank line", "length") and (sample.model == model or kind in ("cross", "written"))
+    return sample.end in ("blank line", "length") and (sample.model == model or kind in ("cross", "written", "valid"))
 
 
 def _surface(found: list[tuple[Sample, Label]]) -> Tensor:
@@ -160,6 +161,10 @@ def _label(label: Label, model: str, kind: str, leave_one_out: bool) -> float:
         return combined_share(label)
     if kind == "written":
         return float(share(label, model, leave_one_out=True) > 0)
+    if kind == "valid":
+        if label.valid is None:
+            raise BadRequest("this task cannot tell whether a step is right, so there are no labels 'valid'")
+        return float(label.valid)
     return share(label, model, leave_one_out)
 
 
