@@ -46,7 +46,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         "0" if dense else _nats(row["kl"]),
         "100" if dense else _percent(row["favourite_kept"]),
         _percent(right) if right else "–",
-        "0" if dense or not loss else _points(loss),
+        "–" if not loss else "0" if dense else _points(loss),
         f"{row['tau']:.2f}",
         "1" if dense else f"{tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]",
     ]

@@ -243,13 +243,14 @@ def test_runs_on_the_same_problems_are_one_table(tmp_path: Path) -> None:
     row = {"plan": "dense", "kl": {"value": 0.0, "low": 0.0, "high": 0.0}, "favourite_kept": share, "right": share}
     row |= {"right_against_dense": loss, "tau": 3.0, "tau_against_dense": {"value": 1.0, "low": 0.99, "high": 1.01}}
     other = row | {"plan": "attention, rho 0.1", "kl": {"value": 0.0123, "low": 0.01, "high": 0.02}}
-    text = in_markdown([{"label": "first", "rows": [row, other]}, {"rows": [row, other | {"right": None}]}])
+    unscored = other | {"right": None, "right_against_dense": None}
+    text = in_markdown([{"label": "first", "rows": [row, other]}, {"rows": [row, unscored]}])
     lines = text.splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| dense", "| first: attention, rho 0.1", "| attention, rho 0.1",
     ]  # fmt: skip
     assert "| 0.012 [0.01, 0.02] | 50.0 [40.0, 60.0] | 50.0 [40.0, 60.0] | -1.0 [-2.0, +0.0] | 3.00 | 1.000" in lines[3]
-    assert " | – | " in lines[4]
+    assert " | – | – | 3.00 | " in lines[4]
 
 
 def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
