@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import semspec
+from semspec.bench.folder import surroundings
 from semspec.text import encode
 from semspec.types import Score
 
@@ -124,8 +125,8 @@ def main() -> None:
                     seconds[name, clock].append(now() - began[clock])
     report: dict[str, Any] = {
         "model": asked.model.name, "tokens": asked.tokens, "rounds": asked.rounds, "prompts": len(PROMPTS),
-        "draft_tokens": asked.draft_tokens, "threads": torch.get_num_threads(), "torch": torch.__version__, "arms": {},
-    }  # fmt: skip
+        "draft_tokens": asked.draft_tokens, "arms": {},
+    } | surroundings()  # fmt: skip
     print(f"{'arm':18} {'ms/token':>9} {'by wall clock':>22} {'by CPU time':>22} {'agrees':>7} {'loss':>6}")
     for name in arms:
         figures: dict[str, Any] = {}

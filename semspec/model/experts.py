@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semspec.model import few
 from semspec.model.int8 import Int8Linear, evenly
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,8 +23,12 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 class Linear:
     weight: Tensor  # [out, in]
     bias: Tensor | None = None
+    few: bool = False  # few rows go a way of their own, see few.py
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.few and few.is_few(x):
+            made = few.product(x, self.weight)
+            return made if self.bias is None else made.add_(self.bias)
         return F.linear(x, self.weight, self.bias)
 
     @property
@@ -34,7 +39,7 @@ class Linear:
     def halves(self) -> tuple[Linear, Linear]:
         """Of gate and up in one product: each by itself, in the same memory."""
         biases = (None, None) if self.bias is None else self.bias.chunk(2)
-        gate, up = (Linear(weight, bias) for weight, bias in zip(self.weight.chunk(2), biases, strict=True))
+        gate, up = (Linear(weight, bias, self.few) for weight, bias in zip(self.weight.chunk(2), biases, strict=True))
         return gate, up
 
 

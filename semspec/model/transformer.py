@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semspec.model import few
 from semspec.model.cache import Cache
 from semspec.model.config import Shape, Sight
 from semspec.model.experts import ACTIVATE, Experts, FeedForward, Linear
@@ -52,7 +53,10 @@ class Transformer:
         self.attention_dtype = torch.float64 if int8 else dtype
         family = shape.family
 
-        product: type[Linear | Int8Linear] = Int8Linear if int8 else Linear
+        turned = few.pays(shape.parameters, device, dtype)
+
+        def product(weight: Tensor, bias: Tensor | None = None) -> Linear | Int8Linear:
+            return Int8Linear(weight, bias) if int8 else Linear(weight, bias, turned)
 
         def read(name: str, *size: int) -> Tensor:
             return checkpoint.read(name, size, device, dtype)
@@ -153,9 +157,9 @@ class Transformer:
         # On a CPU torch's own takes several times the operations of this, and small models are bound by their number.
         # hypot gives sqrt(|x|^2 + width * eps), which is sqrt(width) times the root mean square.
         size = x.shape[-1]
-        y = x.float()
-        length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot(self._floor[size])
-        return (y * (size**0.5 / length)).to(x.dtype) * weight
+        y = x if x.dtype == torch.float32 else x.float()
+        length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot_(self._floor[size])
+        return (y * length.reciprocal_().mul_(size**0.5)).to(x.dtype).mul_(weight)
 
     def _attend(self, layer: Layer, i: int, x: Tensor, view: View, cache: Cache, way: Way) -> Tensor:
         """Attention of every sequence over its own slot. [N, width] -> [N, heads * head_dim]"""
