@@ -21,6 +21,7 @@ SECOND = 4  # a further draw of the target's
 _PURPOSES = 8
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_ALL = (1 << 64) - 1
 _BITS = 23  # so that (x + 1/2) / 2^23 is exact in float32 and strictly inside (0, 1)
 
 
@@ -46,6 +47,17 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _signed(_MULTIPLIERS[1])
     x = (x ^ _shift(x, 27)) * _signed(_MULTIPLIERS[2])
     return x ^ _shift(x, 31)
+
+
+def uniform_of(seed: int, position: int, stream: int) -> float:
+    """The same number from numbers that the host knows, without the twenty operations on tensors of one element."""
+    golden, x = _MULTIPLIERS[0], 0
+    for part in (seed, position * golden, stream * golden):
+        x = (x + part + golden) & _ALL
+        x = ((x ^ (x >> 30)) * _MULTIPLIERS[1]) & _ALL
+        x = ((x ^ (x >> 27)) * _MULTIPLIERS[2]) & _ALL
+        x ^= x >> 31
+    return ((x >> (64 - _BITS)) + 0.5) / (1 << _BITS)
 
 
 def uniform(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:

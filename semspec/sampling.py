@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semspec.noise import uniform
+from semspec.noise import uniform, uniform_of
 from semspec.types import Roll, Rolled, Rows, Sampling, TokenLogprob
 
 NEG_INF = float("-inf")
@@ -30,6 +30,7 @@ class SamplingRows:
     all_greedy: bool
     filtered: bool  # some row uses top_k or top_p
     floored: bool  # some row uses min_p
+    some_greedy: bool = True
 
     @staticmethod
     def of(options: Sequence[Sampling], repeats: Sequence[int], device: torch.device) -> SamplingRows:
@@ -38,8 +39,9 @@ class SamplingRows:
         if not sampled:  # nothing will be read but that
             none = torch.empty(0, device=device)
             return SamplingRows(none, none, none, none, all_greedy=True, filtered=False, floored=False)
-        columns = torch.tensor([[o.temperature, o.top_k, o.top_p, o.min_p] for o in options], dtype=torch.float32)
-        columns = columns.repeat_interleave(torch.tensor(list(repeats)), dim=0).to(device, non_blocking=True)
+        own = [[o.temperature, o.top_k, o.top_p, o.min_p] for o in options]
+        columns = torch.tensor([row for row, n in zip(own, repeats, strict=True) for _ in range(n)]).reshape(-1, 4)
+        columns = columns.to(device, torch.float32, non_blocking=True)
         return SamplingRows(
             temperature=columns[:, 0],
             top_k=columns[:, 1].long(),
@@ -48,25 +50,30 @@ class SamplingRows:
             all_greedy=False,
             filtered=any(o.top_k > 0 or o.top_p < 1.0 for o in sampled),
             floored=any(o.min_p > 0.0 for o in sampled),
+            some_greedy=len(sampled) < len(options),
         )
 
 
 def process(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Apply temperature, then top-k, top-p and min-p. [R, V] -> [R, V] float32, excluded tokens at -inf."""
     logits = logits.float()
-    best = logits.argmax(-1, keepdim=True)  # [R, 1]
-    only_best = torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
     if rows.all_greedy:
-        return only_best
-    greedy = rows.temperature == 0.0  # [R]
+        return _only_best(logits)
+    greedy = rows.temperature == 0.0 if rows.some_greedy else None  # [R]
     # The largest becomes 0 first, so that a temperature near 0 sends the others to -inf and nothing to +inf.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / torch.where(greedy, 1.0, rows.temperature)[:, None]
+    divisor = rows.temperature if greedy is None else torch.where(greedy, 1.0, rows.temperature)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / divisor[:, None]
     if rows.filtered:
         scaled = _top_k_top_p(scaled, rows.top_k, rows.top_p)
     if rows.floored:
         below = scaled - scaled.amax(-1, keepdim=True) < rows.min_p.log()[:, None]
         scaled = scaled.masked_fill(below, NEG_INF)
-    return torch.where(greedy[:, None], only_best, scaled)
+    return scaled if greedy is None else torch.where(greedy[:, None], _only_best(logits), scaled)
+
+
+def _only_best(logits: Tensor) -> Tensor:
+    best = logits.argmax(-1, keepdim=True)  # [R, 1]
+    return torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
 
 
 def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -99,9 +106,8 @@ def draw(
     if all(o.greedy for o in options):
         return best_rows(logits, keep)
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
-    key = torch.tensor([[o.seed, p, s] for o, p, s in zip(options, positions, streams, strict=True)])
-    key = key.to(logits.device, non_blocking=True)
-    return draw_rows(logits, rows, (key[:, 0], key[:, 1], key[:, 2]), keep)
+    noise = [uniform_of(o.seed, p, s) for o, p, s in zip(options, positions, streams, strict=True)]
+    return _drawn(logits, rows, torch.tensor(noise).to(logits.device, non_blocking=True), keep)
 
 
 def draw_rows(
@@ -110,9 +116,15 @@ def draw_rows(
     """The same with options and (seed, position, stream) on the device; nothing in it waits for the host."""
     if rows.all_greedy:
         return best_rows(logits, keep)
+    return _drawn(logits, rows, uniform(*key), keep)
+
+
+def _drawn(logits: Tensor, rows: SamplingRows, noise: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
     processed = process(logits, rows)
-    tokens = pick(processed.softmax(-1), uniform(*key))
-    return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed) if keep else None
+    tokens = pick(processed.softmax(-1), noise)
+    if not (keep and rows.some_greedy):
+        return tokens, processed if keep else None
+    return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed)
 
 
 def best_rows(logits: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:

@@ -23,11 +23,14 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 class Linear:
     weight: Tensor  # [out, in]
     bias: Tensor | None = None
-    few: bool = False  # few rows go a way of their own, see few.py
+    turned: bool = False  # few rows go a way of their own, see few.py
+    packed: Tensor | None = None  # the weight again, for more rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.few and few.is_few(x):
-            made = few.product(x, self.weight)
+        if self.packed is not None and len(x) > (few.TWO if self.turned else 1):
+            return few.packed_product(x, self.packed, self.bias)
+        if self.turned and few.is_few(x):
+            made = few.turned_product(x, self.weight)
             return made if self.bias is None else made.add_(self.bias)
         return F.linear(x, self.weight, self.bias)
 
@@ -39,7 +42,9 @@ class Linear:
     def halves(self) -> tuple[Linear, Linear]:
         """Of gate and up in one product: each by itself, in the same memory."""
         biases = (None, None) if self.bias is None else self.bias.chunk(2)
-        gate, up = (Linear(weight, bias, self.few) for weight, bias in zip(self.weight.chunk(2), biases, strict=True))
+        gate, up = (
+            Linear(weight, bias, self.turned) for weight, bias in zip(self.weight.chunk(2), biases, strict=True)
+        )
         return gate, up
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError
+from semspec.model import few
 from semspec.model.choose import choose_context, choose_device, choose_dtype
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
 from semspec.model.foreign import TransformersRunner, refuse_without_truncation
@@ -60,6 +61,8 @@ class Source:
             weights = self.shape.parameters * kind.itemsize
             # Of an embedding that is not the head as well, a pass reads a few rows.
             read = weights - (0 if self.shape.tied else table * kind.itemsize)
+            if few.Ways.of(self.shape.parameters, place, kind).packed:  # all but an embedding that is no head, again
+                weights += read
             if kind == torch.int8:  # the embedding is looked up in float32, and multiplied by in int8
                 weights += table * wide - (0 if self.shape.tied else table)
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads

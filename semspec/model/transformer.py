@@ -53,10 +53,12 @@ class Transformer:
         self.attention_dtype = torch.float64 if int8 else dtype
         family = shape.family
 
-        turned = few.pays(shape.parameters, device, dtype)
+        ways = few.Ways.of(shape.parameters, device, dtype)
 
         def product(weight: Tensor, bias: Tensor | None = None) -> Linear | Int8Linear:
-            return Int8Linear(weight, bias) if int8 else Linear(weight, bias, turned)
+            if int8:
+                return Int8Linear(weight, bias)
+            return Linear(weight, bias, ways.turned, few.pack(weight) if ways.packed else None)
 
         def read(name: str, *size: int) -> Tensor:
             return checkpoint.read(name, size, device, dtype)

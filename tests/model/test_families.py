@@ -38,20 +38,22 @@ class Case:
         return self.runner.score([Score(self.runner, slot, tokens, len(tokens), layers)])[0]
 
 
-TURNED = {f"{name}, few rows turned": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3-moe")}
+OTHER_WAYS = {f"{name}, turned and packed": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3-moe")}
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *TURNED])
+@pytest.fixture(scope="module", params=[*FAMILIES, *OTHER_WAYS])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Some families also with few.py's products, which models of this size do not have of themselves."""
-    name = TURNED.get(request.param, request.param)
+    name = OTHER_WAYS.get(request.param, request.param)
     model = make_model(name)
     folder: Path = save(model, tmp_path_factory.mktemp(name))
     with pytest.MonkeyPatch.context() as patch:
-        if request.param in TURNED:
-            patch.setattr(few, "pays", lambda *_: True)
+        if request.param in OTHER_WAYS:
+            patch.setattr(few.Ways, "of", lambda *_: few.Ways(turned=True, packed=few.can_pack()))
         runner = ModelRunner.load(folder, device="cpu", slots=3)
-    assert isinstance(runner.transformer.head, Linear) and runner.transformer.head.few == (request.param in TURNED)
+    assert isinstance(runner.transformer.head, Linear) and runner.transformer.head.turned == (
+        request.param in OTHER_WAYS
+    )
     return Case(model, runner)
 
 
