@@ -15,6 +15,7 @@ from semspec.model.fast import LONGEST, Fast
 from semspec.model.fast_roll import Rolls
 from semspec.model.roll import roll_by_score
 from semspec.model.sight import Span
+from semspec.model.single import Single
 from semspec.model.transformer import Transformer
 from semspec.model.way import DENSE, Sparsity, checks
 from semspec.model.weights import locate, open_checkpoint
@@ -31,6 +32,7 @@ class ModelRunner:
         self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
         self.sparsity: Sparsity | None = None  # what passes that check drafts leave out
+        self.single = Single.of(transformer, self.cache)
         self.use(Fast.of(transformer, self.cache))
 
     def use(self, fast: Fast | None) -> None:
@@ -92,6 +94,8 @@ class ModelRunner:
 
     def _pass(self, requests: Sequence[Score]) -> list[Rows]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
+        if self.single is not None and self.sparsity is None and self.single.suits(requests):
+            return [self.single.score(requests[0], starts[0], self.vocab)]
         if self.fast is None:
             return self._score(requests, starts)
         # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.

@@ -118,7 +118,7 @@ class Transformer:
         self.layers = [layer(i) for i in range(shape.depth)]
         self.norm = norm("model.norm")
         self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
-        self._rotations = {sight.rotary: Rotations(sight.rotary, device, dtype) for sight in set(shape.sights)}
+        self.rotations = {sight.rotary: Rotations(sight.rotary, device, dtype) for sight in set(shape.sights)}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
     def forward(
@@ -137,7 +137,7 @@ class Transformer:
         """
         kept: dict[int, Tensor] = {}
         want = set(layers)
-        view = View(spans, self.device, self._rotations, flash=self.device.type == "cuda" and self.dtype.itemsize == 2)
+        view = View(spans, self.device, self.rotations, flash=self.device.type == "cuda" and self.dtype.itemsize == 2)
         x = F.embedding(tokens, self.embedding)  # [N, width]
         if self.embedding_scale is not None:
             x = x * self.embedding_scale

@@ -30,7 +30,7 @@ FEW = 16  # blocks whose means are made for all layers together
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    block: int = 64  # B
+    block: int = 16  # B
     dense_below: int = 1024  # L0
     rho: float = 0.1  # of what is beyond L0
     sinks: int = 1  # first blocks that are always kept

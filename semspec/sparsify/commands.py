@@ -36,11 +36,9 @@ def calibrate(
     seed: Seed = 0,
     k: K = 8,
     max_new_tokens: Longest = None,
-    rho: Annotated[
-        float, typer.Option(help="Share of the cache to read beyond dense-below; 1 reads all of it.")
-    ] = 0.25,
+    rho: Annotated[float, typer.Option(help="Share of the cache to read beyond dense-below; 1 reads all of it.")] = 0.5,
     dense_below: Annotated[int, typer.Option(help="Tokens up to which all of the cache is read.")] = 1024,
-    block: Annotated[int, typer.Option(help="Places in a block of the cache.")] = 64,
+    block: Annotated[int, typer.Option(help="Places in a block of the cache.")] = 16,
     sinks: Annotated[int, typer.Option(help="First blocks that are always read.")] = 1,
     recent: Annotated[int, typer.Option(help="Latest blocks that are always read.")] = 2,
     score: Annotated[
