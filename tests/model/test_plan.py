@@ -22,7 +22,7 @@ from semspec.model.kernels import reference_kernels
 from semspec.model.plan import Plan, check
 from semspec.model.runner import ModelRunner
 from semspec.types import Roll, Sampling, Score
-from tests.checkpoints import make_model, save
+from tests.checkpoints import edit_config, make_model, save
 from tests.model.test_foreign import build
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -68,6 +68,13 @@ def test_a_foreign_models_plan_counts_the_tensors_in_its_files(tmp_path: Path) -
     model = build("gpt2")
     planned = Source.find(save(model, tmp_path / "m")).plan("cpu", "float32", 1, 100)
     assert planned.weights == pytest.approx(4 * model.num_parameters(), rel=0.01)
+
+
+def test_a_foreign_model_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> None:
+    folder = save(build("gpt2"), tmp_path / "m")
+    edit_config(folder, n_layer=6)
+    with pytest.raises(ModelError, match=r"lacks \d+ tensors of its config, such as transformer\.h\.\d"):
+        Source.find(folder).load("cpu", "float32", 1, 32)
 
 
 def test_an_impossible_plan_is_an_error_before_anything_is_read(
