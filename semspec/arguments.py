@@ -64,6 +64,7 @@ Sparse = Annotated[
     Path | None,
     typer.Option(help="Folder of a plan that says what checking a draft may leave out; see semspec sparse."),
 ]
+NoMemoryLine = Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what memory will be taken.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 
 

@@ -20,6 +20,7 @@ import semspec
 from semspec import arguments as args
 from semspec.errors import BadRequest, SemspecError
 from semspec.live import fit
+from semspec.progress import memory_line
 from semspec.show import figures, report, show, terminal
 
 if TYPE_CHECKING:
@@ -70,11 +71,10 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
         relax_span=relax_span, allow_lossy=lossy,
     )  # fmt: skip
-    errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
         sparse=sparse,
-        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
+        report=memory_line(quiet or as_json),
     )  # fmt: skip
     if not pair.tokenizer.chat_template:
         raise BadRequest(f"{target} has no chat template; it can go on with a text: semspec generate {target} TEXT")

@@ -14,6 +14,7 @@ import semspec
 from semspec import arguments as args
 from semspec.errors import BadRequest
 from semspec.live import Writer
+from semspec.progress import memory_line
 from semspec.show import reasons, relaxed_tokens, report, show, summary, terminal
 
 SLOTS = 16  # answers decoded at a time
@@ -66,7 +67,7 @@ def generate(
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=min(n, SLOTS), context=context,
         sparse=sparse,
-        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
+        report=memory_line(quiet or as_json),
     )  # fmt: skip
     asked = [{"role": "user", "content": text}] if chat else text
     each = [options if seed is None else replace(options, seed=seed + i) for i in range(n)]

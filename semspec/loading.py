@@ -59,7 +59,8 @@ def load(
     partner = Source.find(SHIPPED.get(str(draft), draft))
     common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
     place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
-    twins = partner.path == source.path and place == device  # the same weights serve both
+    # The same weights serve both, but not of a model that transformers runs: that one is loaded twice.
+    twins = partner.path == source.path and place == device and source.shape is not None
     second = partner.plan(place, dtype, slots, room)
     _announce([*plans, replace(second, weights=0) if twins else second], report)
     runner = source.load(device, dtype, slots, context)

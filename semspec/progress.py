@@ -1,6 +1,8 @@
-"""A progress bar for what takes long: on standard error, and only if a person is looking."""
+"""What is said on standard error of work that takes much: its memory beforehand, and a bar if a person is looking."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,3 +29,11 @@ class bar:
 
     def __call__(self, done: int, total: int) -> None:
         self._progress.update(self._task, completed=done, total=total)
+
+
+def memory_line(quiet: bool = False) -> Callable[[str], None] | None:
+    """For `load`: what says, before a model is loaded, what memory it will take; None: nobody wants to know."""
+    if quiet:
+        return None
+    console = Console(stderr=True, highlight=False)
+    return lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)

@@ -239,7 +239,11 @@ class Anything(Exact):
         (PROMPT, {"top_k": -2}, "top_k is -2; give 0 (off) or a positive number"),
         (PROMPT, {"min_p": 1.5}, "min_p is 1.5; give a number from 0 (off) to 1"),
         (PROMPT, {"seed": 2**70}, "give a whole number of at most 64 bits"),
-        (PROMPT, {"verifier": "magic"}, "there is no verifier 'magic'; the verifiers are: accept-all, adaptive, block"),
+        (
+            PROMPT,
+            {"verifier": "magic"},
+            "there is no verifier 'magic'; the verifiers are: accept-all, accept-all-steps",
+        ),
         (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: none"),
         (
             PROMPT,

@@ -82,6 +82,7 @@ def test_every_branch_is_met() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
 def test_when_no_step_stands_the_target_writes_what_it_would_alone(sampling: Sampling) -> None:
+    refused = 0
     for seed in range(12):
         models = {"target": language(seed), "draft": language(seed + 1)}
         ((alone, _),) = run(job(make("none"), sampling=sampling), **models)
@@ -90,6 +91,33 @@ def test_when_no_step_stands_the_target_writes_what_it_would_alone(sampling: Sam
         asked = job(make("random-step:rate=0,steps=4,ahead=0,keep=true"), sampling=sampling)
         ((refusing, stats),) = run(asked, **models, unsure=Unsure(0.4))
         assert text(refusing) == text(alone) and not stats.relaxed
+        ((by_name, stats),) = run(job(make("accept-no-step"), sampling=sampling), **models)
+        assert text(by_name) == text(alone) and stats.accepted == 0
+        refused += stats.fates["refused"]
+    assert refused > 5
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
+def test_when_every_step_stands_the_draft_writes_them_all(sampling: Sampling) -> None:
+    stood = 0
+    for seed in range(12):
+        models = {"target": language(seed), "draft": language(seed + 1)}
+        ((events, stats),) = run(job(make("accept-all-steps:lead=0"), sampling=sampling), **models)
+        ((coin, _),) = run(job(make("random-step:rate=1,lead=0"), sampling=sampling), **models)
+        assert text(events) == text(coin) and not stats.fates["refused"]
+        written, context = text(events), list(PROMPT)
+        for event in events:
+            for step in event.tried:
+                if step.fate == "accepted":
+                    assert written[step.begun :][: len(step.tokens)] == step.tokens
+                    stood += 1
+                    if sampling.greedy:  # what the draft would write there; the first token may be the target's bonus
+                        context = PROMPT + written[: step.begun]
+                        for i, token in enumerate(step.tokens):
+                            favourite = max(range(VOCAB), key=models["draft"](context).__getitem__)
+                            assert token == favourite or (i == 0 and step.begun > 0)
+                            context = [*context, token]
+    assert stood > 20
 
 
 def test_batches_of_sequences_in_different_phases_equal_singles() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from semspec import arguments
 from semspec.arguments import draft_length
 from semspec.errors import BadRequest
-from semspec.progress import bar
+from semspec.progress import bar, memory_line
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
@@ -49,9 +49,10 @@ def bench(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
     length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
     sparse: arguments.Sparse = None,
+    quiet: arguments.NoMemoryLine = False,
 ) -> None:
     context.obj = partial(
-        measure, out, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
+        measure, out, quiet, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
         data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
         num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
         max_new_tokens=max_new_tokens, device=device, draft_device=draft_device, dtype=dtype, context=length,
@@ -61,15 +62,16 @@ def bench(
         context.obj()
 
 
-def measure(out: Path | None, **settings: Any) -> None:
+def measure(out: Path | None, quiet: bool, **settings: Any) -> None:
     """Run, or go on with a run, then show it."""
     from semspec.bench.run import Bench, Config
 
     if out is None:
         raise BadRequest("say where to keep the run with --out DIR")
     config = Config(**settings)
+    made = Bench(config, report=memory_line(quiet))
     with bar(f"bench {config.task}") as progress:
-        Bench(config).run(out, progress)
+        made.run(out, progress)
     finish([out], out)
 
 

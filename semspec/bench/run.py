@@ -67,7 +67,11 @@ Progress = Callable[[int, int], None]  # units done, units in all
 
 class Bench:
     def __init__(
-        self, config: Config, pair: Pair | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        config: Config,
+        pair: Pair | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        report: Callable[[str], None] | None = None,  # as `load` wants it
     ) -> None:
         self.config, self.clock = config, clock
         self.task: Task = tasks.make(config.task, Path(config.data) if config.data else None)
@@ -83,6 +87,7 @@ class Bench:
             slots=config.batch,
             context=config.context,
             sparse=config.sparse,
+            report=report,
         )
         self.arms = arms_for(config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter)
         if self.pair.sparse:  # then no method gives what the target alone would have

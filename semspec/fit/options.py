@@ -67,6 +67,7 @@ class Collecting:
     draft_device: arguments.DraftDevice = None
     dtype: arguments.Dtype = "auto"
     context: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None
+    quiet: arguments.NoMemoryLine = False
 
     def config(self) -> Config:
         from semspec.fit.collect import Config
@@ -81,10 +82,11 @@ class Collecting:
 
     def load(self) -> Pair:
         from semspec.loading import load
+        from semspec.progress import memory_line
 
         return load(
             self.target, self.draft, device=self.device, draft_device=self.draft_device, dtype=self.dtype,
-            slots=self.slots, context=self.context,
+            slots=self.slots, context=self.context, report=memory_line(self.quiet),
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from semspec.sampling import SamplingRows, best_rows, draw_rows
 from semspec.types import Roll, Rolled
 
 CHUNK = 8
+STOP_SETS = 128  # kept at a time
 UNROLL = 256  # layers in one graph: a small model writes several tokens in one
 
 
@@ -169,7 +170,7 @@ class Rolls:
 class Stops:
     """Sets of stop tokens as rows of a table [sets, V] on the device; row 0 is the empty set."""
 
-    def __init__(self, vocab: int, device: torch.device, most: int = 128) -> None:
+    def __init__(self, vocab: int, device: torch.device, most: int = STOP_SETS) -> None:
         self.table = torch.zeros(most, vocab, dtype=torch.bool, device=device)
         self._known: OrderedDict[frozenset[int], int] = OrderedDict()
         self._free = list(range(1, most))[::-1]

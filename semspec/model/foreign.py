@@ -60,9 +60,14 @@ class TransformersRunner:
     @staticmethod
     def load(path: Path, device: torch.device, dtype: torch.dtype, slots: int, capacity: int) -> TransformersRunner:
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
         except Exception as error:  # transformers raises many kinds here
             raise ModelError(f"{path}: transformers cannot load it: {error}") from error
+        if found["missing_keys"]:  # transformers makes up what is not there
+            missing = sorted(found["missing_keys"])
+            raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
         return TransformersRunner(model.to(device), slots, capacity)
 
     @property

@@ -16,7 +16,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The memory of one model. All of it is taken when the model is loaded."""
+    """The memory of one model. All of it is taken when the model is loaded, but for some of `graphs`."""
 
     name: str
     device: torch.device
@@ -25,6 +25,7 @@ class Plan:
     slots: int
     context: int
     read: int | None = None  # bytes of weights that a pass reads; None: that depends on the text
+    graphs: int = 0  # bytes of a GPU's buffers and graphs, at most; see room.py
 
     @property
     def kv(self) -> int:
@@ -32,11 +33,12 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv
+        return self.weights + self.kv + self.graphs
 
     def __str__(self) -> str:
         tokens = f"{self.slots} x {self.context} tokens"
-        return f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
+        told = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
+        return told + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
 
 
 def describe(plans: Sequence[Plan]) -> str:
@@ -58,16 +60,18 @@ def check(plans: Sequence[Plan]) -> None:
 
 
 def _what_would_fit(plans: list[Plan], free: int) -> str:
-    weights = sum(plan.weights for plan in plans)
-    left = free - weights
+    graphs = sum(plan.graphs for plan in plans)  # fewer slots or less context need no more
+    left = free - sum(plan.weights for plan in plans) - graphs
     slots, context = max(plan.slots for plan in plans), max(plan.context for plan in plans)
     tokens = left // max(sum(plan.per_token for plan in plans), 1)
     if tokens >= context:
         return f"slots={min(tokens // context, slots)} would fit"
     if tokens >= 256:
         return f"slots=1, context={tokens // 256 * 256} would fit"
+    what = "weights and graphs leave" if graphs else "the weights alone leave"
+    fewer = "fewer slots, " if graphs and slots > 1 else ""
     narrower = "a narrower dtype (int8 on a CPU, bfloat16 on a GPU) or "
-    return f"the weights alone leave no room for a text; take {narrower}a smaller model"
+    return f"{what} no room for a text; take {fewer}{narrower}a smaller model"
 
 
 def available(device: torch.device) -> int | None:

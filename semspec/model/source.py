@@ -15,6 +15,7 @@ from semspec.model.choose import choose_context, choose_device, choose_dtype
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
 from semspec.model.foreign import TransformersRunner, refuse_without_truncation
 from semspec.model.plan import Plan
+from semspec.model.room import graph_room
 from semspec.model.runner import ModelRunner
 from semspec.model.weights import locate, tensor_shapes
 
@@ -70,7 +71,8 @@ class Source:
         per_token = 2 * self.config.num_hidden_layers * heads * head * (8 if kind == torch.int8 else wide)
         fixed = self.shape is not None and self.shape.mixture is None  # experts are read as they are chosen
         context = choose_context(context, self.context)
-        return Plan(self.path.name, place, weights, per_token, slots, context, read if fixed else None)
+        graphs = graph_room(self.shape, place, wide, slots, context)
+        return Plan(self.path.name, place, weights, per_token, slots, context, read if fixed else None, graphs)
 
     def load(self, device: str, dtype: str, slots: int, context: int | None) -> ModelRunner | TransformersRunner:
         if self.shape is not None:

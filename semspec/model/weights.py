@@ -69,6 +69,8 @@ class Checkpoint:
                 handle = self._stack.enter_context(safe_open(folder / file, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{folder / file} is missing, damaged or cut short: {error}") from error
+            except (RuntimeError, MemoryError) as error:  # more than this machine could ever hold
+                raise ModelError(f"{folder / file} cannot be mapped into memory: {error}") from error
             self._files[file] = handle
             self._where.update(dict.fromkeys(handle.keys(), file))
 
@@ -84,11 +86,11 @@ class Checkpoint:
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._where:
             raise ModelError(f"{self.folder}: the checkpoint has no tensor {name}")
-        tensor = self._files[self._where[name]].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            found = tuple(tensor.shape)
+        file = self._files[self._where[name]]
+        found = tuple(file.get_slice(name).get_shape())  # of the header: no tensor is made that was not planned for
+        if found != shape:
             raise ModelError(f"{self.folder}: {name} has shape {found}, but config.json asks for {shape}")
-        return tensor.to(device=device, dtype=dtype)
+        return file.get_tensor(name).to(device=device, dtype=dtype)
 
 
 def _shards(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semspec import arguments as args
 from semspec.errors import BadRequest
-from semspec.progress import bar
+from semspec.progress import bar, memory_line
 
 app = typer.Typer(
     help="Plans for checking drafts with less: blocks of the cache, channels, experts.", no_args_is_help=True
@@ -63,6 +63,7 @@ def calibrate(
     device: args.Device = "auto",
     dtype: args.Dtype = "auto",
     context: args.Context = None,
+    quiet: args.NoMemoryLine = False,
 ) -> None:
     """Make a plan for a model from texts that it writes itself."""
     from semspec import tasks
@@ -75,7 +76,7 @@ def calibrate(
     attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread) if rho < 1 else None
     wish = Wish(attention, reuse, shallow, ffn, ffn_by, experts, quantile, refresh)
     made = tasks.make(task, data)
-    pair = load(target, device=device, dtype=dtype, slots=1, context=context)
+    pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))
     with bar("calibrate") as progress:
         plan = run(pair, made, n, wish, seed, k, max_new_tokens or made.max_new_tokens, progress)
     plan.made["task"] = task
@@ -122,6 +123,7 @@ def quality(
     device: args.Device = "auto",
     dtype: args.Dtype = "auto",
     context: args.Context = None,
+    quiet: args.NoMemoryLine = False,
 ) -> None:
     """Each part of a plan alone and all together, by budget, against dense checks: output, accuracy, tau."""
     from semspec import tasks
@@ -131,7 +133,9 @@ def quality(
     from semspec.sparsify.table import on_screen
 
     plan, made = SparsePlan.load(sparse), tasks.make(task, data)
-    pair = load(target, draft, device=device, dtype=dtype, slots=min(slots, n), context=context)
+    pair = load(
+        target, draft, device=device, dtype=dtype, slots=min(slots, n), context=context, report=memory_line(quiet)
+    )
     plans = picked(variants(plan, pair.target.depth, rho or [], most or [], always or []), only or [])
     document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "drafter": drafter, "target": target}
     document |= {"label": label, "plan": str(plan), "dtype": dtype, "device": str(pair.target.device)}

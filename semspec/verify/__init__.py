@@ -22,7 +22,7 @@ from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.semantic import Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
-from semspec.verify.step_controls import Oracle, RandomStep
+from semspec.verify.step_controls import AcceptAllSteps, AcceptNoStep, Oracle, RandomStep
 from semspec.verify.threshold import Threshold
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
@@ -38,7 +38,7 @@ def register(rule: type[Rule]) -> type[Rule]:
 
 LOSSLESS = (Alone, Exact, SpeculativeSampling, Block)
 LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, CascadeRule, Adaptive, Reflective)
-STEPWISE = (Semantic, SemanticPlus, SpecReason, RandomStep, Oracle)
+STEPWISE = (Semantic, SemanticPlus, SpecReason, RandomStep, AcceptAllSteps, AcceptNoStep, Oracle)
 for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
     register(_rule)
 

@@ -1,14 +1,17 @@
 """Controls of step rules, not methods. Lossy.
 
-`random-step` lets steps stand at a given rate, whatever they say: 1 accepts all, 0 none, and a step rule that is no
-better at the same rate has understood nothing. `oracle` lets exactly those stand that a referee calls valid, who must
-come with the task: the ceiling of every step rule.
+`random-step` lets steps stand at a given rate, whatever they say: a step rule that is no better at the same rate has
+understood nothing. `accept-all-steps` and `accept-no-step` are its ends: the draft's steps (but for what no step rule
+leaves to it), and the target's own text at the price of drafts in vain. `oracle` lets exactly those stand that a
+referee calls valid, who must come with the task: the ceiling of every step rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from semspec.errors import BadRequest
 from semspec.noise import ACCEPT
@@ -33,6 +36,25 @@ class RandomStep(StepRule):
 
     def reason(self, evidence: Sequence[float]) -> str:
         return f"coin {evidence[0]:.2f} < {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class AcceptAllSteps(StepRule):
+    name = "accept-all-steps"
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        return self.conclude(drafts, torch.ones_like(drafts.counts, dtype=torch.bool))
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return "every draft step stands"
+
+
+@dataclass(frozen=True)
+class AcceptNoStep(StepRule):
+    name = "accept-no-step"
+
+    def judge(self, drafts: Drafts) -> Decisions:
+        return self.conclude(drafts, torch.zeros_like(drafts.counts, dtype=torch.bool))
 
 
 @dataclass(frozen=True)

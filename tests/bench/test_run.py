@@ -247,7 +247,7 @@ def test_every_idea_of_semantic_plus_can_be_turned_off():
 
 def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr(Bench, "__init__", lambda self, config: asked.append(config))
+    monkeypatch.setattr(Bench, "__init__", lambda self, config, report: asked.append(config))
     monkeypatch.setattr(Bench, "run", lambda self, out, progress: asked.append(out))
     monkeypatch.setattr(commands, "finish", lambda folders, out: None)
     command = typer.main.get_command(commands.app)

@@ -14,14 +14,18 @@ from typer.testing import CliRunner
 import semspec
 from semspec.cli import app
 from semspec.errors import ModelError
-from semspec.model import Source, few, plan
+from semspec.model import Source, few, plan, room, source
 from semspec.model.experts import Linear
+from semspec.model.fast import BATCHES, LONGEST, QUERIES, Fast
+from semspec.model.graphs import Plain
+from semspec.model.kernels import reference_kernels
 from semspec.model.plan import Plan, check
 from semspec.model.runner import ModelRunner
-from tests.checkpoints import make_model, save
+from semspec.types import Roll, Sampling, Score
+from tests.checkpoints import edit_config, make_model, save
 from tests.model.test_foreign import build
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -82,6 +86,13 @@ def test_a_foreign_models_plan_counts_the_tensors_in_its_files(tmp_path: Path) -
     assert planned.weights == pytest.approx(4 * model.num_parameters(), rel=0.01)
 
 
+def test_a_foreign_model_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> None:
+    folder = save(build("gpt2"), tmp_path / "m")
+    edit_config(folder, n_layer=6)
+    with pytest.raises(ModelError, match=r"lacks \d+ tensors of its config, such as transformer\.h\.\d"):
+        Source.find(folder).load("cpu", "float32", 1, 32)
+
+
 def test_an_impossible_plan_is_an_error_before_anything_is_read(
     target_folder: Path, draft_folder: Path, free: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +122,82 @@ def test_what_is_said_to_fit_fits(weights: int, per_token: int, slots: int, cont
             assert "take a narrower dtype" in str(error.value) and weights + 256 * per_token > free
 
 
+@pytest.fixture
+def a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that can be planned for, though there is none."""
+    monkeypatch.setattr(source, "choose_device", lambda device: torch.device(device))
+
+
+def test_a_gpus_plan_has_room_for_graphs(target_folder: Path, a_card: None, free: object) -> None:
+    found = Source.find(target_folder)
+    here, there = (found.plan(device, "float32", 8, 200) for device in ("cpu", "cuda"))
+    assert here.graphs == 0 and "graphs" not in str(here)
+    assert there.graphs > 512 * found.vocab * 4, "the logits of one pass are the least of it"
+    assert there.total == here.total + there.graphs and str(there).endswith(
+        f" + graphs up to {plan.size(there.graphs)}"
+    )
+    free(there.total - 1)  # type: ignore[operator]
+    with pytest.raises(ModelError, match="that is 1 bytes too much; slots=7 would fit"):
+        check([there])
+    free(there.graphs + there.weights)  # type: ignore[operator]
+    with pytest.raises(ModelError, match="weights and graphs leave no room for a text; take fewer slots, a narrower"):
+        check([there])
+
+
+def test_a_model_of_transformers_has_no_graphs(tmp_path: Path, a_card: None) -> None:
+    assert Source.find(save(build("gpt2"), tmp_path / "m")).plan("cuda", "float32", 8, 100).graphs == 0
+
+
+def test_fewer_slots_and_less_context_never_need_more_room(target_folder: Path) -> None:
+    shape = Source.find(target_folder).shape
+    by_slots = [room.graph_room(shape, GPU, 2, slots, 100) for slots in range(1, 100)]
+    by_context = [room.graph_room(shape, GPU, 2, 8, context) for context in range(2, 500, 50)]
+    assert by_slots == sorted(by_slots) and by_context == sorted(by_context) and by_slots[0] < by_slots[-1]
+
+
+def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
+    """All sizes that there are for so many slots, on a CPU, where buffers are the same."""
+    slots = 4
+    runner = Source.find(save(make_model("gemma3"), tmp_path / "m")).load("cpu", "float32", slots, 100)
+    assert isinstance(runner, ModelRunner)
+    runner.use(Fast(runner.transformer, runner.cache, reference_kernels(), Plain()))
+    runner.single = None  # a CPU's own way
+    assert runner.fast is not None and runner.rolls is not None
+    shape = runner.shape
+    turns = [t for pair in runner.fast.fused.turns.values() if pair is not None for t in pair]
+    begun = runner.fast.logits.nbytes + runner.rolls.stops.table.nbytes + sum(t.nbytes for t in turns)
+    assert room.begun(shape, 4, 100) == begun
+    held = [runner.acquire() for _ in range(slots)]
+    for batch in (b for b in BATCHES if b <= slots):
+        for queries in QUERIES:
+            runner.score([Score(runner, slot, [1] * queries, 1) for slot in held[:batch]])
+            for slot in held:
+                runner.truncate(slot, 0)
+        for sampling in (Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=1)):
+            runner.roll([
+                Roll(runner, slot, [1] * LONGEST, 9, sampling, 0, keep_logits=True, layers=(shape.depth,))
+                for slot in held[:batch]
+            ])  # fmt: skip
+            for slot in held:
+                runner.truncate(slot, 0)
+    buffers = sum(buffer.nbytes for buffer in runner.fast._buffers.values())
+    states = sum(b * q for b in BATCHES if b <= slots for q in QUERIES if b * q <= 512) * shape.width * 4
+    assert room.met(shape, 4, slots) == buffers + states
+
+
+def test_twins_share_weights_unless_transformers_runs_them(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = save(build("gpt2"), tmp_path / "m")
+    for folder, shared in ((target_folder, True), (foreign, False)):
+        told: list[str] = []
+        semspec.load(folder, folder, device="cpu", slots=1, context=64, report=told.append)
+        weights = Source.find(folder).plan("cpu", "auto", 1, 64).weights
+        ours, theirs, _ = told[0].split("; ")
+        assert f"weights {plan.size(weights)} +" in ours
+        assert f"weights {plan.size(0 if shared else weights)} +" in theirs
+
+
 def test_where_free_memory_is_unknown_nothing_is_refused(free: object) -> None:
     free(None)  # type: ignore[operator]
     check([Plan("m", CPU, 10**18, 1, 1, 1)])
@@ -137,3 +224,27 @@ def test_the_command_line_tells_the_plan_on_standard_error_in_one_line(target_fo
     assert re.match(r"\S+ on cpu: weights \d+ kB \+ KV of 1 x 64 tokens \d+ kB; .* in all, .* free on cpu", line)
     assert "weights" not in told.stdout
     assert "weights" not in CliRunner().invoke(app, [*args, "--quiet"]).stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["bench", "--n", "1", "--max-new-tokens", "2", "--target", "MODEL", "--out", "OUT"],
+        ["probe", "collect", "MODEL", "MODEL", "--n", "1", "--out", "OUT"],
+        ["sparse", "calibrate", "MODEL", "--n", "1", "--out", "OUT"],
+        ["sparse", "quality", "MODEL", "--n", "1", "--sparse", "PLAN"],
+    ],
+    ids=lambda args: " ".join(args[:2]),
+)
+def test_so_do_the_commands_that_work_for_long(
+    args: list[str], target_folder: Path, tmp_path: Path, free: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec.sparse.plan.SparsePlan.load", lambda path: None)
+    names = {"MODEL": str(target_folder), "OUT": str(tmp_path / "out"), "PLAN": str(tmp_path)}
+    args = [names.get(arg, arg) for arg in args] + ["--device", "cpu", "--context", "64"]
+    free(10)  # type: ignore[operator]
+    for quiet in (False, True):
+        told = CliRunner().invoke(app, [*args, "--quiet"] if quiet else args)
+        assert isinstance(told.exception, ModelError | SystemExit), told.output  # nothing has been read
+        lines = [line for line in told.stderr.splitlines() if " + KV of " in line and "too much" not in line]
+        assert len(lines) == (0 if quiet else 1)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from semspec.errors import ModelError
-from semspec.model import ModelRunner
+from semspec.model import ModelRunner, weights
 from semspec.model.config import Shape
 from semspec.model.weights import locate
 from semspec.types import Score
@@ -212,6 +217,99 @@ def test_a_model_with_longrope_ends_where_its_other_frequencies_begin() -> None:
     assert Shape.of(make_model("phi4-mini").config).context == 600
 
 
+# -- headers that lie
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Whatever takes more memory than so many bytes fails in here, be it Python, torch or the reader of headers."""
+    if sys.platform != "linux":  # elsewhere the limit is not on all that a process takes
+        yield
+        return
+    import resource
+
+    held = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert held is not None
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(held[1]) * 1024 + count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+ROOM = 48 * 2**20  # for a model of less than a megabyte, its copy, and what allocators take in large pieces
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits all that a process takes")
+def test_the_limit_of_these_tests_is_one() -> None:
+    with at_most(ROOM), pytest.raises((RuntimeError, MemoryError)):
+        torch.empty(4 * ROOM, dtype=torch.uint8)
+
+
+TERABYTE = 2**40
+NAME = "model.embed_tokens.weight"
+
+
+def entry(shape: list[int], end: int, start: int = 0) -> dict[str, Any]:
+    return {NAME: {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}}
+
+
+LYING = {
+    "a tensor longer than the file": (entry([2**20, 2**18], TERABYTE), 64, "cut short"),
+    "a tensor behind the end": (entry([16], TERABYTE + 64, TERABYTE), 64, "cut short"),
+    "a shape that its bytes do not hold": (entry([2**20, 2**18], 64), 64, "cut short"),
+    "a product that overflows": (entry([2**40, 2**40], 64), 64, "cut short"),
+    "a file of holes, as long as it says": (entry([2**20, 2**18], TERABYTE), TERABYTE, "cannot be mapped|has shape"),
+    "a file of holes that can be mapped": (
+        entry([2**14, 2**14], 2**30), 2**30, r"has shape \(16384, 16384\), but config.json asks for \(\d+, 64\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LYING)
+def test_terabytes_in_a_header_are_refused_before_a_tensor_is_made(
+    folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, size, says = LYING[case]
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(folder / WEIGHTS, 8 + len(text) + size)  # takes no space: there are holes
+
+    class Headers:
+        """A file of which nothing but the header may be read."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.file = open_file(*args, **options)
+
+        def __enter__(self) -> Headers:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def keys(self) -> list[str]:
+            return list(self.file.keys())
+
+        def get_slice(self, name: str) -> Any:
+            return self.file.get_slice(name)
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            pytest.fail(f"{name} was made on the word of a header")
+
+    open_file = weights.safe_open
+    monkeypatch.setattr(weights, "safe_open", Headers)
+    with at_most(ROOM + min(size, 2**30)):  # a mapping counts, though nothing of it is read
+        assert re.search(says, refusal(folder))
+
+
+@pytest.mark.parametrize("length", [2**62, 2**40, 10**8 + 1])
+def test_an_endless_header_is_refused(folder: Path, length: int) -> None:
+    (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + b"{}")
+    with at_most(ROOM):
+        assert f"{folder / WEIGHTS} is missing, damaged or cut short" in refusal(folder)
+
+
 @given(st.data())
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_wrong_with_a_header_the_answer_is_a_model_or_a_clear_error(
@@ -225,7 +323,8 @@ def test_whatever_is_wrong_with_a_header_the_answer_is_a_model_or_a_clear_error(
     (folder / WEIGHTS).write_bytes(content)
     said = str(folder)
     try:
-        ModelRunner.load(folder, device="cpu", slots=1, context=16)
+        with at_most(ROOM):
+            ModelRunner.load(folder, device="cpu", slots=1, context=16)
     except ModelError as error:
         said = str(error)
     assert str(folder) in said
