@@ -52,6 +52,8 @@ Seed = Annotated[int | None, typer.Option(help="Makes a sampled answer repeatabl
 RelaxSpan = Annotated[
     str, typer.Option(help="Where a lossy rule may relax: all or thinking.", autocompletion=lambda: SPANS)
 ]
+LoopRepeats = Annotated[int, typer.Option(help="Copies in a row at which a lossy rule gives way to exact; 0 is off.")]
+LoopPeriod = Annotated[int, typer.Option(help="Tokens of the longest block whose copies are noticed.")]
 Lossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Refuse lossy rules or not.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be repeated.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]

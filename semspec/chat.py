@@ -53,6 +53,8 @@ def chat(
     min_p: args.MinP = 0.0,
     seed: args.Seed = None,
     relax_span: args.RelaxSpan = "all",
+    loop_repeats: args.LoopRepeats = 4,
+    loop_period: args.LoopPeriod = 128,
     lossy: args.Lossy = True,
     stop: args.Stop = None,
     device: args.Device = "auto",
@@ -68,7 +70,8 @@ def chat(
         verifier=verifier, drafter=drafter, num_draft_tokens=args.draft_length(num_draft_tokens),
         draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
-        relax_span=relax_span, allow_lossy=lossy,
+        relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period,
+        allow_lossy=lossy,
     )  # fmt: skip
     errors = terminal(stderr=True)
     pair = semspec.load(

@@ -38,6 +38,8 @@ def generate(
     min_p: args.MinP = 0.0,
     seed: args.Seed = None,
     relax_span: args.RelaxSpan = "all",
+    loop_repeats: args.LoopRepeats = 4,
+    loop_period: args.LoopPeriod = 128,
     lossy: args.Lossy = True,
     stop: args.Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the end of the text.")] = False,
@@ -56,7 +58,8 @@ def generate(
         verifier=verifier, drafter=drafter, num_draft_tokens=args.draft_length(num_draft_tokens),
         draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
-        ignore_eos=ignore_eos, relax_span=relax_span, allow_lossy=lossy,
+        ignore_eos=ignore_eos, relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period,
+        allow_lossy=lossy,
     )  # fmt: skip
     if n < 1:
         raise BadRequest(f"n is {n}; give 1 or more, the number of answers")

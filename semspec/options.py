@@ -9,6 +9,7 @@ from typing import Any
 from semspec import verify
 from semspec.draft import Unsure
 from semspec.errors import BadRequest
+from semspec.loops import PERIOD, REPEATS, Watch
 from semspec.types import Sampling
 from semspec.verify import Rule
 
@@ -37,6 +38,8 @@ class Options:
     logprobs: int | None = None  # report each token's logprob, with this many rivals
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
+    loop_repeats: int = REPEATS  # a loose verifier's text that stands this often in a row is finished by exact; 0: off
+    loop_period: int = PERIOD  # tokens of the longest block whose copies are noticed
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
     def __post_init__(self) -> None:
@@ -47,6 +50,10 @@ class Options:
                 if value != AUTO:
                     raise BadRequest(f"num_draft_tokens is {value!r}; give a whole number, or auto")
             elif value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise BadRequest(f"{name} is {value!r}; give a whole number")
+        for name in ("loop_repeats", "loop_period"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise BadRequest(f"{name} is {value!r}; give a whole number")
         for name in ("temperature", "top_p", "min_p", "draft_min_p", "draft_max_entropy"):
             value = getattr(self, name)
@@ -70,6 +77,7 @@ class Options:
             raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
+        self.watch()
         if self.unsure.ever and self.drafter == "ngram":
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
@@ -93,6 +101,9 @@ class Options:
     @property
     def unsure(self) -> Unsure:
         return Unsure(self.draft_min_p, self.draft_max_entropy)
+
+    def watch(self) -> Watch:
+        return Watch(self.loop_repeats, self.loop_period)
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)

@@ -152,6 +152,8 @@ class Pair:
             steps=self.steps(rule),
             referee=self._referee(options.referee),
             rewriter=self._rewriter(rule),
+            watch=options.watch(),
+            spell=lambda tokens: str(self.tokenizer.decode(tokens)),
         )
         return job, self._drafter(rule, options.drafter, options.unsure), text
 

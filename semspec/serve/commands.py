@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from semspec.arguments import draft_length
+from semspec.arguments import LoopPeriod, LoopRepeats, draft_length
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"
@@ -27,6 +27,8 @@ def serve(
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
     num_draft_tokens: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")] = "8",
     relax_span: Annotated[str, typer.Option(help="Where a lossy rule may relax: all or thinking.")] = "all",
+    loop_repeats: LoopRepeats = 4,
+    loop_period: LoopPeriod = 128,
     lossy: Annotated[
         bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
     ] = False,
@@ -67,7 +69,7 @@ def serve(
         name=name or Path(target).name,
         defaults=Options(
             verifier=verifier, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens),
-            relax_span=relax_span, allow_lossy=lossy,
+            relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period, allow_lossy=lossy,
         ),
         allow_lossy=lossy,
         limits=Limits(

@@ -35,7 +35,15 @@ def apply(given: Speculation | None, settings: Settings) -> Options:
     return dataclasses.replace(options, verifier=rule, **changes)
 
 
-SHARED = ("drafter", "num_draft_tokens", "draft_min_p", "draft_max_entropy", "relax_span")
+SHARED = (
+    "drafter",
+    "num_draft_tokens",
+    "draft_min_p",
+    "draft_max_entropy",
+    "relax_span",
+    "loop_repeats",
+    "loop_period",
+)
 
 
 def _placed(rule: Rule, usual: Rule) -> Rule:

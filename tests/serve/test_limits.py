@@ -58,6 +58,8 @@ def test_lossy_rules_need_to_be_allowed(tiny: Live):
         ({"max_tokens": 901}, 400, "at most 900"),
         ({"prompt": ["x"] * 3, "n": 2}, 400, "at most 4"),
         ({"speculation": {"num_draft_tokens": 17}}, 400, "at most 16"),
+        ({"speculation": {"loop_period": 2000}}, 400, "loop_period is 2000"),
+        ({"speculation": {"loop_repeats": 1}}, 400, "loop_repeats is 1"),
         ({"logprobs": 21}, 400, "logprobs"),
         ({"stop": ["x"] * 17}, 400, "stop"),
         ({"top_p": 0}, 400, "top_p"),
