@@ -40,7 +40,9 @@ Drafter = Annotated[
     str,
     typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).", autocompletion=lambda: DRAFTERS),
 ]
-NumDraftTokens = Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")]
+NumDraftTokens = Annotated[
+    str | None, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto; by default the rule's own.")
+]
 DraftMinP = Annotated[float, typer.Option(help="Stop drafting where the draft's best has less; 0 is off.")]
 DraftMaxEntropy = Annotated[float | None, typer.Option(help="Or where its entropy is above this.")]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")]
@@ -69,8 +71,10 @@ Sparse = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 
 
-def draft_length(text: str) -> int | str:
+def draft_length(text: str | None) -> int | str | None:
     """A number or a word such as auto, from the command line; which words there are is not decided here."""
+    if text is None:
+        return None
     try:
         return int(text)
     except ValueError:

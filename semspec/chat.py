@@ -43,7 +43,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
     verifier: args.Verifier = "exact",
     drafter: args.Drafter = "auto",
-    num_draft_tokens: args.NumDraftTokens = "8",
+    num_draft_tokens: args.NumDraftTokens = None,
     draft_min_p: args.DraftMinP = 0.0,
     draft_max_entropy: args.DraftMaxEntropy = None,
     max_new_tokens: args.MaxNewTokens = 1024,
@@ -188,9 +188,17 @@ class Chat:
 
         if spec:
             arm = parse_arm(spec, self.options.num_draft_tokens, self.options.drafter)
-            names = ("verifier", "num_draft_tokens", "drafter", "draft_min_p", "draft_max_entropy")
+            names = (
+                "verifier",
+                "num_draft_tokens",
+                "drafter",
+                "draft_min_p",
+                "draft_max_entropy",
+                "loop_repeats",
+                "loop_period",
+            )
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
-        self.say(f"{self.options.verifier}, drafts of {self.options.num_draft_tokens} from {self.options.drafter}")
+        self.say(f"{self.options.verifier}, drafts of {self.options.draft_length()} from {self.options.drafter}")
         if not spec:
             self.say(f"the rules are: {', '.join(args.verifiers())}")
 

@@ -28,7 +28,7 @@ def generate(
     n: Annotated[int, typer.Option("--n", help="Number of answers, decoded together.")] = 1,
     verifier: args.Verifier = "exact",
     drafter: args.Drafter = "auto",
-    num_draft_tokens: args.NumDraftTokens = "8",
+    num_draft_tokens: args.NumDraftTokens = None,
     draft_min_p: args.DraftMinP = 0.0,
     draft_max_entropy: args.DraftMaxEntropy = None,
     max_new_tokens: args.MaxNewTokens = None,

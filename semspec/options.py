@@ -23,7 +23,7 @@ class Options:
 
     verifier: str | Rule = "exact"
     drafter: str = "auto"  # one of DRAFTERS; auto: the draft model if there is one, else ngram
-    num_draft_tokens: int | str = 8  # or "auto": as many as have been paying off, perhaps none
+    num_draft_tokens: int | str | None = None  # None: as the verifier has it; "auto": as many as have been paying off
     draft_min_p: float = 0.0  # a draft model stops where its best token has less; 0 is off
     draft_max_entropy: float | None = None  # or where its entropy is above this many nats
     max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
@@ -104,6 +104,10 @@ class Options:
 
     def watch(self) -> Watch:
         return Watch(self.loop_repeats, self.loop_period)
+
+    def draft_length(self) -> int | str:
+        """The length of drafts: what was asked for, or the verifier's own."""
+        return verify.make(self.verifier).usual() if self.num_draft_tokens is None else self.num_draft_tokens
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)

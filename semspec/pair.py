@@ -159,8 +159,9 @@ class Pair:
 
     def _pace(self, rule: Rule, options: Options) -> int | Pace:
         """A number, or what prompts before this one have taught about drafting for this rule."""
-        if isinstance(options.num_draft_tokens, int):
-            return options.num_draft_tokens
+        length = options.draft_length()
+        if isinstance(length, int):
+            return length
         key = (rule, options.drafter, options.unsure)
         pace = self._paces.pop(key, None) or Auto(shortest=rule.shortest())
         self._paces[key] = pace  # the latest comes last, and what has not been asked for in a long time goes

@@ -485,3 +485,10 @@ def test_what_is_learnt_of_draft_lengths_is_kept_for_few_rules(pair: semspec.Pai
         pair.generate(PROMPT, verifier=f"fly:theta={theta}", num_draft_tokens="auto", max_new_tokens=1)
     kept = [rule for rule, *_ in pair._paces]
     assert len(kept) == 64 and kept[-1] == semspec.verify.make("fly:theta=99")
+
+
+def test_a_rule_drafts_as_far_as_it_likes_unless_told(pair: semspec.Pair):
+    for given, longest in [({}, 8), ({"verifier": "fly"}, 15), ({"verifier": "fly:window=20"}, 21)]:
+        result = pair.generate(PROMPT, max_new_tokens=60, ignore_eos=True, **given)
+        assert max(e.drafted for e in result.events) == longest
+    assert max(e.drafted for e in pair.generate(PROMPT, verifier="fly", num_draft_tokens=5).events) == 5

@@ -43,7 +43,7 @@ class Config:
     repeats: int = 1
     seed: int = 0
     batch: int = 1
-    num_draft_tokens: int | str = 8
+    num_draft_tokens: int | str | None = None  # None: each rule's own
     drafter: str = "auto"
     temperature: float = 0.0
     top_k: int = 0

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from semspec.arguments import LoopPeriod, LoopRepeats, draft_length
+from semspec.arguments import LoopPeriod, LoopRepeats, NumDraftTokens, draft_length
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"
@@ -25,7 +25,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name to clients; the target's by default.")] = None,
     verifier: Annotated[str, typer.Option(help="Rule where a request names none.")] = "exact",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
-    num_draft_tokens: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")] = "8",
+    num_draft_tokens: NumDraftTokens = None,
     relax_span: Annotated[str, typer.Option(help="Where a lossy rule may relax: all or thinking.")] = "all",
     loop_repeats: LoopRepeats = 4,
     loop_period: LoopPeriod = 128,

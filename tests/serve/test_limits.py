@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,13 @@ def test_a_body_that_never_comes_holds_nothing(pair: semspec.Pair):
 def test_limits_that_make_no_sense(wrong: dict[str, int]):
     with pytest.raises(BadRequest):
         Limits(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "most", "used"), [(None, 64, 15), (None, 10, 10), (4, 64, 4)])
+def test_a_rule_brings_its_own_draft_length_up_to_the_limit(given: int | None, most: int, used: int):
+    ours = Settings(
+        allow_lossy=True, defaults=semspec.Options(num_draft_tokens=given), limits=Limits(draft_tokens=most)
+    )
+    assert apply(Speculation(verifier="fly"), ours).draft_length() == used
+    alone = replace(ours, defaults=semspec.Options(verifier="fly", num_draft_tokens=given))
+    assert apply(None, alone).draft_length() == used
