@@ -76,7 +76,7 @@ def chat(
     errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
-        sparse=sparse,
+        sparse=sparse, allow_lossy=lossy,
         report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
     )  # fmt: skip
     if not pair.tokenizer.chat_template:

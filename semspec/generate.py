@@ -68,7 +68,7 @@ def generate(
     errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=min(n, SLOTS), context=context,
-        sparse=sparse,
+        sparse=sparse, allow_lossy=lossy,
         report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
     )  # fmt: skip
     asked = [{"role": "user", "content": text}] if chat else text

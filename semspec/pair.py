@@ -46,8 +46,10 @@ class Pair:
         draft: Runner | None = None,
         eos: frozenset[int] = frozenset(),
         probe_folder: Path | None = None,
+        allow_lossy: bool = True,
     ) -> None:
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
+        self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()
         self.protected = self._protected()
         self.probe_folder = probe_folder
@@ -124,12 +126,18 @@ class Pair:
 
     def _prepare(self, prompt: Prompt | list[int], options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
-        rule = verify.make(options.verifier).bound(self)
-        if self.sparse and rule.drafts and not options.allow_lossy:
+        rule = verify.make(options.verifier)
+        if not (rule.lossless or self.allow_lossy):
+            raise BadRequest(
+                f"verifier {rule.name!r} may change what the target would have written, and this pair was loaded with "
+                "allow_lossy off; choose a lossless verifier (exact, sampling, block) or load it with allow_lossy on"
+            )
+        if self.sparse and rule.drafts and not (options.allow_lossy and self.allow_lossy):
             raise BadRequest(
                 "this target checks drafts by a sparse plan, so no verifier is lossless, and allow_lossy is off; load "
                 "it without the plan, or allow lossy answers"
             )
+        rule = rule.bound(self)
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(

@@ -492,3 +492,17 @@ def test_a_rule_drafts_as_far_as_it_likes_unless_told(pair: semspec.Pair):
         result = pair.generate(PROMPT, max_new_tokens=60, ignore_eos=True, **given)
         assert max(e.drafted for e in result.events) == longest
     assert max(e.drafted for e in pair.generate(PROMPT, verifier="fly", num_draft_tokens=5).events) == 5
+
+
+def test_a_pair_loaded_lossless_stays_so_whatever_is_asked(target_folder: Path, draft_folder: Path, pair: semspec.Pair):
+    strict = semspec.load(target_folder, draft_folder, device="cpu", slots=2, allow_lossy=False)
+    lossy = [name for name, rule in semspec.verifiers.REGISTRY.items() if not rule.lossless and name != "oracle"]
+    assert len(lossy) > 10
+    for verifier in [*lossy, Anything()]:
+        with pytest.raises(BadRequest, match="may change what the target would have written, and this pair was loaded"):
+            strict.generate(PROMPT, verifier=verifier, allow_lossy=True)
+        with pytest.raises(BadRequest, match="loaded with allow_lossy off"):
+            strict.stream(PROMPT, verifier=verifier)
+    assert strict.target.free == 2 and not strict.executor.tasks
+    for verifier in ("none", "exact", "sampling", "block"):
+        assert strict.generate(PROMPT, verifier=verifier, max_new_tokens=3).lossless

@@ -90,7 +90,9 @@ class Bench:
         self.passes: list[Pass] = []
         recorded = Recorder(self.pair.target, "target", self.passes)
         draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)
-        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder)
+        self.both = Pair(
+            recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder, self.pair.allow_lossy
+        )
         self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def serve(
     )
     metrics = Metrics()
     place: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype, "report": logs.say}
+    place["allow_lossy"] = lossy  # so that whatever comes past the server's own check is refused all the same
     engine = Engine(
         lambda: remembering(load(target, draft, **place, slots=slots, context=context, sparse=sparse)),
         queue=max_queue,

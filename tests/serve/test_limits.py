@@ -49,6 +49,18 @@ def test_lossy_rules_need_to_be_allowed(tiny: Live):
         semspec.Options(verifier="fly", allow_lossy=False)
 
 
+@pytest.mark.parametrize(("flags", "allowed"), [([], False), (["--allow-lossy"], True)])
+def test_the_pair_that_a_server_loads_refuses_by_itself(semspec, monkeypatch, flags: list[str], allowed: bool):
+    def load(*_: object, **given: object) -> None:
+        raise BadRequest(f"asked for with allow_lossy={given['allow_lossy']}")
+
+    monkeypatch.setattr("semspec.loading.load", load)
+    monkeypatch.setattr("semspec.serve.engine.Engine", lambda load, **_: load())
+    monkeypatch.setattr("semspec.serve.logs.configure", lambda: None)
+    done = semspec("serve", "anything", *flags)
+    assert done.returncode == 2 and f"asked for with allow_lossy={allowed}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("more", "status", "words"),
     [
