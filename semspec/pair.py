@@ -60,8 +60,10 @@ class Pair:
         self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
 
     def _protected(self) -> Tensor:
-        """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary"""
+        """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary,
+        and markers of thinking wherever they stand"""
         outside = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
+        outside |= {*(thinking_markers(self.tokenizer) or ())}
         mask = torch.zeros(self.target.vocab, dtype=torch.bool)
         mask[[i for i in outside if i < self.target.vocab]] = True
         return mask.to(self.target.device)
