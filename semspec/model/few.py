@@ -21,7 +21,7 @@ from torch import Tensor
 
 CACHED = 32 << 20  # bytes of a model that a cache may hold; out of a cache, F.linear is twice as fast for one row
 LEAST = 4 << 20  # bytes of a model below which calls cost more than what they multiply
-MOST = 2 << 30  # bytes of a model of which nobody would want a second copy
+MOST = 1 << 30  # bytes of a model of which one would not want a second copy
 TWO = 2  # rows: with weights packed, more of them are not turned
 ROWS = 9  # without, more than these are not,
 NUMBERS = 4096  # nor inputs of so many numbers: F.linear is the faster one again

@@ -66,6 +66,7 @@ class Single:
     def of(transformer: Transformer, cache: Cache) -> Single | None:
         """None: such a model's passes are bound by something else, or have something that is not made here."""
         plain = isinstance(transformer.head, Linear) and transformer.shape.mixture is None
+        plain = plain and ACTIVATE[transformer.shape.activation] in _ACTIVATE
         small = transformer.shape.parameters * transformer.dtype.itemsize <= few.CACHED
         here = transformer.device.type == "cpu" and transformer.dtype == torch.float32
         return Single(transformer, cache) if plain and small and here else None

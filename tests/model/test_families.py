@@ -39,21 +39,26 @@ class Case:
 
 
 OTHER_WAYS = {f"{name}, turned and packed": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3-moe")}
+IN_NUMPY = {f"{name}, in NumPy": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3", "phi4-mini")}
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *OTHER_WAYS])
+@pytest.fixture(scope="module", params=[*FAMILIES, *OTHER_WAYS, *IN_NUMPY])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Some families also with few.py's products, which models of this size do not have of themselves."""
-    name = OTHER_WAYS.get(request.param, request.param)
+    """Every family as large models go about it, one operation of torch at a time; some also with few.py's products,
+    which models of this size do not have of themselves, and with single.py's passes of one token, which they do."""
+    name = (OTHER_WAYS | IN_NUMPY).get(request.param, request.param)
     model = make_model(name)
     folder: Path = save(model, tmp_path_factory.mktemp(name))
     with pytest.MonkeyPatch.context() as patch:
         if request.param in OTHER_WAYS:
             patch.setattr(few.Ways, "of", lambda *_: few.Ways(turned=True, packed=few.can_pack()))
         runner = ModelRunner.load(folder, device="cpu", slots=3)
-    assert isinstance(runner.transformer.head, Linear) and runner.transformer.head.turned == (
-        request.param in OTHER_WAYS
-    )
+    head = runner.transformer.head
+    assert isinstance(head, Linear) and head.turned == (request.param in OTHER_WAYS)
+    if request.param in IN_NUMPY:
+        assert runner.single is not None
+    else:
+        runner.single = None
     return Case(model, runner)
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import semspec
 from semspec.cli import app
 from semspec.errors import ModelError
-from semspec.model import Source, plan
+from semspec.model import Source, few, plan
 from semspec.model.experts import Linear
 from semspec.model.plan import Plan, check
 from semspec.model.runner import ModelRunner
@@ -50,6 +50,22 @@ def test_a_plan_is_what_is_taken(family: str, dtype: str, tmp_path: Path) -> Non
     runner = source.load("cpu", dtype, 3, 200)
     assert isinstance(runner, ModelRunner)
     assert planned.total == pytest.approx(taken(runner), rel=0.01)  # norms and biases are small change
+
+
+def test_weights_that_are_packed_are_planned_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few, "LEAST", 0)
+    monkeypatch.setattr(few, "can_pack", lambda: True)
+    monkeypatch.setattr(few, "pack", lambda weight: weight.clone())
+    for family in ("llama3.1", "qwen3"):  # with a head of its own, and with the embedding as head
+        source = Source.find(save(make_model(family), tmp_path / family))
+        planned = source.plan("cpu", "float32", slots=3, context=200)
+        runner = source.load("cpu", "float32", 3, 200)
+        assert isinstance(runner, ModelRunner)
+        transformer = runner.transformer
+        linears = [transformer.head, *(m for layer in transformer.layers for m in (layer.qkv, layer.out))]
+        linears += [m for layer in transformer.layers for m in (layer.ffn.gate_up, layer.ffn.down)]
+        packed = sum(m.packed.nbytes for m in linears)
+        assert packed and planned.total == pytest.approx(taken(runner) + packed, rel=0.01)
 
 
 def test_int8_plans_a_byte_for_each_weight_and_floats_for_the_embedding(tmp_path: Path) -> None:
