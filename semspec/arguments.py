@@ -40,7 +40,9 @@ Drafter = Annotated[
     str,
     typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).", autocompletion=lambda: DRAFTERS),
 ]
-NumDraftTokens = Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")]
+NumDraftTokens = Annotated[
+    str | None, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto; by default the rule's own.")
+]
 DraftMinP = Annotated[float, typer.Option(help="Stop drafting where the draft's best has less; 0 is off.")]
 DraftMaxEntropy = Annotated[float | None, typer.Option(help="Or where its entropy is above this.")]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")]
@@ -52,6 +54,8 @@ Seed = Annotated[int | None, typer.Option(help="Makes a sampled answer repeatabl
 RelaxSpan = Annotated[
     str, typer.Option(help="Where a lossy rule may relax: all or thinking.", autocompletion=lambda: SPANS)
 ]
+LoopRepeats = Annotated[int, typer.Option(help="Copies in a row at which a lossy rule gives way to exact; 0 is off.")]
+LoopPeriod = Annotated[int, typer.Option(help="Tokens of the longest block whose copies are noticed.")]
 Lossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Refuse lossy rules or not.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be repeated.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
@@ -68,8 +72,10 @@ NoMemoryLine = Annotated[bool, typer.Option("--quiet", "-q", help="Do not say wh
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 
 
-def draft_length(text: str) -> int | str:
+def draft_length(text: str | None) -> int | str | None:
     """A number or a word such as auto, from the command line; which words there are is not decided here."""
+    if text is None:
+        return None
     try:
         return int(text)
     except ValueError:

@@ -44,7 +44,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
     verifier: args.Verifier = "exact",
     drafter: args.Drafter = "auto",
-    num_draft_tokens: args.NumDraftTokens = "8",
+    num_draft_tokens: args.NumDraftTokens = None,
     draft_min_p: args.DraftMinP = 0.0,
     draft_max_entropy: args.DraftMaxEntropy = None,
     max_new_tokens: args.MaxNewTokens = 1024,
@@ -54,6 +54,8 @@ def chat(
     min_p: args.MinP = 0.0,
     seed: args.Seed = None,
     relax_span: args.RelaxSpan = "all",
+    loop_repeats: args.LoopRepeats = 4,
+    loop_period: args.LoopPeriod = 128,
     lossy: args.Lossy = True,
     stop: args.Stop = None,
     device: args.Device = "auto",
@@ -69,12 +71,18 @@ def chat(
         verifier=verifier, drafter=drafter, num_draft_tokens=args.draft_length(num_draft_tokens),
         draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
-        relax_span=relax_span, allow_lossy=lossy,
+        relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period,
+        allow_lossy=lossy,
     )  # fmt: skip
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
+<<<<<<< HEAD
         sparse=sparse,
         report=memory_line(quiet or as_json),
+=======
+        sparse=sparse, allow_lossy=lossy,
+        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
+>>>>>>> loose
     )  # fmt: skip
     if not pair.tokenizer.chat_template:
         raise BadRequest(f"{target} has no chat template; it can go on with a text: semspec generate {target} TEXT")
@@ -185,9 +193,17 @@ class Chat:
 
         if spec:
             arm = parse_arm(spec, self.options.num_draft_tokens, self.options.drafter)
-            names = ("verifier", "num_draft_tokens", "drafter", "draft_min_p", "draft_max_entropy")
+            names = (
+                "verifier",
+                "num_draft_tokens",
+                "drafter",
+                "draft_min_p",
+                "draft_max_entropy",
+                "loop_repeats",
+                "loop_period",
+            )
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
-        self.say(f"{self.options.verifier}, drafts of {self.options.num_draft_tokens} from {self.options.drafter}")
+        self.say(f"{self.options.verifier}, drafts of {self.options.draft_length()} from {self.options.drafter}")
         if not spec:
             self.say(f"the rules are: {', '.join(args.verifiers())}")
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from semspec.kept import Kept
-from semspec.loops import find_loop
+from semspec.loops import Watch
 from semspec.noise import TARGET
 from semspec.pace import ALONE, Fixed, Pace
 from semspec.stats import Stats
@@ -45,7 +45,7 @@ from semspec.verify.exact import Exact
 
 log = logging.getLogger(__name__)
 EXACT = Exact()
-LOOK_BACK = 192  # tokens in which a loop is looked for after every step
+QUOTED = 80  # characters of a text that goes in circles, in the log
 WRITE_AHEAD = 8  # tokens a target without a draft writes between two looks at stop strings and cancellation
 
 
@@ -66,6 +66,8 @@ class Job:
     steps: Steps | None = None  # where steps end, for rules whose unit is one
     referee: Referee | None = None  # for rules that ask one
     rewriter: Rule | None = None  # the token rule by which the draft helps where the target writes, if it does
+    watch: Watch = field(default_factory=Watch)  # when a loose rule has gone in circles
+    spell: Callable[[list[int]], str] = str  # tokens as a person reads them
 
 
 Referee = Callable[[list[int], list[int]], bool]
@@ -190,18 +192,18 @@ class Decoder:
             draft = draft.first(len(draft.tokens) - 1)
         return draft, rule.layout(draft.tokens)
 
-    def watch(self) -> None:
+    def watch(self, new: int) -> None:
         """Loose acceptance can talk itself into a circle. If it does, the target alone decides from here on."""
-        loop = find_loop(self.context[-LOOK_BACK:])
+        # A prompt may repeat itself as it likes: nobody wrote that here.
+        loop = self.job.watch.look(self.context[len(self.job.prompt) :], new)
         if loop is not None:
             self.strict = True
             self.stats.loops += 1
-            log.warning(
-                "%s wrote %d tokens %d times in a row; going on with exact",
-                self.job.rule.name,
-                loop.period,
-                loop.repeats,
-            )
+            what = f"{self.job.rule.name} wrote {loop.period} tokens {loop.repeats} times in a row; going on with exact"
+            text = self.job.spell(list(loop.block))
+            quoted = repr(text if len(text) <= QUOTED else text[: QUOTED - 3] + "...")
+            # Who keeps logs of other people's texts writes down no more than what happened.
+            log.warning("%s: %s", what, quoted, extra={"public": what})
 
     def pending(self) -> list[int]:
         """The part of the context that the target has not seen: its last token, or at first the whole prompt."""
@@ -222,7 +224,7 @@ class Decoder:
         """Make tokens part of the context and forget what the target scored beyond them."""
         self.context += tokens
         if not (self.job.rule.lossless or self.strict):
-            self.watch()
+            self.watch(len(tokens))
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
         kept = None if logprobs is None else logprobs[: len(tokens)]
         return Event(tokens, ["target"] * len(tokens), logprobs=kept, finish_reason=finish)

@@ -18,8 +18,7 @@ from semspec.pair import Pair
 from semspec.stats import Stats
 from semspec.tasks.base import Problem
 from semspec.tasks.pocket import Pocket
-
-LOOSE = 15  # tokens, as in FLy's paper
+from semspec.verify.fly import Fly
 
 
 @dataclass
@@ -48,7 +47,7 @@ def demo(
     arms = [
         Arm("target alone", Options(verifier="none")),
         Arm(f"exact, drafts of {num_draft_tokens}", Options(verifier="exact", num_draft_tokens=num_draft_tokens)),
-        Arm(f"fly (loose), drafts of {LOOSE}", Options(verifier="fly", num_draft_tokens=LOOSE)),
+        Arm(f"fly (loose), drafts of {Fly.draft_tokens}", Options(verifier="fly")),
         Arm("semantic+ (loose), whole steps", Options(verifier="semantic+")),
     ]
     chosen = task.problems(problems, seed)

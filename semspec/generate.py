@@ -29,7 +29,7 @@ def generate(
     n: Annotated[int, typer.Option("--n", help="Number of answers, decoded together.")] = 1,
     verifier: args.Verifier = "exact",
     drafter: args.Drafter = "auto",
-    num_draft_tokens: args.NumDraftTokens = "8",
+    num_draft_tokens: args.NumDraftTokens = None,
     draft_min_p: args.DraftMinP = 0.0,
     draft_max_entropy: args.DraftMaxEntropy = None,
     max_new_tokens: args.MaxNewTokens = None,
@@ -39,6 +39,8 @@ def generate(
     min_p: args.MinP = 0.0,
     seed: args.Seed = None,
     relax_span: args.RelaxSpan = "all",
+    loop_repeats: args.LoopRepeats = 4,
+    loop_period: args.LoopPeriod = 128,
     lossy: args.Lossy = True,
     stop: args.Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the end of the text.")] = False,
@@ -57,7 +59,8 @@ def generate(
         verifier=verifier, drafter=drafter, num_draft_tokens=args.draft_length(num_draft_tokens),
         draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
-        ignore_eos=ignore_eos, relax_span=relax_span, allow_lossy=lossy,
+        ignore_eos=ignore_eos, relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period,
+        allow_lossy=lossy,
     )  # fmt: skip
     if n < 1:
         raise BadRequest(f"n is {n}; give 1 or more, the number of answers")
@@ -66,8 +69,13 @@ def generate(
     errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=min(n, SLOTS), context=context,
+<<<<<<< HEAD
         sparse=sparse,
         report=memory_line(quiet or as_json),
+=======
+        sparse=sparse, allow_lossy=lossy,
+        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
+>>>>>>> loose
     )  # fmt: skip
     asked = [{"role": "user", "content": text}] if chat else text
     each = [options if seed is None else replace(options, seed=seed + i) for i in range(n)]

@@ -29,6 +29,7 @@ def load(
     slots: int = 8,
     context: int | None = None,
     sparse: str | Path | SparsePlan | None = None,
+    allow_lossy: bool = True,
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
@@ -36,10 +37,18 @@ def load(
 
     `sparse` is a plan, or its folder, that says what the target may leave out when it checks a draft (docs/sparse.md).
 
+    With `allow_lossy` off the pair answers as the target alone would, whatever a request says: it refuses lossy
+    verifiers, and here a plan.
+
     `report` is told in one line, before anything is loaded, what memory will be taken.
     """
     if slots < 1:
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
+    if sparse is not None and not allow_lossy:
+        raise BadRequest(
+            "by a sparse plan no draft is checked without loss, and allow_lossy is off; load the target without the "
+            "plan, or allow lossy answers"
+        )
     if target == "pocket" and draft is None:
         draft = "pocket-draft"
     plan = SparsePlan.load(Path(sparse)) if isinstance(sparse, str | Path) else sparse
@@ -55,7 +64,7 @@ def load(
         alone = source.load(device, dtype, slots, context)
         if plan is not None:
             apply(plan, alone)
-        return Pair(alone, tokenizer, eos=eos)
+        return Pair(alone, tokenizer, eos=eos, allow_lossy=allow_lossy)
     partner = Source.find(SHIPPED.get(str(draft), draft))
     common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
     place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
@@ -72,7 +81,7 @@ def load(
         drafter = partner.load(place, dtype, slots, room)
     runner.vocab = drafter.vocab = common
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
-    return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped)
+    return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped, allow_lossy=allow_lossy)
 
 
 def _announce(plans: list[Plan], report: Callable[[str], None] | None) -> None:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from semspec.errors import BadRequest
 
+REPEATS, TOKENS, PERIOD = 4, 32, 128  # a loop: copies in a row, tokens they have together, and the longest block
+LONGEST_PERIOD = 1024  # that may be asked for: after every step all periods are tried
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -29,7 +32,9 @@ class Loop:
         return self.start + self.period * self.repeats
 
 
-def find_loop(tokens: Sequence[int], min_repeats: int = 4, min_tokens: int = 32, max_period: int = 128) -> Loop | None:
+def find_loop(
+    tokens: Sequence[int], min_repeats: int = REPEATS, min_tokens: int = TOKENS, max_period: int = PERIOD
+) -> Loop | None:
     """The loop that covers most tokens, wherever it stands; of equals the one with the shortest block, then the first.
 
     Whole copies only are counted: at least `min_repeats` of them, at least `min_tokens` tokens together.
@@ -62,3 +67,26 @@ def find_loop(tokens: Sequence[int], min_repeats: int = 4, min_tokens: int = 32,
                 best = Loop(start, period, repeats, tuple(tokens[start : start + period]))
             place = last + 1 + stride  # last + 1 does not match: the next stretch begins behind it
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When a text that is being written counts as going in circles."""
+
+    repeats: int = REPEATS  # copies in a row; 0: never
+    period: int = PERIOD  # tokens of the longest block
+
+    def __post_init__(self) -> None:
+        if self.repeats < 0 or self.repeats == 1:
+            raise BadRequest(f"loop_repeats is {self.repeats}; give 0 (off) or the copies that make a loop, 2 or more")
+        if not 1 <= self.period <= LONGEST_PERIOD:
+            raise BadRequest(
+                f"loop_period is {self.period}; give the longest block that is looked for, 1 to {LONGEST_PERIOD} tokens"
+            )
+
+    def look(self, written: Sequence[int], new: int) -> Loop | None:
+        """A loop that the last `new` tokens have completed. Earlier ones would have been found when they were."""
+        if not self.repeats:
+            return None
+        longest = max(self.repeats * self.period, TOKENS + self.period)  # that a loop has to be to count as one
+        return find_loop(written[-longest - new :], self.repeats, max_period=self.period)

@@ -9,6 +9,7 @@ from typing import Any
 from semspec import verify
 from semspec.draft import Unsure
 from semspec.errors import BadRequest
+from semspec.loops import PERIOD, REPEATS, Watch
 from semspec.types import Sampling
 from semspec.verify import Rule
 
@@ -22,7 +23,7 @@ class Options:
 
     verifier: str | Rule = "exact"
     drafter: str = "auto"  # one of DRAFTERS; auto: the draft model if there is one, else ngram
-    num_draft_tokens: int | str = 8  # or "auto": as many as have been paying off, perhaps none
+    num_draft_tokens: int | str | None = None  # None: as the verifier has it; "auto": as many as have been paying off
     draft_min_p: float = 0.0  # a draft model stops where its best token has less; 0 is off
     draft_max_entropy: float | None = None  # or where its entropy is above this many nats
     max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
@@ -37,6 +38,8 @@ class Options:
     logprobs: int | None = None  # report each token's logprob, with this many rivals
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
+    loop_repeats: int = REPEATS  # a loose verifier's text that stands this often in a row is finished by exact; 0: off
+    loop_period: int = PERIOD  # tokens of the longest block whose copies are noticed
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
     def __post_init__(self) -> None:
@@ -47,6 +50,10 @@ class Options:
                 if value != AUTO:
                     raise BadRequest(f"num_draft_tokens is {value!r}; give a whole number, or auto")
             elif value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise BadRequest(f"{name} is {value!r}; give a whole number")
+        for name in ("loop_repeats", "loop_period"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise BadRequest(f"{name} is {value!r}; give a whole number")
         for name in ("temperature", "top_p", "min_p", "draft_min_p", "draft_max_entropy"):
             value = getattr(self, name)
@@ -70,6 +77,7 @@ class Options:
             raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
+        self.watch()
         if self.unsure.ever and self.drafter == "ngram":
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
@@ -93,6 +101,13 @@ class Options:
     @property
     def unsure(self) -> Unsure:
         return Unsure(self.draft_min_p, self.draft_max_entropy)
+
+    def watch(self) -> Watch:
+        return Watch(self.loop_repeats, self.loop_period)
+
+    def draft_length(self) -> int | str:
+        """The length of drafts: what was asked for, or the verifier's own."""
+        return verify.make(self.verifier).usual() if self.num_draft_tokens is None else self.num_draft_tokens
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)

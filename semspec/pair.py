@@ -46,8 +46,10 @@ class Pair:
         draft: Runner | None = None,
         eos: frozenset[int] = frozenset(),
         probe_folder: Path | None = None,
+        allow_lossy: bool = True,
     ) -> None:
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
+        self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()
         self.protected = self._protected()
         self.probe_folder = probe_folder
@@ -58,8 +60,10 @@ class Pair:
         self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
 
     def _protected(self) -> Tensor:
-        """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary"""
+        """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary,
+        and markers of thinking wherever they stand"""
         outside = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
+        outside |= {*(thinking_markers(self.tokenizer) or ())}
         mask = torch.zeros(self.target.vocab, dtype=torch.bool)
         mask[[i for i in outside if i < self.target.vocab]] = True
         return mask.to(self.target.device)
@@ -124,12 +128,18 @@ class Pair:
 
     def _prepare(self, prompt: Prompt | list[int], options: Options) -> tuple[Job, Drafter, TextStream]:
         """Check a request and turn it into a job."""
-        rule = verify.make(options.verifier).bound(self)
-        if self.sparse and rule.drafts and not options.allow_lossy:
+        rule = verify.make(options.verifier)
+        if not (rule.lossless or self.allow_lossy):
+            raise BadRequest(
+                f"verifier {rule.name!r} may change what the target would have written, and this pair was loaded with "
+                "allow_lossy off; choose a lossless verifier (exact, sampling, block) or load it with allow_lossy on"
+            )
+        if self.sparse and rule.drafts and not (options.allow_lossy and self.allow_lossy):
             raise BadRequest(
                 "this target checks drafts by a sparse plan, so no verifier is lossless, and allow_lossy is off; load "
                 "it without the plan, or allow lossy answers"
             )
+        rule = rule.bound(self)
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -152,13 +162,16 @@ class Pair:
             steps=self.steps(rule),
             referee=self._referee(options.referee),
             rewriter=self._rewriter(rule),
+            watch=options.watch(),
+            spell=lambda tokens: str(self.tokenizer.decode(tokens)),
         )
         return job, self._drafter(rule, options.drafter, options.unsure), text
 
     def _pace(self, rule: Rule, options: Options) -> int | Pace:
         """A number, or what prompts before this one have taught about drafting for this rule."""
-        if isinstance(options.num_draft_tokens, int):
-            return options.num_draft_tokens
+        length = options.draft_length()
+        if isinstance(length, int):
+            return length
         key = (rule, options.drafter, options.unsure)
         pace = self._paces.pop(key, None) or Auto(shortest=rule.shortest())
         self._paces[key] = pace  # the latest comes last, and what has not been asked for in a long time goes

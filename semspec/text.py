@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from semspec.types import Origin
 Messages = list[dict[str, Any]]
 Prompt = str | Messages
 THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
+CLOSING = re.compile(r"</\w*(?:think|thought|reason)\w*>|\[/\w*(?:think|thought|reason)\w*\]", re.IGNORECASE)
 UNFINISHED = "\ufffd"  # how a decoder writes bytes that are not a whole character yet
 GARBAGE = 64  # this many unfinished characters in a row are not the beginning of anything
 CONTEXT = 8  # tokens decoded together, so that decoders which treat the start of a text specially do no harm
@@ -56,9 +58,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> li
 
 
 def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
-    """The tokens between which a model thinks, if its tokenizer has such a pair."""
+    """The tokens between which a model thinks, if its tokenizer has such a pair: a usual one, or one of which the chat
+    template speaks. Markers of several tokens are not found."""
     vocabulary = tokenizer.get_vocab()
-    for begin, end in THINKING:
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    told = [(found[0].replace("/", "", 1), found[0]) for found in CLOSING.finditer(template)]
+    for begin, end in (*THINKING, *told):
         if begin in vocabulary and end in vocabulary:
             return vocabulary[begin], vocabulary[end]
     return None

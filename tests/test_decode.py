@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from semspec import verify
 from semspec.decode import Decoder, Job
 from semspec.draft import ModelDrafter, NgramDrafter, NoDrafter
 from semspec.execute import Executor
+from semspec.loops import Watch
 from semspec.stats import Stats
 from semspec.types import Drafter, Event, Sampling
 from semspec.verify.exact import Exact
@@ -301,6 +303,7 @@ def test_a_loose_rule_that_goes_in_circles_is_replaced_by_exact(caplog: pytest.L
     target, draft = chain(VOCAB, seed=2), script([3, 4], VOCAB, 0)
     tokens, origins, stats = run(Job(PROMPT, verify.make("accept-all"), 6, 120), target, draft)
     assert stats.loops == 1 and "accept-all wrote" in caplog.text and "going on with exact" in caplog.text
+    assert re.search(r"wrote (\d+) tokens \d+ times in a row; going on with exact: '\[.*3, 4, 3.*\]'", caplog.text)
     relaxed = [i for i, o in enumerate(origins) if o == "relaxed"]
     assert relaxed and relaxed[-1] < 60, "nothing is relaxed after the loop was found"
     after = relaxed[-1] + 10
@@ -308,3 +311,51 @@ def test_a_loose_rule_that_goes_in_circles_is_replaced_by_exact(caplog: pytest.L
     assert run(Job(PROMPT, verify.make("exact"), 6, 120), script([3, 4], VOCAB, 0), draft)[2].loops == 0, (
         "not its fault"
     )
+
+
+def test_a_prompt_that_repeats_itself_makes_no_rule_strict():
+    prompt = [3, 4] * 60
+    target, draft = chain(VOCAB, seed=2), chain(VOCAB, seed=3, memory=12)
+    assert run(Job(prompt, verify.make("accept-all"), 6, 60), target, draft)[2].loops == 0
+
+
+def periodic(period: int) -> Logits:
+    """A model that writes blocks of so many tokens, none of which repeats within itself."""
+    block = [*[int(c) for n in range(period) for c in f"{n:03d}"][: period - 1], 10]
+    return script(block, VOCAB, len(PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("watch", "period", "found_after"),
+    [
+        (Watch(), 128, 512),  # the longest block that counts by default
+        (Watch(), 129, None),
+        (Watch(repeats=2), 128, 256),
+        (Watch(period=16), 20, None),
+        (Watch(period=20), 20, 80),
+        (Watch(repeats=0), 20, None),
+        (Watch(repeats=2, period=1), 1, 32),  # a word said twice is no loop yet
+    ],
+)
+@pytest.mark.parametrize("k", [1, 7])
+def test_how_long_and_how_often_a_loop_is_can_be_set(watch: Watch, period: int, found_after: int | None, k: int):
+    language, executor = periodic(period), Executor()
+    job = Job(PROMPT, verify.make("accept-all"), k, 600, watch=watch)
+    decoder = Decoder(job, FakeRunner(language, VOCAB), ModelDrafter(FakeRunner(language, VOCAB)), Stats())
+    task = executor.submit(decoder.decode(), decoder.stats)
+    while not task.done and not decoder.strict:
+        executor.tick()
+    assert task.error is None and decoder.stats.loops == (found_after is not None)
+    if found_after is not None:
+        assert found_after <= len(decoder.context) - len(PROMPT) <= found_after + k, "as soon as it is one"
+
+
+def test_what_repeats_is_quoted_as_text_and_shortened(caplog: pytest.LogCaptureFixture):
+    spell = "".join
+    job = Job(PROMPT, verify.make("accept-all"), 6, 60, spell=lambda tokens: spell("ab"[t == 4] for t in tokens))
+    run(job, script([3, 4], VOCAB, len(PROMPT)), script([3, 4], VOCAB, len(PROMPT)))
+    assert caplog.messages == ["accept-all wrote 2 tokens 17 times in a row; going on with exact: 'ab'"]
+    assert caplog.records[0].public == caplog.messages[0].removesuffix(": 'ab'")  # type: ignore[attr-defined]
+    caplog.clear()
+    run(replace(job, spell=lambda tokens: "long " * 40), script([3, 4], VOCAB, 5), script([3, 4], VOCAB, 5))
+    assert caplog.messages[0].endswith("long lo...'") and len(caplog.messages[0]) < 160

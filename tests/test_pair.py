@@ -260,6 +260,9 @@ class Anything(Exact):
         ([[]], {}, "the chat has no messages"),
         (PROMPT, {"relax_span": "some"}, "relax_span is 'some'; give all or thinking"),
         (PROMPT, {"relax_span": "thinking"}, "needs a model that thinks between markers"),
+        (PROMPT, {"loop_repeats": 1}, "loop_repeats is 1; give 0 (off) or the copies that make a loop, 2 or more"),
+        (PROMPT, {"loop_repeats": None}, "loop_repeats is None; give a whole number"),
+        (PROMPT, {"loop_period": 0}, "loop_period is 0; give the longest block that is looked for, 1 to 1024 tokens"),
         (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
         (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
         (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),
@@ -486,3 +489,24 @@ def test_what_is_learnt_of_draft_lengths_is_kept_for_few_rules(pair: semspec.Pai
         pair.generate(PROMPT, verifier=f"fly:theta={theta}", num_draft_tokens="auto", max_new_tokens=1)
     kept = [rule for rule, *_ in pair._paces]
     assert len(kept) == 64 and kept[-1] == semspec.verify.make("fly:theta=99")
+
+
+def test_a_rule_drafts_as_far_as_it_likes_unless_told(pair: semspec.Pair):
+    for given, longest in [({}, 8), ({"verifier": "fly"}, 15), ({"verifier": "fly:window=20"}, 21)]:
+        result = pair.generate(PROMPT, max_new_tokens=60, ignore_eos=True, **given)
+        assert max(e.drafted for e in result.events) == longest
+    assert max(e.drafted for e in pair.generate(PROMPT, verifier="fly", num_draft_tokens=5).events) == 5
+
+
+def test_a_pair_loaded_lossless_stays_so_whatever_is_asked(target_folder: Path, draft_folder: Path, pair: semspec.Pair):
+    strict = semspec.load(target_folder, draft_folder, device="cpu", slots=2, allow_lossy=False)
+    lossy = [name for name, rule in semspec.verifiers.REGISTRY.items() if not rule.lossless and name != "oracle"]
+    assert len(lossy) > 10
+    for verifier in [*lossy, Anything()]:
+        with pytest.raises(BadRequest, match="may change what the target would have written, and this pair was loaded"):
+            strict.generate(PROMPT, verifier=verifier, allow_lossy=True)
+        with pytest.raises(BadRequest, match="loaded with allow_lossy off"):
+            strict.stream(PROMPT, verifier=verifier)
+    assert strict.target.free == 2 and not strict.executor.tasks
+    for verifier in ("none", "exact", "sampling", "block"):
+        assert strict.generate(PROMPT, verifier=verifier, max_new_tokens=3).lossless

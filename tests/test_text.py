@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from semspec.errors import BadRequest, ModelError
-from semspec.text import UNFINISHED, TextStream, common_vocabulary, encode, load_tokenizer
+from semspec.text import UNFINISHED, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
 from semspec.types import Origin
 from tests.checkpoints import make_tokenizer
 
@@ -351,3 +351,26 @@ def test_endless_garbage_stays_cheap():
     stream = TextStream(TOKENIZER, PROMPT)
     stream.feed(garbage)
     assert len(stream._window) < 200
+
+
+@pytest.mark.parametrize(
+    ("added", "template", "markers"),
+    [
+        (["<think>", "</think>"], None, ("<think>", "</think>")),
+        (["[THINK]", "[/THINK]"], "", ("[THINK]", "[/THINK]")),
+        (["<reasoning>", "</reasoning>"], "{{ '<reasoning>' + r + '</reasoning>' }}", ("<reasoning>", "</reasoning>")),
+        (["[my_thoughts]", "[/my_thoughts]"], "a [/my_thoughts] b", ("[my_thoughts]", "[/my_thoughts]")),
+        (["<think>", "</think>", "<reason>", "</reason>"], "</reason>", ("<think>", "</think>")),
+        (["<reasoning>", "</reasoning>"], "nothing of the kind", None),
+        ([], "{{ '<reasoning>' + r + '</reasoning>' }}", None),  # several tokens each
+        (["<b>", "</b>"], "<b>bold</b>", None),
+    ],
+)
+def test_a_models_thinking_is_found_by_its_markers(
+    added: list[str], template: str | None, markers: tuple[str, str] | None
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(added)
+    tokenizer.chat_template = template
+    found = thinking_markers(tokenizer)
+    assert (found and tuple(tokenizer.convert_ids_to_tokens(found))) == markers

@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from semspec import verify
 from semspec.errors import BadRequest
+from semspec.loops import PERIOD, REPEATS
 from semspec.options import AUTO, Options
 
 BASELINE, DRAFT = "none", "draft"
+BESIDE: dict[str, type] = {"draft_min_p": float, "draft_max_entropy": float, "loop_repeats": int, "loop_period": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,12 @@ class Arm:
     role: Literal["target", "draft", "method"]
     verifier: str
     lossless: bool
-    num_draft_tokens: int | str = 8
+    num_draft_tokens: int | str | None = None
     drafter: str = "auto"
     draft_min_p: float = 0.0
     draft_max_entropy: float | None = None
+    loop_repeats: int = REPEATS
+    loop_period: int = PERIOD
 
     def options(self, **common: Any) -> Options:
         return Options(
@@ -32,11 +36,14 @@ class Arm:
             drafter=self.drafter,
             draft_min_p=self.draft_min_p,
             draft_max_entropy=self.draft_max_entropy,
+            loop_repeats=self.loop_repeats,
+            loop_period=self.loop_period,
             **common,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For the record, so with the length of drafts that is used, whoever has chosen it."""
+        return asdict(self) | {"num_draft_tokens": self.options(referee=_nobody).draft_length()}
 
 
 def _nobody(so_far: str, step: str) -> bool:
@@ -44,10 +51,10 @@ def _nobody(so_far: str, step: str) -> bool:
     return False
 
 
-def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto") -> Arm:
+def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str = "auto") -> Arm:
     """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4"."""
     name, _, text = spec.partition(":")
-    rest, bounds = [], {}
+    rest, bounds = [], dict[str, Any]()
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         if key.strip() == "k":
@@ -57,11 +64,13 @@ def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto")
             num_draft_tokens = AUTO if length == AUTO else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
-        elif key.strip() in ("draft_min_p", "draft_max_entropy"):
+        elif key.strip() in BESIDE:
+            kind = BESIDE[key.strip()]
             try:
-                bounds[key.strip()] = float(value)
+                bounds[key.strip()] = kind(value)
             except ValueError:
-                raise BadRequest(f"method {spec!r}: {key.strip()} is {value!r}; give a number") from None
+                number = "a number" if kind is float else "a whole number"
+                raise BadRequest(f"method {spec!r}: {key.strip()} is {value!r}; give {number}") from None
         else:
             rest.append(item)
     verifier = name + (":" + ",".join(rest) if rest else "")
@@ -70,7 +79,7 @@ def parse_arm(spec: str, num_draft_tokens: int | str = 8, drafter: str = "auto")
     return arm
 
 
-def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int | str, drafter: str) -> list[Arm]:
+def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int | str | None, drafter: str) -> list[Arm]:
     """The target alone first, the draft alone if there is one, then the methods, each once."""
     arms = {BASELINE: Arm(BASELINE, "target", "none", lossless=True)}
     if has_draft:

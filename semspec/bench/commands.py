@@ -37,9 +37,7 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
     seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
-    num_draft_tokens: Annotated[
-        str, typer.Option("--num-draft-tokens", "-k", help="Default draft length, or auto.")
-    ] = "8",
+    num_draft_tokens: arguments.NumDraftTokens = None,
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,

@@ -43,7 +43,7 @@ class Config:
     repeats: int = 1
     seed: int = 0
     batch: int = 1
-    num_draft_tokens: int | str = 8
+    num_draft_tokens: int | str | None = None  # None: each rule's own
     drafter: str = "auto"
     temperature: float = 0.0
     top_k: int = 0
@@ -95,7 +95,9 @@ class Bench:
         self.passes: list[Pass] = []
         recorded = Recorder(self.pair.target, "target", self.passes)
         draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)
-        self.both = Pair(recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder)
+        self.both = Pair(
+            recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder, self.pair.allow_lossy
+        )
         self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from semspec.arguments import draft_length
+from semspec.arguments import LoopPeriod, LoopRepeats, NumDraftTokens, draft_length
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"
@@ -25,8 +25,10 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name to clients; the target's by default.")] = None,
     verifier: Annotated[str, typer.Option(help="Rule where a request names none.")] = "exact",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
-    num_draft_tokens: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto.")] = "8",
+    num_draft_tokens: NumDraftTokens = None,
     relax_span: Annotated[str, typer.Option(help="Where a lossy rule may relax: all or thinking.")] = "all",
+    loop_repeats: LoopRepeats = 4,
+    loop_period: LoopPeriod = 128,
     lossy: Annotated[
         bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
     ] = False,
@@ -67,7 +69,7 @@ def serve(
         name=name or Path(target).name,
         defaults=Options(
             verifier=verifier, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens),
-            relax_span=relax_span, allow_lossy=lossy,
+            relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period, allow_lossy=lossy,
         ),
         allow_lossy=lossy,
         limits=Limits(
@@ -86,6 +88,7 @@ def serve(
     )
     metrics = Metrics()
     place: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype, "report": logs.say}
+    place["allow_lossy"] = lossy  # so that whatever comes past the server's own check is refused all the same
     engine = Engine(
         lambda: remembering(load(target, draft, **place, slots=slots, context=context, sparse=sparse)),
         queue=max_queue,

@@ -24,7 +24,7 @@ class Lines(logging.Formatter):
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "event": getattr(record, "public", None) or record.getMessage(),
         }
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[0] is not None:

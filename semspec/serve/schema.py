@@ -57,6 +57,8 @@ class Speculation(BaseModel):
     draft_min_p: float | None = None
     draft_max_entropy: float | None = None
     relax_span: str | None = None
+    loop_repeats: int | None = None
+    loop_period: int | None = None
     detailed: bool = Field(False, description="Report every step: per_step_drafted, per_step_accepted.")
     trace: bool = Field(False, description="Say where every piece of text came from, and why relaxed tokens stand.")
 

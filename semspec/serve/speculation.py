@@ -24,7 +24,7 @@ def apply(given: Speculation | None, settings: Settings) -> Options:
     """The server's defaults, changed as the request wants. What it may not want is a BadRequest that says so."""
     options = settings.defaults
     if given is None:
-        return options
+        return _capped(options, settings)
     if given.off:
         return dataclasses.replace(options, verifier="none")
     changes = given.model_dump(include=set(SHARED), exclude_unset=True, exclude_none=True)
@@ -32,10 +32,26 @@ def apply(given: Speculation | None, settings: Settings) -> Options:
     rule = _adjusted(rule, given.model_extra or {})
     rule = _placed(rule, verify.make(options.verifier))
     _check(rule, changes.get("num_draft_tokens"), settings)
-    return dataclasses.replace(options, verifier=rule, **changes)
+    return _capped(dataclasses.replace(options, verifier=rule, **changes), settings)
 
 
-SHARED = ("drafter", "num_draft_tokens", "draft_min_p", "draft_max_entropy", "relax_span")
+def _capped(options: Options, settings: Settings) -> Options:
+    """A rule's own draft length gives way to the server's limit: nobody has asked for it."""
+    most, length = settings.limits.draft_tokens, options.draft_length()
+    if options.num_draft_tokens is None and isinstance(length, int) and length > most:
+        return dataclasses.replace(options, num_draft_tokens=most)
+    return options
+
+
+SHARED = (
+    "drafter",
+    "num_draft_tokens",
+    "draft_min_p",
+    "draft_max_entropy",
+    "relax_span",
+    "loop_repeats",
+    "loop_period",
+)
 
 
 def _placed(rule: Rule, usual: Rule) -> Rule:
@@ -128,6 +144,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 "allowed": rule.lossless or settings.allow_lossy,
                 "unit": rule.unit,
                 "drafts": rule.drafts,
+                "num_draft_tokens": min(rule.draft_tokens, settings.limits.draft_tokens),
                 "about": about(rule),
                 "options": [
                     {"name": f.name, "type": type(f.default).__name__, "default": f.default}

@@ -135,7 +135,8 @@ def measure(
     tallies = {name: Tally() for name in plans}
     together = runner.free
     draft = Remembering(pair.draft) if pair.draft else None
-    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder)  # reads prompts once
+    # Reads prompts once.
+    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder, pair.allow_lossy)
     problems = task.problems(n, seed)
     progress(0, n)
     for begin in range(0, n, together):

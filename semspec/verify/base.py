@@ -200,6 +200,7 @@ class Rule(ABC):
     needs_draft_logits: ClassVar[bool] = False  # the draft's probabilities; else ids, and the draft writes greedily
     samples_drafts: ClassVar[bool] = False  # the draft writes as the request says, whoever asks how likely
     drafts: ClassVar[bool] = True  # False: the target writes alone
+    draft_tokens: ClassVar[int] = 8  # length of a draft where nobody says one
 
     @abstractmethod
     def judge(self, drafts: Drafts) -> Decisions: ...
@@ -211,6 +212,10 @@ class Rule(ABC):
     def shortest(self) -> int:
         """The shortest draft that it judges as it means to. Nobody who may choose makes a shorter one."""
         return 1
+
+    def usual(self) -> int:
+        """The length of a draft where nobody says one."""
+        return max(self.draft_tokens, self.shortest())
 
     @property
     def keeps_draft_logits(self) -> bool:

@@ -32,6 +32,7 @@ from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
 class Fly(Rule):
     name = "fly"
     lossless = False
+    draft_tokens = 15  # the paper's: a window has to fit behind a mismatch, or nothing is relaxed
 
     window: int = 6
     theta: float = 0.3

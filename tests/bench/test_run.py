@@ -23,6 +23,7 @@ from semspec.bench.arms import arms_for, parse_arm
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import load_run
 from semspec.errors import BadRequest
+from semspec.loops import Watch
 from semspec.model.config import Shape
 from semspec.verify import make
 
@@ -174,7 +175,12 @@ def test_methods_are_read_with_their_draft_length_and_drafter():
     assert (options.num_draft_tokens, options.draft_min_p, options.draft_max_entropy) == ("auto", 0.4, None)
     assert [a.name for a in arms_for(["exact", "none", "exact"], True, 8, "auto")] == ["none", "draft", "exact"]
     assert [a.name for a in arms_for(["exact"], False, 8, "auto")] == ["none", "exact"]
+    for given, spec, used in [(None, "fly", 15), (None, "exact", 8), (4, "fly", 4), (4, "fly:k=6", 6)]:
+        arm = parse_arm(spec, given)
+        assert arm.to_dict()["num_draft_tokens"] == arm.options().draft_length() == used, "what is used is recorded"
+    assert parse_arm("fly:loop_repeats=0,loop_period=64").options().watch() == Watch(0, 64)
     for spec, message in [
+        ("exact:loop_repeats=2.5", "loop_repeats is '2.5'; give a whole number"),
         ("exact:k=0", "give a draft length of 1 or more"),
         ("magic", "there is no verifier 'magic'"),
         ("exact:draft_min_p=low", "draft_min_p is 'low'; give a number"),

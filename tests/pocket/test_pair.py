@@ -47,3 +47,25 @@ def test_the_card_says_what_was_measured() -> None:
     note = text.split(f"seed {LOGS['draft']['seed']}\n")[-1].split("\nMeasured on")[0]
     assert card(MEASURES, LOGS, title, note) == text
     assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= 40e6
+
+
+def test_only_its_thoughts_are_relaxed_where_that_is_asked_for(pair: semspec.Pair) -> None:
+    begin, end = (pair.tokenizer.convert_tokens_to_ids(marker) for marker in ("<think>", "</think>"))
+    prompts = [problem.prompt for problem in Pocket(split="test").problems(4, SEED)]
+
+    def relaxed(span: str) -> tuple[int, int]:
+        """Relaxed tokens inside of thinking, and outside."""
+        common = {"verifier": "random:rate=0.9", "relax_span": span, "temperature": 1.2, "ignore_eos": True}
+        options = [Options(max_new_tokens=280, seed=i, **common) for i in range(len(prompts))]
+        inside = outside = 0
+        for result in pair.generate(prompts, options):
+            thinking, origins = False, [o for event in result.events for o in event.origins]
+            for token, origin in zip(result.tokens, origins, strict=True):
+                thinking = token == begin or (thinking and token != end)
+                inside += thinking and origin == "relaxed"
+                outside += not thinking and origin == "relaxed"
+        return inside, outside
+
+    assert min(relaxed("all")) > 5, "there is something to relax in both"
+    inside, outside = relaxed("thinking")
+    assert inside > 5 and outside == 0

@@ -183,6 +183,7 @@ def test_the_rest_of_the_endpoints(pocket: Live, pocket_pair: Pair):
     menu = pocket.get("/v1/methods").json()
     fly = next(m for m in menu["verifiers"] if m["name"] == "fly")
     assert {"name": "theta", "type": "float", "default": 0.3} in fly["options"] and not fly["lossless"]
+    assert fly["num_draft_tokens"] == 15 and menu["default"]["num_draft_tokens"] is None
     assert menu["target_seconds_per_token"] > 0
 
 

@@ -142,6 +142,12 @@ def test_a_verifier_that_raises_fails_its_own_request(tiny: Live, monkeypatch, c
     assert "Broken" in logged and "secret" not in logged and "quick" not in logged
 
 
+def test_the_log_tells_of_a_loop_without_its_words(caplog: pytest.LogCaptureFixture):
+    logging.getLogger("semspec.decode").warning("%s: %s", "it looped", "a secret", extra={"public": "it looped"})
+    assert "a secret" in caplog.text
+    assert json.loads(Lines().format(caplog.records[0]))["event"] == "it looped"
+
+
 def test_the_log_has_a_line_for_each_request_without_its_words(tiny: Live, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "semspec.serve")
     response = answer(tiny)

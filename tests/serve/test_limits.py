@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ def test_lossy_rules_need_to_be_allowed(tiny: Live):
         semspec.Options(verifier="fly", allow_lossy=False)
 
 
+@pytest.mark.parametrize(("flags", "allowed"), [([], False), (["--allow-lossy"], True)])
+def test_the_pair_that_a_server_loads_refuses_by_itself(semspec, monkeypatch, flags: list[str], allowed: bool):
+    def load(*_: object, **given: object) -> None:
+        raise BadRequest(f"asked for with allow_lossy={given['allow_lossy']}")
+
+    monkeypatch.setattr("semspec.loading.load", load)
+    monkeypatch.setattr("semspec.serve.engine.Engine", lambda load, **_: load())
+    monkeypatch.setattr("semspec.serve.logs.configure", lambda: None)
+    done = semspec("serve", "anything", *flags)
+    assert done.returncode == 2 and f"asked for with allow_lossy={allowed}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("more", "status", "words"),
     [
@@ -58,6 +71,8 @@ def test_lossy_rules_need_to_be_allowed(tiny: Live):
         ({"max_tokens": 901}, 400, "at most 900"),
         ({"prompt": ["x"] * 3, "n": 2}, 400, "at most 4"),
         ({"speculation": {"num_draft_tokens": 17}}, 400, "at most 16"),
+        ({"speculation": {"loop_period": 2000}}, 400, "loop_period is 2000"),
+        ({"speculation": {"loop_repeats": 1}}, 400, "loop_repeats is 1"),
         ({"logprobs": 21}, 400, "logprobs"),
         ({"stop": ["x"] * 17}, 400, "stop"),
         ({"top_p": 0}, 400, "top_p"),
@@ -162,3 +177,13 @@ def test_a_body_that_never_comes_holds_nothing(pair: semspec.Pair):
 def test_limits_that_make_no_sense(wrong: dict[str, int]):
     with pytest.raises(BadRequest):
         Limits(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "most", "used"), [(None, 64, 15), (None, 10, 10), (4, 64, 4)])
+def test_a_rule_brings_its_own_draft_length_up_to_the_limit(given: int | None, most: int, used: int):
+    ours = Settings(
+        allow_lossy=True, defaults=semspec.Options(num_draft_tokens=given), limits=Limits(draft_tokens=most)
+    )
+    assert apply(Speculation(verifier="fly"), ours).draft_length() == used
+    alone = replace(ours, defaults=semspec.Options(verifier="fly", num_draft_tokens=given))
+    assert apply(None, alone).draft_length() == used

@@ -64,6 +64,17 @@ def test_who_wants_lossless_answers_is_refused(sparse_pair: semspec.Pair) -> Non
     assert sparse_pair.generate(PROMPTS[0], verifier="none", allow_lossy=False, max_new_tokens=3).lossless
 
 
+def test_a_pair_that_promises_losslessness_takes_no_plan(
+    target_folder: Path, sparse_pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec.loading.Source.find", lambda _: pytest.fail("refused too late"))
+    with pytest.raises(BadRequest, match="by a sparse plan no draft is checked without loss, and allow_lossy is off"):
+        semspec.load(target_folder, device="cpu", sparse=LITTLE, allow_lossy=False)
+    by_hand = semspec.Pair(sparse_pair.target, sparse_pair.tokenizer, eos=sparse_pair.eos, allow_lossy=False)
+    with pytest.raises(BadRequest, match="checks drafts by a sparse plan"):
+        by_hand.generate(PROMPTS[0])
+
+
 def test_a_runner_that_remembers_says_what_plan_is_inside(sparse_pair: semspec.Pair) -> None:
     around = Remembering(sparse_pair.target)
     wrapped = semspec.Pair(around, sparse_pair.tokenizer, sparse_pair.draft, sparse_pair.eos)

@@ -160,20 +160,20 @@ def half_right(seed: int, k: int, sampling: Sampling) -> One:
     return replace(one, ids=ids)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "accept-all",
-        "topk:delta=1",
-        "fly:window=1,theta=0",
-        "margin:ratio=0.01",
-        "random:rate=1",
-        "threshold:single=0.01",
-        "ensemble:weight=0.1",
-        "cascade-rule:alpha=1",
-        "adaptive:scale=9",
-    ],
-)
+EAGER = [
+    "accept-all",
+    "topk:delta=1",
+    "fly:window=1,theta=0",
+    "margin:ratio=0.01",
+    "random:rate=1",
+    "threshold:single=0.01",
+    "ensemble:weight=0.1",
+    "cascade-rule:alpha=1",
+    "adaptive:scale=9",
+]
+
+
+@pytest.mark.parametrize("spec", EAGER)
 def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str):
     protected = frozenset({2, 4})
     ones = [half_right(seed, k=6, sampling=Sampling()) for seed in range(200)]
@@ -183,6 +183,37 @@ def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str):
         assert accepted <= len(one.ids)
     free = sum(len(r) for *_, r in decide(make(spec), ones))
     assert sum(len(r) for *_, r in decide(make(spec), ones, protected)) < free
+
+
+def thinkable(one: One, row: int) -> set[int]:
+    """The tokens that the target's filters leave."""
+    how, p = one.sampling, beliefs(one)[row]
+    best = sorted(range(len(p)), key=lambda v: -p[v])
+    if how.top_k:
+        return set(best[: how.top_k])
+    return {v for i, v in enumerate(best) if sum(p[w] for w in best[:i]) < how.top_p}
+
+
+@pytest.mark.parametrize("sampling", [replace(SAMPLED, top_k=3), replace(SAMPLED, top_p=0.6)], ids=["top_k", "top_p"])
+@pytest.mark.parametrize("spec", EAGER)
+def test_a_token_to_which_the_target_gives_no_probability_is_never_relaxed(spec: str, sampling: Sampling):
+    ones = [replace(half_right(seed, 6, SAMPLED), draft=None) for seed in range(200)]
+    ones = [replace(one, sampling=replace(sampling, seed=one.sampling.seed)) for one in ones]
+    relaxed = 0
+    for one, (_, _, marks) in zip(ones, decide(make(spec), ones), strict=True):
+        assert all(one.ids[j] in thinkable(one, j) for j in marks)
+        relaxed += len(marks)
+    assert relaxed > 0, "what is thinkable may be"
+    unfiltered = [replace(one, sampling=replace(SAMPLED, seed=one.sampling.seed)) for one in ones]
+    if spec in ("accept-all", "random:rate=1"):
+        everything = sum(len(marks) for *_, marks in decide(make(spec), unfiltered))
+        assert relaxed < everything, "and there was something to refuse"
+
+
+def test_nor_one_that_a_greedy_target_rules_out():
+    never = -math.inf
+    one = One([[1.0, 0.5, never], [1.0, 0.5, never], [0.0, 0.0, 1.0]], [1, 2])
+    assert decide(make("accept-all"), [one]) == [(1, 0, [0])]
 
 
 def test_flys_window_in_a_hand_made_draft():

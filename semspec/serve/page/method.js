@@ -40,7 +40,7 @@ export class Method {
     this.options.replaceChildren();
     if (rule.drafts) {
       const length = this.menu.default.num_draft_tokens;
-      const usual = typeof length === "number" ? length : 8;
+      const usual = typeof length === "number" ? length : rule.num_draft_tokens;
       this.number({ name: "num_draft_tokens", type: "int", default: usual }, "draft length", 1, 24);
       this.choice("drafter", this.menu.drafters, this.menu.default.drafter);
     }
