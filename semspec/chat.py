@@ -76,13 +76,8 @@ def chat(
     )  # fmt: skip
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
-<<<<<<< HEAD
-        sparse=sparse,
-        report=memory_line(quiet or as_json),
-=======
         sparse=sparse, allow_lossy=lossy,
-        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
->>>>>>> loose
+        report=memory_line(quiet or as_json),
     )  # fmt: skip
     if not pair.tokenizer.chat_template:
         raise BadRequest(f"{target} has no chat template; it can go on with a text: semspec generate {target} TEXT")

@@ -69,13 +69,8 @@ def generate(
     errors = terminal(stderr=True)
     pair = semspec.load(
         target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=min(n, SLOTS), context=context,
-<<<<<<< HEAD
-        sparse=sparse,
-        report=memory_line(quiet or as_json),
-=======
         sparse=sparse, allow_lossy=lossy,
-        report=None if quiet or as_json else lambda line: errors.print(line, style="dim"),
->>>>>>> loose
+        report=memory_line(quiet or as_json),
     )  # fmt: skip
     asked = [{"role": "user", "content": text}] if chat else text
     each = [options if seed is None else replace(options, seed=seed + i) for i in range(n)]
