@@ -95,7 +95,8 @@ class ModelRunner:
     def _pass(self, requests: Sequence[Score]) -> list[Rows]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
         if self.fast is None:
-            if self.single is not None and self.sparsity is None and self.single.suits(requests):
+            checked = self.sparsity is not None and any(checks(r) for r in requests)
+            if self.single is not None and not checked and self.single.suits(requests):
                 return [self.single.score(requests[0], starts[0], self.vocab)]
             return self._score(requests, starts)
         # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.

@@ -52,6 +52,8 @@ def hasten(case: Any) -> None:
     if isinstance(case.body, dict):
         if "model" in case.body and isinstance(case.body["model"], str):
             case.body["model"] = "tiny"
+        if isinstance(case.body.get("n"), int) and case.body["n"] > 0:
+            case.body["n"] = 1  # or thousands of answers are asked for, every other time
         case.body.pop("deadline", None)  # a microsecond is too short, and 504 the right word for it
         if isinstance(case.body.get("max_tokens"), int | None) and "completions" in case.path:
             case.body["max_tokens"] = 3
