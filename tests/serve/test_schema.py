@@ -12,7 +12,7 @@ from schemathesis import GenerationMode
 from tests.serve.live import Live
 
 QUICKLY = settings(
-    max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=50, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 
 
@@ -28,7 +28,7 @@ def test_nothing_made_from_the_document_breaks_it(tiny: Live):
             statuses.setdefault(api.label, set()).update(tried(api.as_strategy(generation_mode=mode)))
     assert len(statuses) >= 9
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
-        assert statuses[f"POST {path}"] >= {200, 400}, "both kinds of requests were made"
+        assert statuses[f"POST {path}"] >= {200, 400}, f"both kinds of requests were made of {path}"
     assert tiny.idle() and tiny.engine.state == "ready"
 
 
@@ -54,6 +54,12 @@ def hasten(case: Any) -> None:
             case.body["model"] = "tiny"
         if isinstance(case.body.get("n"), int) and case.body["n"] > 0:
             case.body["n"] = 1  # or thousands of answers are asked for, every other time
+        if case.body.get("prompt") in ("", []) or _ids(case.body.get("prompt")):
+            case.body["prompt"] = "as good as any"  # nearly all others are empty, or of words that a tiny model lacks
         case.body.pop("deadline", None)  # a microsecond is too short, and 504 the right word for it
         if isinstance(case.body.get("max_tokens"), int | None) and "completions" in case.path:
             case.body["max_tokens"] = 3
+
+
+def _ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
