@@ -2,7 +2,8 @@
 
 Acceptance is decided by a pair we can afford to run for quality; what a pass costs at 32 billion parameters is not
 guessed but measured, by executing every recorded pass, with its rows and context lengths, on random weights of that
-shape. Only passes are timed: judging and host work are not in a replay.
+shape. What a GPU computes in vain, until it is seen that a roll has stopped, is in it. Only passes are timed: judging
+and host work are not in a replay.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
 }
 
 
+IN_VAIN = 32  # places for tokens that are computed before a stop is seen
+BRIEF = 20  # tokens of a roll for the sake of warming up
+
+
 class RandomWeights:
     """Stands in for a checkpoint whose tensors are noise."""
 
@@ -137,12 +142,15 @@ class Replay:
         began = clock()
         for name, kind, rows in passes:
             runner = self.runners[name]
-            for slot, (_, context, _) in enumerate(rows):
+            for slot, (_, context, *_) in enumerate(rows):
                 runner.cache.lengths[slot] = context  # what lies there does not matter, only how much
             if kind == "score":
                 runner.score([Score(runner, i, [1] * fed, out) for i, (fed, _, out) in enumerate(rows)])
             else:
-                runner.roll([Roll(runner, i, [1] * fed, out, Sampling(), 0) for i, (fed, _, out) in enumerate(rows)])
+                runner.roll([
+                    Roll(runner, i, [1] * row[0], n, Sampling(), 0)
+                    for i, (row, n) in enumerate(zip(rows, written(runner, rows), strict=True))
+                ])  # fmt: skip
             self.executed.append([name, kind, rows])
         self._wait()
         return clock() - began
@@ -152,6 +160,25 @@ class Replay:
             torch.cuda.synchronize()
 
 
+def written(runner: ModelRunner, rows: list[list[int]]) -> list[int]:
+    """Tokens each sequence of a roll computes: what it wrote, and the longest what follows until its end is seen."""
+    counts = [row[2] for row in rows]
+    longest = counts.index(max(counts))
+    asked = max(row[-1] for row in rows)  # runs of older versions do not say; then it is what was written
+    counts[longest] = runner.computed(counts[longest], asked)
+    return counts
+
+
+def once_each(passes: list[list[Any]]) -> list[list[Any]]:
+    """One pass of every size: what is captured when it is first met is captured before anything is timed."""
+    sizes: dict[str, list[Any]] = {}
+    for name, kind, rows in passes:
+        short = [[row[0], row[1], min(row[2], BRIEF), *row[3:]] for row in rows]
+        known = json.dumps([name, kind, [[fed, *rest] for fed, _, *rest in short]])
+        sizes.setdefault(known, [name, kind, short])
+    return list(sizes.values())
+
+
 def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: Any = None) -> dict[str, Any]:
     """Write a copy of a run whose seconds are those of another shape; returns its summary."""
     run, samples = load_run(folder)
@@ -159,13 +186,14 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
     if not rows:
         raise BadRequest(f"{folder} has no recorded passes; run it again with this version")
     slots = max(len(group) for s in samples for _, _, group in s["passes"])
-    player = Replay(shape, slots, max(fed + context + wrote for fed, context, wrote in rows) + 1, device)
+    player = Replay(shape, slots, max(sum(row[:3]) for row in rows) + IN_VAIN, device)
     place = torch.cuda.get_device_name() if player.device.type == "cuda" else "CPU"
     decisions = run["label"].split(",")[0]
     target = RunFolder(out)
     target.open(run | {"label": f"{decisions}, cost: {shape} on {place}", "finished": False})
-    for s in samples[: 2 * len(run["arms"])]:
-        player.play(s["passes"])  # warm-up
+    player.play(once_each([p for s in samples for p in s["passes"]]))
+    for s in samples[: len(run["arms"])]:
+        player.play(s["passes"])
     player.executed.clear()
     seconds = 0.0
     replayed = []

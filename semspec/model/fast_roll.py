@@ -2,7 +2,8 @@
 
 A roll goes in chunks of at most eight tokens. Within a chunk nothing waits: graphs of one or several tokens follow each
 other, and a sequence that has ended does nothing in the rest. The host looks at a chunk's tokens only when the next
-chunk is on its way, so the device never waits for it; what was launched in vain wrote nothing.
+chunk is on its way, so the device never waits for it; what was launched in vain wrote nothing, but took its time. So
+chunks are no longer than the host needs to keep ahead: short in a deep model, whose tokens take long.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from semspec.types import Roll, Rolled
 CHUNK = 8
 STOP_SETS = 128  # kept at a time
 UNROLL = 256  # layers in one graph: a small model writes several tokens in one
+LOOK = 64  # layers between two looks at a roll that may end anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,17 @@ class Rolls:
         self.fast = fast
         self.stops = Stops(fast.shape.vocab, fast.device)
         self.unroll = max(1, min(CHUNK, UNROLL // fast.shape.depth))
+        self.look = max(1, min(CHUNK, LOOK // fast.shape.depth))
+
+    def chunk(self, n: int) -> int:
+        """Tokens between two looks at a roll of n. A short one is a draft of tokens, all of which are wanted; a long
+        one ends where a step or an answer does."""
+        return n if n <= CHUNK else self.look
+
+    def computed(self, wrote: int, n: int) -> int:
+        """Tokens that are computed for a roll of n which stops after so many: it goes on until a stop is seen."""
+        size = self.chunk(n)
+        return min(n, (-(-wrote // size) + 1) * size)
 
     def roll(self, requests: Sequence[Roll], vocab: int) -> list[Rolled]:
         """Feeds must be short; see types.Runner for the rest of the contract."""
@@ -93,10 +106,11 @@ class Rolls:
             fast.fill(self._options(batch), [number for column in zip(*options, strict=True) for number in column])
 
         chunks: list[Chunk] = []
+        longest = self.chunk(most)
         while (done := sum(chunk.size for chunk in chunks)) < most:
             if chunks:
                 self._state(batch)[STEP].zero_()
-            size = min(CHUNK, most - done)
+            size = min(longest, most - done)
             chunks.append(self._chunk(batch, queries if not chunks else 1, size, mode, len(requests)))
             if len(chunks) > 1 and chunks[-2].ended(requests):
                 break

@@ -149,3 +149,7 @@ class ModelRunner:
             for r, start, wrote in zip(fed, starts, rolled, strict=True):
                 self.sparsity.fed(r.slot, start, [*r.tokens, *wrote.tokens[:-1]])
         return rolled
+
+    def computed(self, wrote: int, n: int) -> int:
+        """Tokens that are computed for a roll of n which stops after so many."""
+        return wrote if self.rolls is None else self.rolls.computed(wrote, n)

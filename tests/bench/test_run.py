@@ -149,6 +149,25 @@ def test_a_replay_makes_exactly_the_recorded_passes(finished: Path, tmp_path: Pa
     assert player.executed == passes
 
 
+def test_a_replay_computes_in_vain_what_a_gpu_would():
+    player = replaying.Replay("tiny", 2, 64, "cpu")
+    target = player.runners["target"]
+    rows = [[1, 9, 3, 40], [1, 9, 5, 40]]
+    assert replaying.written(target, rows) == [3, 5], "a processor stops at once"
+    target.computed = lambda wrote, n: min(n, wrote + 4)  # type: ignore[method-assign]
+    assert replaying.written(target, rows) == [3, 9]
+    assert replaying.written(target, [[1, 9, 5]]) == [5], "runs of older versions"
+    player.play([["target", "roll", rows]])
+    assert [target.length(slot) for slot in (0, 1)] == [9 + 1 + 3 - 1, 9 + 1 + 9 - 1]
+
+
+def test_warming_up_meets_every_size_once():
+    passes = [["target", "score", [[9, at, 9]]] for at in range(5)] + [["target", "score", [[8, 0, 8]]]]
+    passes += [["draft", "roll", [[1, at, 300 + at, 400]]] for at in range(5)]
+    found = replaying.once_each(passes)
+    assert [p[2] for p in found] == [[[9, 0, 9]], [[8, 0, 8]], [[1, 0, replaying.BRIEF, 400]]]
+
+
 @pytest.mark.parametrize(
     ("shape", "billions"), [("32B/1.5B", (32.8, 1.54)), ("8B/1B", (8.03, 1.24)), ("30B-A3B/0.6B", (30.5, 0.60))]
 )
@@ -164,7 +183,7 @@ def test_recorded_passes_account_for_every_token(finished: Path):
             assert sum(keep > 0 for rows in scored for _, _, keep in rows) == s["stats"]["target_passes"]
             assert sum(keep - 1 for rows in scored for _, _, keep in rows) == s["stats"]["drafted"]
         if s["arm"] == "none":
-            written = sum(out for model, kind, rows in s["passes"] for _, _, out in rows if kind == "roll")
+            written = sum(out for model, kind, rows in s["passes"] for _, _, out, *_ in rows if kind == "roll")
             assert len(s["tokens"]) <= written + 1
 
 

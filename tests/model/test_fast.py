@@ -245,11 +245,34 @@ def test_what_was_launched_in_vain_is_not_there(plain: ModelRunner) -> None:
     at = free.tokens.index(stop) + 1
     assert stopped.tokens == free.tokens[:at] and twin.length(slot) == 3 + at - 1
     steps = sum(key[3] for key in keys(twin)[before:])
-    assert steps == 2 * CHUNK, "one chunk more than needed, and no further"
+    assert steps == 2 * CHUNK == twin.computed(at, 40), "one chunk more than needed, and no further"
     close(
         twin.score([Score(twin, slot, [9], 1)])[0].logits,
         plain.score([Score(plain, plain.acquire(), [1, 2, 3, *stopped.tokens[:-1], 9], 1)])[0].logits,
     )
+
+
+@pytest.mark.parametrize(
+    ("look", "wrote", "n", "computed"),
+    [(1, 3, 40, 4), (2, 3, 40, 6), (2, 4, 40, 6), (2, 40, 40, 40), (3, 39, 40, 40), (1, 3, 8, 8), (8, 9, 40, 24)],
+)
+def test_a_deep_model_is_looked_at_more_often(plain: ModelRunner, look: int, wrote: int, n: int, computed: int) -> None:
+    """Its tokens take long, so that little may be computed in vain; a short roll is wanted whole."""
+    twin = fast(plain)
+    assert twin.rolls is not None
+    twin.rolls.look = look
+    slot = twin.acquire()
+    (free,) = twin.roll([Roll(twin, slot, [1], n, Sampling(1.0, seed=1), 0)])
+    tokens = free.tokens[:wrote]
+    twin.truncate(slot, 0)
+    before = len(keys(twin))
+    stop = frozenset([tokens[-1]])
+    (stopped,) = twin.roll([Roll(twin, slot, [1], n, Sampling(1.0, seed=1), 0, stop)])
+    ended = free.tokens.index(tokens[-1]) + 1
+    assert stopped.tokens == free.tokens[:ended]
+    steps = sum(key[3] for key in keys(twin)[before:])
+    assert steps == twin.computed(ended, n)
+    assert twin.computed(wrote, n) == computed
 
 
 def test_a_roll_into_a_full_slot_ends_as_the_plain_one_does(plain: ModelRunner) -> None:
