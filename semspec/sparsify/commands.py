@@ -139,14 +139,17 @@ def quality(
     plans = picked(variants(plan, pair.target.depth, rho or [], most or [], always or []), only or [])
     document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "drafter": drafter, "target": target}
     document |= {"label": label, "plan": str(plan), "dtype": dtype, "device": str(pair.target.device)}
+    ids = [problem.id for problem in made.problems(n, seed)]
     with bar(f"quality on {task}") as progress:
         for rows in measure(pair, made, n, plans, seed, k, verifier, max_new_tokens, drafter, progress):
-            document |= {"problems": rows[0]["same_text"]["total"], "rows": rows}
+            done = rows[0]["same_text"]["total"]
+            document |= {"problems": done, "ids": ids[:done], "rows": rows}
             if out is not None:  # what has been measured is kept, whatever happens to the rest
                 out.parent.mkdir(parents=True, exist_ok=True)
                 out.write_text(json.dumps(document, indent=1) + "\n")
     Console(stderr=True).print(on_screen(rows))
-    typer.echo(json.dumps(document))
+    shown = [{name: value for name, value in row.items() if name != "each"} for row in rows]
+    typer.echo(json.dumps(document | {"rows": shown}))
 
 
 @app.command()
@@ -172,6 +175,21 @@ def table(
     from semspec.sparsify.table import in_markdown
 
     typer.echo(in_markdown([_read(path) for path in figures]), nl=False)
+
+
+@app.command()
+def join(
+    figures: Annotated[list[Path], typer.Argument(help="Files that `quality --out` wrote, of different problems.")],
+    out: Annotated[Path, typer.Option(help="File for the figures of all, as JSON.")],
+) -> None:
+    """Figures of the same plans on different problems (other seeds, other machines) as one."""
+    from semspec.sparsify.quality import joined
+    from semspec.sparsify.table import on_screen
+
+    document = joined([_read(path) for path in figures])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    Console(stderr=True).print(on_screen(document["rows"]))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ are worked on together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,7 @@ class Tally:
             "tau": 1 + sum(self.accepted) / max(sum(self.steps), 1),
             "tau_against_dense": self._relative(dense),
             "drift": sum(self.drift) / len(self.drift) if self.drift else None,
+            "each": asdict(self),
         }
 
     def _relative(self, dense: Tally) -> dict[str, float]:
@@ -116,6 +117,28 @@ class Tally:
         low, high = np.percentile(ratios, [2.5, 97.5])
         once = np.ones((1, len(self.steps)))
         return {"value": float(tau(self, once)[0] / tau(dense, once)[0]), "low": float(low), "high": float(high)}
+
+
+def joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One document of several that `quality` wrote about the same plans and different problems."""
+    first = documents[0]
+    same = ("label", "task", "target", "plan", "k", "verifier", "drafter", "dtype")
+    for other in documents[1:]:
+        differ = [name for name in same if other.get(name) != first.get(name)]
+        if differ or [row["plan"] for row in other["rows"]] != [row["plan"] for row in first["rows"]]:
+            raise BadRequest(f"these are not figures of the same thing: {', '.join(differ) or 'their plans'} differ")
+    if any("each" not in row for document in documents for row in document["rows"]):
+        raise BadRequest("a file holds no figures by problem; run quality again with this version")
+    ids = [name for document in documents for name in document["ids"]]
+    if len(set(ids)) < len(ids):
+        raise BadRequest(f"{len(ids) - len(set(ids))} problems are in two of the files; give runs of other problems")
+    tallies = []
+    for rows in zip(*(document["rows"] for document in documents), strict=True):
+        names = [f.name for f in fields(Tally)]
+        tallies.append(Tally(*([x for row in rows for x in row["each"][name]] for name in names)))
+    found = [tally.figures(row["plan"], tallies[0]) for tally, row in zip(tallies, first["rows"], strict=True)]
+    seeds = [document["seed"] for document in documents]
+    return first | {"seed": seeds, "problems": len(ids), "ids": ids, "rows": found}
 
 
 def _told(estimate: Any) -> dict[str, float | None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from semspec.model.experts import left_out
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
 from semspec.sparsify.calibrate import Wish, anchors, calibrate, plan_from
-from semspec.sparsify.quality import measure, picked, variants
+from semspec.sparsify.quality import Tally, joined, measure, picked, variants
 from semspec.sparsify.table import in_markdown
 from semspec.sparsify.watch import Notes, Watching, overlap
 from semspec.tasks import Problem, Task
@@ -253,6 +253,29 @@ def test_runs_on_the_same_problems_are_one_table(tmp_path: Path) -> None:
     assert " | – | – | 3.00 | " in lines[4]
 
 
+def test_runs_on_parts_of_the_problems_are_joined_to_the_run_on_all() -> None:
+    whole = Tally([0.1, 0.2, 0.4], [(3, 4), (4, 4), (1, 5)], [True, False, True], [5, 6, 9], [2, 3, 3], [True] * 3)
+    dense = Tally([0.0] * 3, [(4, 4), (4, 4), (5, 5)], [True, True, True], [6, 6, 9], [2, 2, 3], [True] * 3)
+
+    def document(part: slice, ids: list[str]) -> dict[str, Any]:
+        some = [Tally(*(values[part] for values in asdict(t).values())) for t in (dense, whole)]
+        rows = [t.figures(name, some[0]) for t, name in zip(some, ("dense", "rho"), strict=True)]
+        return {"label": "a", "task": "t", "seed": len(ids), "ids": ids, "problems": len(ids), "rows": rows}
+
+    parts = [document(slice(0, 1), ["1"]), document(slice(1, 3), ["2", "3"])]
+    both = joined(json.loads(json.dumps(parts)))
+    assert json.dumps(both["rows"]) == json.dumps(document(slice(0, 3), ["1", "2", "3"])["rows"])
+    assert both["ids"] == ["1", "2", "3"] and both["seed"] == [1, 2] and both["problems"] == 3
+    for other, message in (
+        ({"label": "b"}, "label differ"),
+        ({"rows": parts[1]["rows"][:1]}, "their plans differ"),
+        ({"ids": ["1", "3"]}, "1 problems are in two"),
+        ({"rows": [{"plan": "dense"}, {"plan": "rho"}]}, "no figures by problem"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            joined([parts[0], parts[1] | other])
+
+
 def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from semspec import tasks
 
@@ -269,9 +292,14 @@ def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     done = semspec("sparse", "quality", folder, "--sparse", plan, *common, "--rho", 0.1, "--out", figures)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert json.loads(figures.read_text())["rows"] == rows and rows[0]["plan"] == "dense" and len(rows) >= 4
+    written = json.loads(figures.read_text())["rows"]
+    assert [row["each"].keys() >= {"kl", "right"} for row in written] == [True] * len(rows)
+    assert [{k: v for k, v in row.items() if k != "each"} for row in written] == rows
+    assert rows[0]["plan"] == "dense" and len(rows) >= 4
     done = semspec("sparse", "table", figures)
     assert done.returncode == 0 and done.stdout.startswith("| plan |") and "attention, rho 0.1" in done.stdout
+    again = semspec("sparse", "join", figures, figures, "--out", tmp_path / "both.json")
+    assert again.returncode == 2 and "2 problems are in two of the files" in again.stderr
     pytest.importorskip("matplotlib")
     done = semspec("sparse", "plot", plan, "--out", tmp_path / "plots", "--figures", figures)
     assert done.returncode == 0 and len(list((tmp_path / "plots").glob("*.png"))) == 3
