@@ -24,7 +24,7 @@ from semspec.types import Roll, Rolled
 CHUNK = 8
 STOP_SETS = 128  # kept at a time
 UNROLL = 256  # layers in one graph: a small model writes several tokens in one
-LOOK = 64  # layers between two looks at a roll that may end anywhere
+LOOK = 48  # layers between two looks at a roll that may end anywhere; the host needs less than a millisecond for one
 
 
 @dataclass(frozen=True, slots=True)
