@@ -20,9 +20,9 @@ RESIDUAL = 3  # what replaces a rejected token
 SECOND = 4  # a further draw of the target's
 _PURPOSES = 8
 
-_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _ALL = (1 << 64) - 1
-_BITS = 23  # so that (x + 1/2) / 2^23 is exact in float32 and strictly inside (0, 1)
+BITS = 23  # so that (x + 1/2) / 2^23 is exact in float32 and strictly inside (0, 1)
 
 
 Round = TypeVar("Round", int, Tensor)
@@ -33,7 +33,8 @@ def stream(purpose: int, round: Round) -> Round:
     return purpose + _PURPOSES * round
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
+    """The same 64 bits as a number that may be negative."""
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
@@ -44,26 +45,26 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """A bijection of 64-bit integers that spreads every input bit (the finaliser of splitmix64)."""
-    x = (x ^ _shift(x, 30)) * _signed(_MULTIPLIERS[1])
-    x = (x ^ _shift(x, 27)) * _signed(_MULTIPLIERS[2])
+    x = (x ^ _shift(x, 30)) * signed(MULTIPLIERS[1])
+    x = (x ^ _shift(x, 27)) * signed(MULTIPLIERS[2])
     return x ^ _shift(x, 31)
 
 
 def uniform_of(seed: int, position: int, stream: int) -> float:
     """The same number from numbers that the host knows, without the twenty operations on tensors of one element."""
-    golden, x = _MULTIPLIERS[0], 0
+    golden, x = MULTIPLIERS[0], 0
     for part in (seed, position * golden, stream * golden):
         x = (x + part + golden) & _ALL
-        x = ((x ^ (x >> 30)) * _MULTIPLIERS[1]) & _ALL
-        x = ((x ^ (x >> 27)) * _MULTIPLIERS[2]) & _ALL
+        x = ((x ^ (x >> 30)) * MULTIPLIERS[1]) & _ALL
+        x = ((x ^ (x >> 27)) * MULTIPLIERS[2]) & _ALL
         x ^= x >> 31
-    return ((x >> (64 - _BITS)) + 0.5) / (1 << _BITS)
+    return ((x >> (64 - BITS)) + 0.5) / (1 << BITS)
 
 
 def uniform(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
     """Numbers in (0, 1), float32. int64 tensors that broadcast against each other."""
-    golden = _signed(_MULTIPLIERS[0])
+    golden = signed(MULTIPLIERS[0])
     x = _mix(seed + golden)
     x = _mix(x + position * golden + golden)
     x = _mix(x + stream * golden + golden)
-    return (_shift(x, 64 - _BITS).to(torch.float32) + 0.5) / float(1 << _BITS)
+    return (_shift(x, 64 - BITS).to(torch.float32) + 0.5) / float(1 << BITS)

@@ -161,11 +161,11 @@ class Rolls:
         places = Places(state[SLOT], state[START], state[COUNT])
         normed, hidden = fast.fused.forward(tokens, places, mode.layers, last=True)
         logits = fast.fused.head(normed, fast.logits)[:, 0, : mode.vocab]  # [B, V]
-        drawn, processed = self._draw(logits, batch, state, mode)
-        step, kept = state[STEP, :1], None
-        if processed is not None:
+        kept = None
+        if mode.keep:
             kept = fast.buffer(("kept", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
-            kept.index_copy_(0, step, processed[None])
+        drawn = self._draw(logits, batch, state, mode, kept)
+        step = state[STEP, :1]
         states = {}
         for layer, one in hidden.items():
             states[layer] = fast.buffer(("hidden", batch, layer), (CHUNK, batch, width), one.dtype)
@@ -173,12 +173,22 @@ class Rolls:
         fast.kernels.note(state, drawn, self.stops.table, out)
         return kept, states
 
-    def _draw(self, logits: Tensor, batch: int, state: Tensor, mode: Mode) -> tuple[Tensor, Tensor | None]:
+    def _draw(self, logits: Tensor, batch: int, state: Tensor, mode: Mode, kept: Tensor | None) -> Tensor:
+        """A token for each sequence; what it was drawn from goes to the row of this step."""
         if mode.greedy:  # nothing below is looked at, and each line of it would be a launch
-            return best_rows(logits, mode.keep)
-        temperature, top_k, top_p, min_p = self._options(batch).view(4, batch)
-        rows = SamplingRows(temperature, top_k.long(), top_p, min_p, mode.greedy, mode.filtered, mode.floored)
-        return draw_rows(logits, rows, (state[SEED], state[START] + state[COUNT], state[STREAM]), mode.keep)
+            drawn, processed = best_rows(logits, mode.keep)
+        else:
+            options = self._options(batch).view(4, batch)
+            if self.fast.kernels.draw is not None and not mode.filtered:
+                return self.fast.kernels.draw(logits, options, state, kept)
+            temperature, top_k, top_p, min_p = options
+            rows = SamplingRows(temperature, top_k.long(), top_p, min_p, mode.greedy, mode.filtered, mode.floored)
+            drawn, processed = draw_rows(
+                logits, rows, (state[SEED], state[START] + state[COUNT], state[STREAM]), mode.keep
+            )
+        if kept is not None and processed is not None:
+            kept.index_copy_(0, state[STEP, :1], processed[None])
+        return drawn
 
 
 class Stops:

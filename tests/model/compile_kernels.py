@@ -11,7 +11,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, blocks, channels, experts, products, small, tiles
+from semspec.model.kernels import attention, blocks, channels, draws, experts, products, small, tiles
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
@@ -105,7 +105,7 @@ def main() -> None:
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(products._product, types, constants, cut.warps, cut.stages)
-    print(json.dumps(results | grouped() | choosing()))
+    print(json.dumps(results | grouped() | choosing() | drawing()))
 
 
 def grouped() -> dict[str, Any]:
@@ -170,6 +170,18 @@ def choosing() -> dict[str, Any]:
             warps=min(max(held // 1024, 4), 16),
         )  # fmt: skip
     return results
+
+
+def drawing() -> dict[str, Any]:
+    """From a vocabulary of 152,064."""
+    numbers = {"rows": "i32", "stride": "i32", "size": "i32", "parts": "i32"}
+    sizes: dict[str, Any] = {"PART": draws.PART, "PARTS": 256}
+    known = {"logits": HALF, "options": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
+    return {
+        "peaks": built(draws._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
+        "weigh tokens": built(draws._weigh, known | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),
+        "pick": built(draws._pick, known | {"tokens": WHOLE} | numbers, sizes),
+    }
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ MEASURED = Choices()
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What each does is said where it is written: attention.py, small.py, products.py, experts.py, channels.py,
-    blocks.py."""
+    blocks.py, draws.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
@@ -43,10 +43,12 @@ class Kernels:
     some_channels: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
     # Which blocks of the cache a draft is checked against; None: whoever chooses does it one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
+    # Draws of tokens without top-k and top-p; None: as semspec.sampling does it.
+    draw: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None = None
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, blocks, channels, experts, products, small, tiles
+    from semspec.model.kernels import attention, blocks, channels, draws, experts, products, small, tiles
 
     def product(
         x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
@@ -67,6 +69,7 @@ def triton_kernels() -> Kernels:
         experts.mix,
         channels.some_channels,
         blocks.choose_blocks,
+        draws.draw,
     )
 
 
