@@ -17,8 +17,22 @@ from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
-from semspec.model.kernels import MEASURED, Choices, Kernels, reference, reference_kernels, triton_kernels
+from semspec.model.kernels import (
+    COUNT,
+    FIELDS,
+    MEASURED,
+    SEED,
+    START,
+    STEP,
+    STREAM,
+    Choices,
+    Kernels,
+    reference,
+    reference_kernels,
+    triton_kernels,
+)  # fmt: skip
 from semspec.model.transformer import Transformer
+from semspec.noise import uniform
 from semspec.sparse import AttentionPlan, SparsePlan, apply
 from semspec.sparse.attention import listed
 from semspec.types import Roll, Sampling, Score
@@ -158,6 +172,35 @@ def small_kernels(device: torch.device) -> None:
         near(ours[1, :2], exact[1, :2], TOLERANCE[dtype], "queries")
         for mine, theirs in zip(cache, exact_cache, strict=True):
             near(mine, theirs, TOLERANCE[dtype], "cache")
+
+
+@check
+def draws_are_where_the_noise_falls(device: torch.device) -> None:
+    """Of a large vocabulary, by sums in float64; where a draw is between two tokens, either is right."""
+    draw, rows, size = kernels(device).draw, 64, 151936
+    if draw is None:  # without a GPU there is none to look at
+        return
+    options = torch.tensor([[0.6], [0.0], [1.0], [0.0]], device=device).repeat(1, rows)
+    options[0, ::8] = 0.0
+    state = torch.randint(0, 5000, (FIELDS, rows), device=device)
+    state[STEP] = 2
+    for dtype in (torch.float32, *HALF):
+        logits = torch.randn(rows, size + 128, device=device).mul(4).to(dtype)[:, :size]
+        kept = torch.zeros(8, rows, size, device=device)
+        tokens = draw(logits, options, state, kept)
+        assert torch.equal(tokens, draw(logits, options, state, None)), "keeping changes the draw"
+        weights = (logits.double() / 0.6).softmax(-1)
+        reached = weights.cumsum(-1)
+        noise = uniform(state[SEED], state[START] + state[COUNT], state[STREAM]).double()
+        at = tokens[:, None]
+        high = reached.gather(1, at)[:, 0]
+        low = high - weights.gather(1, at)[:, 0]
+        falls = (low - 2e-6 <= noise) & (noise <= high + 2e-6)
+        greedy = options[0] == 0.0
+        assert torch.where(greedy, tokens == logits.argmax(-1), falls).all(), f"{dtype}: a draw is not where it falls"
+        sampled = kept[2][~greedy].double().log_softmax(-1).exp()
+        near(sampled, weights[~greedy], 1e-4, f"{dtype}: what was drawn from")
+        assert torch.equal(kept[2][greedy], logits[greedy].float()) and not kept[[0, 1, 3]].any()
 
 
 @check

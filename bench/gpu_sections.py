@@ -46,11 +46,14 @@ class Bench(Table):
     def score_once(runner: ModelRunner, tokens: int, slots: int = 1) -> None:
         runner.score([Score(runner, slot, [1 + i for i in range(tokens)], tokens) for slot in range(slots)])
 
-    def roll_at(self, runner: ModelRunner, context: int, n: int, slots: int = 1) -> float:
+    def roll_at(self, runner: ModelRunner, context: int, n: int, slots: int = 1, temperature: float = 0.0) -> float:
+        """What a sampled token was drawn from is kept, as rules that sample want it."""
+        drawn, keep = Sampling(temperature), temperature > 0
+
         def work() -> None:
             for slot in range(slots):
                 runner.cache.lengths[slot] = context
-            runner.roll([Roll(runner, slot, [3, 4], n, Sampling(), 0) for slot in range(slots)])
+            runner.roll([Roll(runner, slot, [3, 4], n, drawn, 0, keep_logits=keep) for slot in range(slots)])
 
         return self.ms(work)
 
@@ -69,6 +72,8 @@ class Bench(Table):
         read = self.weights("draft") + self.kv("draft", context)
         self.add("draft token inside a roll", (long - short) / 64, read)
         self.add("draft roll of 8", short, 8 * read)
+        short, long = (self.roll_at(runner, context, n, temperature=0.6) for n in (8, 72))
+        self.add("draft token inside a roll, sampled", (long - short) / 64, read)
 
     def section_step(self, batch: int = 1) -> None:
         """Whole steps as the Executor makes them: roll, score, judge, commit."""

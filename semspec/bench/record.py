@@ -9,8 +9,8 @@ import torch
 from semspec.types import Roll, Rolled, Rows, Runner, Score
 
 Pass = tuple[str, str, Sequence[tuple[int, ...]]]
-"""Model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or written, and for
-a roll how many it was allowed to write."""
+"""Model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or written; for a
+roll also how many it was allowed to write, and whether it kept what each was drawn from."""
 
 
 class Recorder:
@@ -47,6 +47,9 @@ class Recorder:
     def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
         before = [self.length(r.slot) for r in requests]
         rolled = self.inner.roll(requests)
-        rows = [(len(r.tokens), b, len(o.tokens), r.n) for r, b, o in zip(requests, before, rolled, strict=True)]
+        rows = [
+            (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits))
+            for r, b, o in zip(requests, before, rolled, strict=True)
+        ]
         self.passes.append((self.name, "roll", rows))
         return rolled

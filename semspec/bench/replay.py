@@ -100,6 +100,7 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
 }
 
 
+GREEDY = Sampling()
 IN_VAIN = 32  # places for tokens that are computed before a stop is seen
 BRIEF = 20  # tokens of a roll for the sake of warming up
 
@@ -122,7 +123,15 @@ def random_runner(
 class Replay:
     """Two random models of a named shape that repeat passes, counting what they execute."""
 
-    def __init__(self, shape: str, slots: int, capacity: int, device: str = "auto", dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        shape: str,
+        slots: int,
+        capacity: int,
+        device: str = "auto",
+        dtype: str = "auto",
+        sampling: Sampling = GREEDY,
+    ) -> None:
         if shape not in SHAPES:
             raise BadRequest(f"there is no shape {shape!r}; the shapes are: {', '.join(SHAPES)}")
         self.device = choose_device(device)
@@ -131,6 +140,7 @@ class Replay:
             kind = getattr(torch, dtype)
         target, draft = (random_runner(c, slots, capacity, self.device, kind) for c in SHAPES[shape])
         self.runners = {"target": target, "draft": draft}
+        self.sampling = sampling  # how tokens are drawn; which they are does not matter
         self.executed: list[list[Any]] = []
         for runner in self.runners.values():
             for _ in range(slots):
@@ -148,7 +158,7 @@ class Replay:
                 runner.score([Score(runner, i, [1] * fed, out) for i, (fed, _, out) in enumerate(rows)])
             else:
                 runner.roll([
-                    Roll(runner, i, [1] * row[0], n, Sampling(), 0)
+                    Roll(runner, i, [1] * row[0], n, self.sampling, 0, keep_logits=any(row[4:]))
                     for i, (row, n) in enumerate(zip(rows, written(runner, rows), strict=True))
                 ])  # fmt: skip
             self.executed.append([name, kind, rows])
@@ -164,7 +174,7 @@ def written(runner: ModelRunner, rows: list[list[int]]) -> list[int]:
     """Tokens each sequence of a roll computes: what it wrote, and the longest what follows until its end is seen."""
     counts = [row[2] for row in rows]
     longest = counts.index(max(counts))
-    asked = max(row[-1] for row in rows)  # runs of older versions do not say; then it is what was written
+    asked = max(max(row[2:4]) for row in rows)  # runs of older versions do not say; then it is what was written
     counts[longest] = runner.computed(counts[longest], asked)
     return counts
 
@@ -186,7 +196,8 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
     if not rows:
         raise BadRequest(f"{folder} has no recorded passes; run it again with this version")
     slots = max(len(group) for s in samples for _, _, group in s["passes"])
-    player = Replay(shape, slots, max(sum(row[:3]) for row in rows) + IN_VAIN, device)
+    drawn = Sampling(run["config"]["temperature"], top_p=run["config"]["top_p"])
+    player = Replay(shape, slots, max(sum(row[:3]) for row in rows) + IN_VAIN, device, sampling=drawn)
     place = torch.cuda.get_device_name() if player.device.type == "cuda" else "CPU"
     decisions = run["label"].split(",")[0]
     target = RunFolder(out)

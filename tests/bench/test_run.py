@@ -25,6 +25,7 @@ from semspec.bench.summary import load_run
 from semspec.errors import BadRequest
 from semspec.loops import Watch
 from semspec.model.config import Shape
+from semspec.types import Sampling
 from semspec.verify import make
 
 CONFIG = Config(
@@ -159,6 +160,14 @@ def test_a_replay_computes_in_vain_what_a_gpu_would():
     assert replaying.written(target, [[1, 9, 5]]) == [5], "runs of older versions"
     player.play([["target", "roll", rows]])
     assert [target.length(slot) for slot in (0, 1)] == [9 + 1 + 3 - 1, 9 + 1 + 9 - 1]
+
+
+def test_a_replay_draws_as_the_run_did(monkeypatch: pytest.MonkeyPatch):
+    player = replaying.Replay("tiny", 1, 64, "cpu", sampling=Sampling(0.6))
+    rolled = []
+    monkeypatch.setattr(player.runners["draft"], "roll", rolled.extend)
+    player.play([["draft", "roll", [[1, 9, 3, 40, 1]]], ["draft", "roll", [[1, 9, 3, 40, 0]]]])
+    assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False)]
 
 
 def test_warming_up_meets_every_size_once():
