@@ -146,12 +146,13 @@ class Replay:
             for _ in range(slots):
                 runner.acquire()
 
-    def play(self, passes: list[list[Any]], clock: Callable[[], float] = time.perf_counter) -> float:
-        """Execute recorded passes; returns the seconds they took."""
+    def play(self, passes: list[list[Any]], clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+        """Execute recorded passes; returns the seconds each model took."""
+        seconds = dict.fromkeys(self.runners, 0.0)
         self._wait()
-        began = clock()
         for name, kind, rows in passes:
             runner = self.runners[name]
+            began = clock()
             for slot, (_, context, *_) in enumerate(rows):
                 runner.cache.lengths[slot] = context  # what lies there does not matter, only how much
             if kind == "score":
@@ -161,9 +162,10 @@ class Replay:
                     Roll(runner, i, [1] * row[0], n, self.sampling, 0, keep_logits=any(row[4:]))
                     for i, (row, n) in enumerate(zip(rows, written(runner, rows), strict=True))
                 ])  # fmt: skip
+            self._wait()
+            seconds[name] += clock() - began
             self.executed.append([name, kind, rows])
-        self._wait()
-        return clock() - began
+        return seconds
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -206,12 +208,14 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
     for s in samples[: len(run["arms"])]:
         player.play(s["passes"])
     player.executed.clear()
-    seconds = 0.0
+    spent = {"draft": 0.0, "score": 0.0, "judge": 0.0, "host": 0.0}
     replayed = []
     for i, s in enumerate(samples):
         if s["passes"]:  # the first of a batch carries the passes of all
-            seconds = player.play(s["passes"]) / s["batch"]
-        replayed.append(s | {"seconds": seconds, "seconds_recorded": s["seconds"]})
+            took = player.play(s["passes"])
+            spent |= {"draft": took["draft"] / s["batch"], "score": took["target"] / s["batch"]}
+        made = {"seconds": sum(spent.values()), "seconds_recorded": s["seconds"]}
+        replayed.append(s | made | {"stats": s["stats"] | {"seconds": dict(spent)}})
         if progress:
             progress(i + 1, len(samples))
     target.samples_file.unlink(missing_ok=True)

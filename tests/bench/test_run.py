@@ -145,6 +145,8 @@ def test_a_replay_makes_exactly_the_recorded_passes(finished: Path, tmp_path: Pa
     assert run["label"] == "decisions: pocket, cost: tiny on CPU"
     assert [s["tokens"] for s in again] == [s["tokens"] for s in recorded]
     assert all(s["seconds"] > 0 and s["seconds"] != s["seconds_recorded"] for s in again)
+    assert all(sum(s["stats"]["seconds"].values()) == s["seconds"] for s in again)
+    assert all(s["stats"]["seconds"]["draft"] == 0 for s in again if s["arm"] == "none"), "each model has its own"
     player = replaying.Replay("tiny", 1, 1024, "cpu")
     player.play(passes)
     assert player.executed == passes

@@ -176,7 +176,7 @@ def drawing() -> dict[str, Any]:
     """From a vocabulary of 152,064."""
     numbers = {"rows": "i32", "stride": "i32", "size": "i32", "parts": "i32"}
     sizes: dict[str, Any] = {"PART": draws.PART, "PARTS": 256}
-    known = {"logits": HALF, "options": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
+    known = {"logits": HALF, "wishes": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
     return {
         "peaks": built(draws._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
         "weigh tokens": built(draws._weigh, known | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),

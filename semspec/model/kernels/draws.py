@@ -55,12 +55,12 @@ def _peak(logits, peaks, rows, stride, size, parts, PART: tl.constexpr, PARTS: t
 
 @triton.jit
 def _processed(
-    logits, options, peaks, row, i, rows, stride, size, parts, PARTS: tl.constexpr
+    logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS: tl.constexpr
 ):  # fmt: skip
     """Logits of tokens i as they are, and with temperature and min-p applied. The largest becomes 0."""
     p = tl.arange(0, PARTS)
     top = tl.max(tl.load(peaks + row * parts + p, mask=p < parts, other=float("-inf")), 0)
-    temperature, least = tl.load(options + row), tl.load(options + 3 * rows + row)
+    temperature, least = tl.load(wishes + row), tl.load(wishes + 3 * rows + row)
     own = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
     greedy = temperature == 0.0
     scaled = (own - top) / tl.where(greedy, 1.0, temperature)
@@ -71,22 +71,22 @@ def _processed(
 
 @triton.jit(do_not_specialize=["rows"])
 def _weigh(
-    logits, options, peaks, sums, state, kept, rows, stride, size, parts,
+    logits, wishes, peaks, sums, state, kept, rows, stride, size, parts,
     PART: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
-    own, processed = _processed(logits, options, peaks, row, i, rows, stride, size, parts, PARTS)
+    own, processed = _processed(logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS)
     tl.store(sums + row * parts + part, tl.sum(tl.exp(processed), 0))
     if KEEP:
         place = (tl.load(state + AT_STEP * rows) * rows + row) * size
-        known = tl.where(tl.load(options + row) == 0.0, own, processed)
+        known = tl.where(tl.load(wishes + row) == 0.0, own, processed)
         tl.store(kept + place + i, known, mask=i < size)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _pick(
-    logits, options, peaks, sums, state, tokens, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr
+    logits, wishes, peaks, sums, state, tokens, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr
 ):
     """The first token at which the sum of weights exceeds what the noise aims at. Where rounding leaves none, the last
     that has weight; a part or a token without weight is never it."""
@@ -95,14 +95,14 @@ def _pick(
     weights = tl.load(sums + row * parts + p, mask=p < parts, other=0.0)
     reached = tl.cumsum(weights, 0)
     # A greedy row aims at nothing: the first of its best.
-    aim = tl.where(tl.load(options + row) == 0.0, 0.0, _noise(state, row, rows) * tl.max(reached, 0))
+    aim = tl.where(tl.load(wishes + row) == 0.0, 0.0, _noise(state, row, rows) * tl.max(reached, 0))
     there = (reached > aim) & (weights > 0.0)
     part = tl.min(tl.where(there, p, PARTS), 0)
     part = tl.where(part == PARTS, tl.max(tl.where(weights > 0.0, p, 0), 0), part)
     before = tl.sum(tl.where(p == part, reached - weights, 0.0), 0)
 
     i = part * PART + tl.arange(0, PART)
-    _, processed = _processed(logits, options, peaks, row, i, rows, stride, size, parts, PARTS)
+    _, processed = _processed(logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS)
     weight = tl.exp(processed)
     found = (before + tl.cumsum(weight, 0) > aim) & (weight > 0.0)
     token = tl.min(tl.where(found, i, size), 0)
