@@ -17,7 +17,7 @@ from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
-from semspec.model.kernels import MEASURED, Choices, Kernels, reference, reference_kernels, triton_kernels
+from semspec.model.kernels import MEASURED, Choices, Chosen, Kernels, reference, reference_kernels, triton_kernels
 from semspec.model.transformer import Transformer
 from semspec.sparse import AttentionPlan, SparsePlan, apply
 from semspec.sparse.attention import listed
@@ -115,12 +115,12 @@ def attention_to_chosen_blocks(device: torch.device) -> None:
             places = [torch.tensor(x, device=device) for x in ([2, 0, 1], lengths, [queries, 1, queries])]
             keep = torch.rand(3, heads, longest // span, device=device) < share
             keep &= torch.arange(longest // span, device=device) < (places[1] // span)[:, None, None]
-            chosen = (*listed(keep), span)
+            chosen = Chosen(*listed(keep), span)
             ours = kernels(device).attend(q, *cache, *places, size**-0.5, chosen=chosen)
             for b, (slot, length) in enumerate(zip([2, 0, 1], lengths, strict=True)):
                 own = [half[slot : slot + 1, :, : length + queries].double() for half in cache]
                 one = [places[0][:1] * 0, *(x[b : b + 1] for x in places[1:])]
-                few = (chosen[0][b : b + 1], chosen[1][b : b + 1], span)
+                few = Chosen(chosen.lists[b : b + 1], chosen.counts[b : b + 1], span)
                 exact = reference.attend(q[b : b + 1].double(), *own, *one, size**-0.5, chosen=few)
                 near(ours[b : b + 1], exact, TOLERANCE[dtype], f"blocks of {span}, sequence {b}")
 
