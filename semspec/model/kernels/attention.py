@@ -228,7 +228,7 @@ def _attend(
         often = tl.log2(tl.full([1, 1], SPAN, tl.float32))  # a mean stands for so many places
         for at in range(begin, stop, BLOCK_N):
             n = at + tl.arange(0, BLOCK_N)
-            other = (n < stop) & (tl.load(marks + mine * width + n, mask=n < stop, other=1) == 0)
+            other = tl.load(marks + mine * width + n, mask=n < stop, other=1) == 0
             where = base + n * D
             k = tl.load(mean_keys + where[None, :] + d[:, None], mask=other[None, :] & (d < D)[:, None], other=0.0)
             score = tl.dot(tile, k, input_precision="ieee") * scale + often
