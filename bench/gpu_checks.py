@@ -18,17 +18,7 @@ from semspec.model.config import Shape
 from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
 from semspec.model.kernels import (
-    COUNT,
-    FIELDS,
-    MEASURED,
-    SEED,
-    START,
-    STEP,
-    STREAM,
-    Choices,
-    Kernels,
-    reference,
-    reference_kernels,
+    COUNT, FIELDS, MEASURED, SEED, START, STEP, STREAM, Choices, Chosen, Kernels, Rest, reference, reference_kernels,
     triton_kernels,
 )  # fmt: skip
 from semspec.model.transformer import Transformer
@@ -120,6 +110,15 @@ def attention_over_140000_tokens(device: torch.device) -> None:
 
 @check
 def attention_to_chosen_blocks(device: torch.device) -> None:
+    chosen_blocks(device, means=False)
+
+
+@check
+def attention_to_chosen_blocks_and_means_of_the_others(device: torch.device) -> None:
+    chosen_blocks(device, means=True)
+
+
+def chosen_blocks(device: torch.device, means: bool) -> None:
     longest = 140_000 if device.type == "cuda" else 1400
     for dtype in (torch.float32, *HALF) if device.type == "cuda" else (torch.float32,):
         for span, queries, share in ((16, 9, 0.3), (64, 16, 0.1), (64, 17, 1.0), (128, 33, 0.5)):
@@ -129,12 +128,21 @@ def attention_to_chosen_blocks(device: torch.device) -> None:
             places = [torch.tensor(x, device=device) for x in ([2, 0, 1], lengths, [queries, 1, queries])]
             keep = torch.rand(3, heads, longest // span, device=device) < share
             keep &= torch.arange(longest // span, device=device) < (places[1] // span)[:, None, None]
-            chosen = (*listed(keep), span)
+            chosen = Chosen(*listed(keep), span)
+            if means:  # of blocks that are whole, and of nothing else
+                made = [half[:, :, : longest // span * span].unflatten(2, (-1, span)).mean(3) for half in cache]
+                for slot, length in zip([2, 0, 1], lengths, strict=True):
+                    for half in made:
+                        half[slot, :, length // span :] = float("nan")
+                chosen = chosen._replace(rest=Rest(keep.to(torch.int8), made[0], made[1]))
             ours = kernels(device).attend(q, *cache, *places, size**-0.5, chosen=chosen)
             for b, (slot, length) in enumerate(zip([2, 0, 1], lengths, strict=True)):
                 own = [half[slot : slot + 1, :, : length + queries].double() for half in cache]
                 one = [places[0][:1] * 0, *(x[b : b + 1] for x in places[1:])]
-                few = (chosen[0][b : b + 1], chosen[1][b : b + 1], span)
+                few = Chosen(chosen.lists[b : b + 1], chosen.counts[b : b + 1], span)
+                if means:
+                    wide = [half[slot : slot + 1].double() for half in made]
+                    few = few._replace(rest=Rest(keep[b : b + 1], wide[0], wide[1]))
                 exact = reference.attend(q[b : b + 1].double(), *own, *one, size**-0.5, chosen=few)
                 near(ours[b : b + 1], exact, TOLERANCE[dtype], f"blocks of {span}, sequence {b}")
 
@@ -323,7 +331,11 @@ for name in DENSE:
 @check
 def checks_by_a_plan_are_the_same_everywhere(device: torch.device) -> None:
     for family in ("llama3.1", "gemma3"):
-        for plan in (AttentionPlan(8, 16, 0.2), AttentionPlan(16, 0, 0.3, score="first", spread="heads")):
+        for plan in (
+            AttentionPlan(8, 16, 0.2),
+            AttentionPlan(16, 0, 0.3, score="first", spread="heads"),
+            AttentionPlan(8, 16, 0.2, rest="mean"),
+        ):
             said = []
             for where, plain in ((torch.device("cpu"), True), (device, True), (device, False)):
                 one = runner(family, where, torch.float32, plain)

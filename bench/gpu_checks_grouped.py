@@ -102,7 +102,9 @@ def blocks_are_chosen_as_by_sorting(device: torch.device) -> None:
             plan = AttentionPlan(span, 1024, 0.1, score=score, spread=spread)
             pairs = torch.tensor([plan.pairs(n, heads) for n in starts.tolist()], device=device)
             rule = (span, (plan.sinks, plan.recent), size**-0.5, score == "share", spread == "heads")
-            (lists, numbers), again = (own(q, means, slots, starts, counts, pairs, *rule) for _ in range(2))
+            marks = torch.zeros(2, heads, most, dtype=torch.int8, device=device)
+            lists, numbers = own(q, means, slots, starts, counts, pairs, *rule)
+            again = own(q, means, slots, starts, counts, pairs, *rule, marks=marks)
             scores = block_scores(q.double(), means[slots].double(), full, plan, size**-0.5, counts)
             exact = choose(scores, full, pairs, plan)
             ours = torch.zeros_like(exact)
@@ -112,6 +114,7 @@ def blocks_are_chosen_as_by_sorting(device: torch.device) -> None:
                     assert torch.equal(here, again[0][b, h, : again[1][b, h]].long()), "not the same twice"
                     assert bool((here[1:] > here[:-1]).all()), "not in rising order"
                     ours[b, h, here] = True
+                    assert torch.equal(marks[b, h] != 0, ours[b, h]), "not what is listed is marked"
                 groups = [slice(None)] if spread == "pairs" else [slice(h, h + 1) for h in range(heads)]
                 for group in groups:
                     mine, theirs, values = ours[b, group], exact[b, group], scores[b, group]

@@ -1,7 +1,7 @@
 """What checking a draft costs with blocks of the cache left out, against dense checks, over lengths of context.
 
 Part of bench/gpu.py (`--only sparse`). Weights and cache are noise: only times mean anything here. The limit counts the
-weights, the blocks that are read, and the mean keys that they are chosen by.
+weights, the blocks that are read, the mean keys that they are chosen by, and the means of others where these are seen.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ def plans(depth: int, longest: int) -> dict[str, AttentionPlan | None]:
         "sparse, share, anchors": AttentionPlan(BLOCK, below, RHO, anchors=few),
         "sparse, share, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads"),
         "sparse, share, anchors, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads", anchors=few),
+        "sparse, share, means": AttentionPlan(BLOCK, below, RHO, rest="mean"),
+        "sparse, share, anchors, equal heads, means": AttentionPlan(
+            BLOCK, below, RHO, spread="heads", anchors=few, rest="mean"
+        ),
     }
 
 
@@ -49,7 +53,8 @@ def sparse(bench: Bench) -> None:
                 start = context - TOKENS
                 share = plan.pairs(start, heads) / max(start // plan.block * heads, 1)
                 chosen = len(plan.anchors or range(runner.depth)) / runner.depth
-                read = bench.weights("8B") + bench.kv("8B", context) * (share + chosen / (2 * plan.block))
+                means = chosen / (2 * plan.block) + (1 / plan.block if plan.rest == "mean" and share < 1 else 0)
+                read = bench.weights("8B") + bench.kv("8B", context) * (share + means)
             bench.add(f"8B check at {context}, {name}", ms, read, context=context)
     if bench.device.type == "cuda":
         choosing(bench, longest)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import Experts, FeedForward
-from semspec.model.kernels import Kernels
+from semspec.model.kernels import Chosen, Kernels
 from semspec.model.sight import Span
 from semspec.types import Score
 
@@ -33,9 +33,6 @@ class Way:
 
 DENSE = Way()
 
-
-Chosen = tuple[Tensor, Tensor, int]
-"""Blocks of the cache to be seen, as kernels.attention.attend wants them."""
 
 Blocks = Callable[[int, Tensor, Tensor, Tensor, Tensor], Chosen | None]
 """(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to see; None: all."""

@@ -11,21 +11,30 @@ compares heads of different temper fairly, and every token of the draft has a sa
 the pocket target moves a tenth as far (docs/sparse.md). Of all pairs (h, b) the N = floor((L - L0) rho + L0) H / B
 with the largest s are kept, where L tokens are in the cache before the pass; for L < L0 everything is. The first blocks
 and the latest count as best of all. Behind the last whole block everything is seen, the draft included.
+
+What becomes of a block that is not kept is the plan's `rest`. With v[h, b] the mean of its values, a query q of head h
+
+    nothing:  does not see it, and its softmax is over what is left                 (the paper's)
+    mean:     sees B places that all have the key k[h, b] and the value v[h, b]     (ours)
+
+which is one place with the logit scale q . k[h, b] + log B. It is exact where a block's keys and values are alike, and
+takes 1 / B of the cache to read. In a model that looks a little at everything, what is left out together weighs much.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.model.cache import Cache
 
 SPREADS = ("pairs", "heads")
 SCORES = ("first", "share")
-FEW = 16  # blocks whose means are made for all layers together
+RESTS = ("nothing", "mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class AttentionPlan:
     spread: str = "pairs"  # the best pairs of all heads together, or of each of the "heads" equally many
     anchors: tuple[int, ...] | None = None  # layers that choose; others take the choice of the one before. None: all do
     pays_from: int = 0  # tokens below which choosing took longer than reading everything, where that was measured
+    rest: str = "nothing"  # what is seen of blocks that are not kept: nothing, or their mean
 
     def __post_init__(self) -> None:
         if self.block < 1 or min(self.dense_below, self.sinks, self.recent, self.pays_from) < 0:
@@ -52,6 +62,8 @@ class AttentionPlan:
             raise BadRequest(f"spread is {self.spread!r}; give {' or '.join(SPREADS)}")
         if self.score not in SCORES:
             raise BadRequest(f"score is {self.score!r}; give {' or '.join(SCORES)}")
+        if self.rest not in RESTS:
+            raise BadRequest(f"rest is {self.rest!r}; give {' or '.join(RESTS)}")
         if self.anchors is not None and (not self.anchors or list(self.anchors) != sorted(set(self.anchors))):
             raise BadRequest(f"anchors are {self.anchors}; give layers in rising order, at least one")
 
@@ -116,28 +128,12 @@ def block_scores(
     return share.amax(2)
 
 
-class Means:
-    """The mean key of every whole block in a cache, [depth, slots, kv heads, blocks, d]. A block's mean is made when
-    it is first asked for, and again if it was truncated and written anew since."""
+class Kept(NamedTuple):
+    """Which whole blocks one sequence sees."""
 
-    def __init__(self, cache: Cache, block: int) -> None:
-        self.cache, self.block = cache, block
-        depth, slots, kv_heads, capacity, size = cache.keys.shape
-        self.keys = cache.keys.new_zeros(depth, slots, kv_heads, capacity // block, size)
-        self._known = [0] * slots  # blocks whose means are made
-
-    def update(self, slot: int, length: int) -> None:
-        """Make what is missing for the first `length` tokens of a slot, all of which are in the cache."""
-        known, full = min(self._known[slot], self.cache.intact[slot] // self.block), length // self.block
-        if full > known:
-            wide = torch.float32 if self.keys.element_size() < 4 else self.keys.dtype
-            # A draft fills a block or two: all layers at once, so that a GPU has one thing to do. A prompt fills many,
-            # and there the layers take turns, since what is made on the way takes memory.
-            together = self.keys.shape[0] if full - known <= FEW else 1
-            new = self.cache.keys[:, slot, :, known * self.block : full * self.block]
-            for keys, means in zip(new.split(together), self.keys[:, slot].split(together), strict=True):
-                means[:, :, known:full] = keys.unflatten(2, (-1, self.block)).mean(3, dtype=wide)
-        self._known[slot], self.cache.intact[slot] = full, length
+    lists: Tensor  # [kv heads, W], in rising order
+    counts: Tensor  # [kv heads]; of each list so many are real
+    others: Tensor | None  # [kv heads, M], those that are seen by their means; None: nothing is seen of them
 
 
 def gathered(tensor: Tensor, lists: Tensor, block: int) -> Tensor:
@@ -146,3 +142,25 @@ def gathered(tensor: Tensor, lists: Tensor, block: int) -> Tensor:
     blocks = tensor[:, : tensor.shape[1] // block * block].unflatten(1, (-1, block))
     rows = torch.arange(heads, device=tensor.device)[:, None]
     return blocks[rows, lists].view(heads, -1, size)
+
+
+def sight(kept: Kept, start: int, count: int, block: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """Who sees what of [listed blocks, what is behind the last whole one]: [1, heads, count, W x block + tail]. Lists
+    that are shorter than others are filled up with what nobody sees. Where others are seen by their means, these
+    are M more places, and it is numbers to add to logits: a mean counts as often as a block has places."""
+    kv_heads, width = kept.lists.shape
+    device = kept.lists.device
+
+    def spread(seen: Tensor) -> Tensor:
+        return seen.repeat_interleave(heads // kv_heads, 0)[:, None].expand(heads, count, -1)
+
+    real = torch.arange(width, device=device) < kept.counts[:, None]
+    places = torch.arange(start // block * block, start + count, device=device)
+    tail = places <= places[-count:, None]  # [count, tail]
+    parts = [spread(real.repeat_interleave(block, 1)), tail.expand(heads, -1, -1)]
+    if kept.others is None:
+        return torch.cat(parts, dim=-1)[None]
+    seen = torch.cat([*parts, spread(kept.others)], dim=-1)
+    added = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    added[..., -kept.others.shape[1] :] += math.log(block)
+    return added[None]

@@ -81,7 +81,8 @@ class SparsePlan:
             a = self.attention
             chosen = "" if a.anchors is None else f", {len(a.anchors)} anchors"
             above = max(a.dense_below, a.pays_from)
-            parts.append(f"attention rho {a.rho:g} above {above}, blocks of {a.block}{chosen}")
+            rest = "" if a.rest == "nothing" else f", others by their {a.rest}"
+            parts.append(f"attention rho {a.rho:g} above {above}, blocks of {a.block}{chosen}{rest}")
         if self.ffn:
             parts.append(f"ffn {self.ffn.sparsity:.0%} by {self.ffn.by}")
         if self.experts:

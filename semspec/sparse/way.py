@@ -12,12 +12,13 @@ from torch import Tensor
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
 from semspec.model.experts import Experts, FeedForward, skip
-from semspec.model.kernels import Kernels
+from semspec.model.kernels import Chosen, Kernels, Rest
 from semspec.model.sight import Span
-from semspec.model.way import DENSE, Blocks, Chosen, Fewer, Way, checks
-from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose, gathered, listed
+from semspec.model.way import DENSE, Blocks, Fewer, Way, checks
+from semspec.sparse.attention import AttentionPlan, Kept, block_scores, choose, gathered, listed, sight
 from semspec.sparse.ffn import thin
 from semspec.sparse.guard import Guard
+from semspec.sparse.means import Means
 from semspec.sparse.plan import SparsePlan
 from semspec.types import Score
 
@@ -32,7 +33,7 @@ class Sparse:
         self.choosers = frozenset[int]()  # layers that choose blocks
         self.open = frozenset(i for i, sight in enumerate(self.shape.sights) if sight.window is None)
         if plan.attention is not None and self.open:
-            self.means = Means(runner.cache, plan.attention.block)
+            self.means = Means(runner.cache, plan.attention.block, plan.attention.rest == "mean")
             anchors = self.open if plan.attention.anchors is None else frozenset(plan.attention.anchors)
             self.choosers = frozenset([min(self.open)]) | (anchors & self.open)  # a first choice there must be
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
@@ -105,23 +106,27 @@ class Sparse:
     def blocks(self, pairs: Tensor, kernels: Kernels) -> Blocks:
         """Who chooses, for one fused pass; asked layer after layer. Layers that do not choose launch nothing."""
         plan, scale, make = self.attention, self.shape.attention_scale, kernels.choose_blocks
-        last: Chosen | None = None  # by the last layer that chose
+        last: tuple[Tensor, Tensor, Tensor | None] | None = None  # by the last layer that chose: lists, counts, marks
 
         def choice(layer: int, q: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> Chosen | None:
             nonlocal last
             if layer not in self.open:
                 return None
+            assert self.means is not None
+            known, values = self.means.keys[layer], self.means.values
             if layer in self.choosers:
-                assert self.means is not None
-                known = self.means.keys[layer]
                 if make is not None:
                     rule = (plan.block, (plan.sinks, plan.recent), scale, plan.score == "share", plan.spread == "heads")
-                    last = (*make(q, known, slots, starts, counts, pairs, *rule), plan.block)
+                    marks = None if values is None else q.new_empty((len(q), *known.shape[1:3]), dtype=torch.int8)
+                    last = (*make(q, known, slots, starts, counts, pairs, *rule, marks=marks), marks)
                 else:
                     full = starts // plan.block
-                    scores = block_scores(q, known[slots], full, plan, scale, counts)
-                    last = (*listed(choose(scores, full, pairs, plan)), plan.block)
-            return last
+                    chosen = choose(block_scores(q, known[slots], full, plan, scale, counts), full, pairs, plan)
+                    last = (*listed(chosen), None if values is None else chosen.to(torch.int8))
+            assert last is not None, "the first open layer chooses"
+            lists, numbers, marks = last
+            rest = None if values is None or marks is None else Rest(marks, known, values[layer])
+            return Chosen(lists, numbers, plan.block, rest)
 
         return choice
 
@@ -148,7 +153,7 @@ class SparseWay(Way):
 
     def __init__(self, sparse: Sparse, spans: list[Span], checked: list[bool]) -> None:
         self.sparse, self.spans = sparse, spans
-        self._chosen: dict[int, tuple[Tensor, Tensor]] = {}  # sequence -> its blocks, by the last layer that chose
+        self._chosen: dict[int, Kept] = {}  # sequence -> its blocks, by the last layer that chose
         self._masks: dict[int, Tensor] = {}
         self._thin = {n for n, span in enumerate(spans) if checked[n] and sparse.attends_sparsely(span.start)}
         for n in self._thin:
@@ -168,35 +173,33 @@ class SparseWay(Way):
             return super().attend(layer, place, q, keys, values, mask, scale)
         if layer in self.sparse.choosers:
             self._chosen[place] = self._choose(layer, place, q)
-        lists, counts = self._chosen[place]  # [kv heads, W], [kv heads]
-        block, span = self.sparse.attention.block, self.spans[place]
+        kept, block, span = self._chosen[place], self.sparse.attention.block, self.spans[place]
         tail = span.start // block * block
-        keys, values = (torch.cat([gathered(t[:, :tail], lists, block), t[:, tail:]], dim=1) for t in (keys, values))
-        return super().attend(layer, place, q, keys, values, self._mask(place, lists, counts, len(q)), scale)
+        means = self.sparse.means
+        assert means is not None
+        seen = []
+        for cached, made in ((keys, means.keys), (values, means.values)):
+            parts = [gathered(cached[:, :tail], kept.lists, block), cached[:, tail:]]
+            if kept.others is not None and made is not None:
+                parts.append(made[layer, span.slot, :, : span.start // block])
+            seen.append(torch.cat(parts, dim=1))
+        if place not in self._masks:
+            self._masks[place] = sight(kept, span.start, span.count, block, len(q), q.dtype)
+        return super().attend(layer, place, q, seen[0], seen[1], self._masks[place], scale)
 
-    def _choose(self, layer: int, place: int, q: Tensor) -> tuple[Tensor, Tensor]:
+    def _choose(self, layer: int, place: int, q: Tensor) -> Kept:
         plan, span, means = self.sparse.attention, self.spans[place], self.sparse.means
         assert means is not None
         full, pairs = span.start // plan.block, plan.pairs(span.start, means.keys.shape[2])
         one = torch.tensor([full, pairs], device=q.device)
         known = means.keys[layer, span.slot, None, :, :full]
         scores = block_scores(q.transpose(0, 1)[None], known, one[:1], plan, self.sparse.shape.attention_scale)
-        lists, counts = listed(choose(scores, one[:1], one[1:], plan))
+        chosen = choose(scores, one[:1], one[1:], plan)
+        lists, counts = listed(chosen)
         self._masks.pop(place, None)
-        return lists[0, :, : int(counts.max())], counts[0]
-
-    def _mask(self, place: int, lists: Tensor, counts: Tensor, heads: int) -> Tensor:
-        """[1, heads, n, W x block + tail]: lists that are shorter than others are filled up with what nobody sees."""
-        if place not in self._masks:
-            block, span = self.sparse.attention.block, self.spans[place]
-            kv_heads, width = lists.shape
-            real = torch.arange(width, device=lists.device) < counts[:, None]
-            real = real.repeat_interleave(block, 1).repeat_interleave(heads // kv_heads, 0)
-            places = torch.arange(span.start // block * block, span.start + span.count, device=lists.device)
-            tail = places <= places[-span.count :, None]  # [n, tail]
-            shape = (heads, span.count, -1)
-            self._masks[place] = torch.cat([real[:, None].expand(shape), tail.expand(heads, -1, -1)], dim=-1)[None]
-        return self._masks[place]
+        # Nothing may be added where everything is chosen: then a check is the dense one to the last bit.
+        others = ~chosen[0] if means.values is not None and pairs < full * means.keys.shape[2] else None
+        return Kept(lists[0, :, : int(counts.max())], counts[0], others)
 
     # -- feed-forward networks and experts
 

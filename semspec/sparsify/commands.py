@@ -48,6 +48,10 @@ def calibrate(
     spread: Annotated[
         str, typer.Option(help="The best blocks of all heads together (pairs), or of each (heads).")
     ] = "pairs",
+    rest: Annotated[
+        str,
+        typer.Option(help="What is seen of blocks that are not read: nothing, or their mean key and value (mean)."),
+    ] = "nothing",
     reuse: Annotated[
         float, typer.Option(help="Layers whose blocks overlap so much with the last anchor's take over its choice.")
     ] = 0.7,
@@ -73,7 +77,9 @@ def calibrate(
     from semspec.sparsify.calibrate import calibrate as run
     from semspec.sparsify.pays import where_it_pays
 
-    attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread) if rho < 1 else None
+    attention = None
+    if rho < 1:
+        attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread, rest=rest)
     wish = Wish(attention, reuse, shallow, ffn, ffn_by, experts, quantile, refresh)
     made = tasks.make(task, data)
     pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))

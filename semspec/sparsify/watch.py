@@ -13,8 +13,9 @@ from semspec.model.experts import Experts, FeedForward, ratios
 from semspec.model.kernels import Kernels
 from semspec.model.sight import Span
 from semspec.model.way import DENSE, Fewer, Way, checks
-from semspec.sparse.attention import AttentionPlan, Means, block_scores, choose
+from semspec.sparse.attention import AttentionPlan, block_scores, choose
 from semspec.sparse.ffn import unions
+from semspec.sparse.means import Means
 from semspec.types import Score
 
 GATES = 32  # passes of a layer whose gate activations are kept; a pass has millions of them in a large model

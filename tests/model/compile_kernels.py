@@ -47,10 +47,11 @@ def main() -> None:
     attend = {
         "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "lists": WHOLE, "listed": WHOLE,
         "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE,
-        "query_norm": HALF, "key_norm": HALF, "eps": "fp32", "queries": "i32", "width": "i32", **CACHE, "scale": "fp32",
-        "window": "i32",
+        "query_norm": HALF, "key_norm": HALF, "marks": "*i8", "mean_keys": HALF, "mean_values": HALF, "eps": "fp32",
+        "queries": "i32", "width": "i32", **CACHE, "mean_slot_stride": "i64", "mean_head_stride": "i32",
+        "scale": "fp32", "window": "i32",
     }  # fmt: skip
-    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0}
+    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0, "REST": False}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
@@ -61,6 +62,8 @@ def main() -> None:
         for span in (16, 64) if queries in (9, 17) else ():
             made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
             results[f"attend {queries}, blocks of {span}"] = made
+            made = built(attention._attend, few, constants | {"SPAN": span, "REST": True}, t.warps, t.stages)
+            results[f"attend {queries}, blocks of {span} and means"] = made
     t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, reach=tiles.LONG)
     long = constants | {"GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits, "BLOCK_M": t.rows, "BLOCK_N": t.keys}
     results["attend 16, long"] = built(attention._attend, attend, long, t.warps, t.stages)
@@ -68,7 +71,7 @@ def main() -> None:
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
-    turning |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64, "SPAN": 0}
+    turning |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64}
     results["turn_and_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
     results["join"] = built(
         attention._join,
@@ -163,10 +166,12 @@ def choosing() -> dict[str, Any]:
             blocks._score, asking | {"scores": SHORT, "most": "i32"},
             sizes | {"SHARE": share, "SINKS": 1, "RECENT": 2, "BLOCK_G": 4},
         )  # fmt: skip
-    selecting = {"scores": SHORT, "starts": WHOLE, "pairs": WHOLE, "lists": SHORT, "listed": SHORT, "most": "i32"}
+    selecting = {"scores": SHORT, "starts": WHOLE, "pairs": WHOLE, "lists": SHORT, "listed": SHORT, "marks": "*i8"}
+    selecting |= {"most": "i32"}
     for equal, held in ((True, 2048), (False, blocks.HELD)):
         results[f"select blocks, {held} held"] = built(
-            blocks._select, selecting, {"BLOCK": 64, "EQUAL": equal, "HELD": held, "BLOCK_L": blocks.LISTED},
+            blocks._select, selecting,
+            {"BLOCK": 64, "EQUAL": equal, "MARKING": equal, "HELD": held, "BLOCK_L": blocks.LISTED},
             warps=min(max(held // 1024, 4), 16),
         )  # fmt: skip
     return results

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, attention, products, reference, small  # noqa: E402
+from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, Chosen, attention, products, reference, small  # noqa: E402  # noqa: E402
 from semspec.model.kernels import tiles as cuts  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
@@ -126,7 +126,7 @@ def test_attention_to_chosen_blocks(
             for block in (~keep).nonzero()[:, 0].tolist():
                 for buffer in cache:
                     buffer[slot, h, block * span : (block + 1) * span] = float("nan")
-    chosen = (lists.to(DEVICE), counts.to(DEVICE), span)
+    chosen = Chosen(lists.to(DEVICE), counts.to(DEVICE), span)
     tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
     zeroed = [c.double().nan_to_num() for c in cache]
     exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
@@ -140,7 +140,9 @@ def test_all_blocks_chosen_are_all_of_the_cache() -> None:
     counts = torch.tensor([[4, 4], [0, 0]], dtype=torch.int32, device=DEVICE)
     for kernels in (attention, reference):
         dense = kernels.attend(q, keys, values, *places, 0.3)
-        torch.testing.assert_close(kernels.attend(q, keys, values, *places, 0.3, chosen=(lists, counts, 16)), dense)
+        torch.testing.assert_close(
+            kernels.attend(q, keys, values, *places, 0.3, chosen=Chosen(lists, counts, 16)), dense
+        )
 
 
 def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
@@ -229,7 +231,7 @@ def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else
     q, keys = (noise(size, random(1), torch.float32) for size in [(1, 2, 1, 16), (1, 1, 40, 16)])
     places = [whole([0]), whole([20]), whole([2])]
     none = [torch.zeros(size, dtype=torch.int32, device=DEVICE) for size in [(1, 1, 1), (1, 1)]]
-    for options in ({}, {"window": 9}, {"chosen": (*none, 16)}):
+    for options in ({}, {"window": 9}, {"chosen": Chosen(*none, 16)}):
         attention.attend(q, keys, keys, *places, 0.3, **options)
     assert asked == [40, 0, 0], "windows and chosen blocks are not long, and blocks of 64 need tiles of 64 or less"
 

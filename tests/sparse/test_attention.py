@@ -16,7 +16,8 @@ from semspec.model import ModelRunner
 from semspec.model.cache import Cache
 from semspec.model.sight import Span
 from semspec.sparse import AttentionPlan
-from semspec.sparse.attention import Means, block_scores, choose, listed
+from semspec.sparse.attention import Kept, block_scores, choose, listed
+from semspec.sparse.means import Means
 from semspec.sparse.way import Sparse, SparseWay
 from semspec.types import Roll, Sampling, Score
 from tests.checkpoints import make_model, save
@@ -107,24 +108,26 @@ def test_a_share_is_the_most_that_any_query_would_give() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.booleans()), min_size=1, max_size=12))
 def test_means_follow_the_cache(moves: list[tuple[int, int, bool]]) -> None:
-    """Whatever is fed and taken back, and whenever means are asked for, they are those of the keys in the cache."""
+    """Whatever is fed and taken back, and whenever means are asked for, they are those of what is in the cache."""
 
     class Shape:
         depth, kv_heads, head_dim = 2, 2, 4
 
     cache = Cache(Shape(), 2, 400, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
-    means = Means(cache, 8)
+    means = Means(cache, 8, values=True)
     slot = cache.acquire()
     for back, more, asks in moves:
         cache.truncate(slot, max(0, cache.lengths[slot] - back))
         (start,) = cache.extend([(slot, more)])
-        cache.keys[:, slot, :, start : start + more] = torch.randn(2, 2, more, 4)
+        for half in (cache.keys, cache.values):
+            half[:, slot, :, start : start + more] = torch.randn(2, 2, more, 4)
         if asks:
             length = cache.lengths[slot]
             means.update(slot, length)
             full = length // 8
-            exact = cache.keys[:, slot, :, : full * 8].unflatten(2, (full, 8)).mean(3)
-            torch.testing.assert_close(means.keys[:, slot, :, :full], exact)
+            for half, made in ((cache.keys, means.keys), (cache.values, means.values)):
+                exact = half[:, slot, :, : full * 8].unflatten(2, (full, 8)).mean(3)
+                torch.testing.assert_close(made[:, slot, :, :full], exact)
     cache.release(slot)
     again = cache.acquire()
     cache.extend([(again, 40)])
@@ -210,7 +213,7 @@ def test_a_draft_behind_a_prompt_is_checked_as_any_other(runner: ModelRunner) ->
 def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     """Keys and values of blocks that were not chosen may hold anything."""
     plan = AttentionPlan(block=8, dense_below=0, rho=0.25, sinks=1, recent=1, anchors=(0,))
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    seen: list[Kept] = []
     thin = with_plan(runner, attention=plan)
     slot = thin.acquire()
     read(thin, slot, text(1, 100))
@@ -220,7 +223,7 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     assert isinstance(way, SparseWay)
     original = way._choose
 
-    def watched(layer: int, place: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(layer: int, place: int, q: torch.Tensor) -> Kept:
         seen.append(original(layer, place, q))
         return seen[-1]
 
@@ -228,7 +231,8 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     thin.sparsity.way = lambda requests, spans: way  # type: ignore[method-assign]
     assert torch.equal(check(thin, slot, text(2, 5)), before)
     thin.truncate(slot, 100)
-    ((lists, counts),) = seen
+    ((lists, counts, others),) = seen
+    assert others is None
     assert int(counts.sum()) == plan.pairs(100, 2) == 6
     for head in range(2):
         kept = set(lists[head, : counts[head]].tolist())
@@ -312,6 +316,7 @@ def test_a_batch_equals_each_alone(runner: ModelRunner) -> None:
         {"rho": -0.1},
         {"spread": "wide"},
         {"score": "mean"},
+        {"rest": "some"},
         {"anchors": (2, 1)},
         {"anchors": ()},
     ],

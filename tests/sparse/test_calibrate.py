@@ -284,10 +284,26 @@ def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     plan, figures = tmp_path / "plan", tmp_path / "figures.json"
     common = ["--task", "stories", "--n", "2", "-k", "4", "--device", "cpu", "--context", "512"]
     done = semspec(
-        "sparse", "calibrate", folder, "--out", plan, *common, "--block", 4, "--dense-below", 16, "--ffn", 0.3
+        "sparse",
+        "calibrate",
+        folder,
+        "--out",
+        plan,
+        *common,
+        "--block",
+        4,
+        "--dense-below",
+        16,
+        "--ffn",
+        0.3,
+        "--rest",
+        "mean",
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told, attention = json.loads(done.stdout), SparsePlan.load(plan).attention
+    assert attention is not None and attention.rest == "mean" and "others by their mean" in done.stderr
+    refused = semspec("sparse", "calibrate", folder, "--out", plan, *common, "--rest", "some")
+    assert refused.returncode == 2 and "give nothing or mean" in refused.stderr
     assert told["anchors"][0] == 0 and len(told["thresholds"]) == 3 and told["made"]["task"] == "stories"
     done = semspec("sparse", "quality", folder, "--sparse", plan, *common, "--rho", 0.1, "--out", figures)
     assert done.returncode == 0, done.stderr

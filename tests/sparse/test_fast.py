@@ -76,7 +76,9 @@ def test_where_nothing_is_left_out_the_dense_graph_serves(model: ModelRunner) ->
 def test_layers_that_are_no_anchors_launch_nothing(model: ModelRunner) -> None:
     calls: list[tuple[int, ...]] = []
 
-    def all_blocks(q: torch.Tensor, means: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def all_blocks(
+        q: torch.Tensor, means: torch.Tensor, *rest: object, marks: None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(means.shape)
         heads, most = means.shape[1:3]
         lists = torch.arange(most, dtype=torch.int32).expand(len(q), heads, most)

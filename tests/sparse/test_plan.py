@@ -18,7 +18,15 @@ from tests.sparse.runners import load
 WHOLE = SparsePlan(
     model="llama-3x64-abc",
     attention=AttentionPlan(
-        block=16, dense_below=256, rho=0.25, sinks=2, recent=3, score="first", spread="heads", anchors=(0, 2)
+        block=16,
+        dense_below=256,
+        rho=0.25,
+        sinks=2,
+        recent=3,
+        score="first",
+        spread="heads",
+        anchors=(0, 2),
+        rest="mean",
     ),
     ffn=FfnPlan(torch.tensor([0.1, 0.0, 0.3]), "token", 0.5),
     experts=ExpertsPlan(torch.rand(3, 7), 3),
@@ -40,6 +48,16 @@ def test_a_plan_is_what_was_saved(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "a" / "plan").iterdir()) == ["plan.json", "plan.safetensors"]
     SparsePlan().save(tmp_path / "nothing")
     assert SparsePlan.load(tmp_path / "nothing") == SparsePlan()
+    assert "others by their mean" in str(WHOLE)
+
+
+def test_a_plan_from_before_there_was_a_rest_sees_nothing_of_it(tmp_path: Path) -> None:
+    WHOLE.save(tmp_path)
+    numbers = json.loads((tmp_path / "plan.json").read_text())
+    assert numbers["attention"].pop("rest") == "mean"
+    (tmp_path / "plan.json").write_text(json.dumps(numbers))
+    attention = SparsePlan.load(tmp_path).attention
+    assert attention is not None and attention.rest == "nothing" and attention.rho == 0.25
 
 
 @pytest.mark.parametrize("harm", ["missing", "json", "version", "field", "tensors"])

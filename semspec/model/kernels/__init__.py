@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +26,24 @@ class Choices:
 
 
 MEASURED = Choices()
+
+
+class Rest(NamedTuple):
+    """What is seen of blocks that are not listed: each is one place that counts as often as a block has places."""
+
+    marks: Tensor  # [B, kv heads, M], whole numbers of 8 bits; not 0: this block is listed
+    keys: Tensor  # [slots, kv heads, M, d], means of whole blocks
+    values: Tensor
+
+
+class Chosen(NamedTuple):
+    """Blocks of the cache that a pass sees, of all that are whole before the first new token. Lists and counts are
+    whole numbers of 32 bits."""
+
+    lists: Tensor  # [B, kv heads, W]
+    counts: Tensor  # [B, kv heads]; of each list so many are real
+    block: int  # places in one
+    rest: Rest | None = None  # None: nothing is seen of others
 
 
 @dataclass(frozen=True, slots=True)

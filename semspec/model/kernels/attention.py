@@ -4,7 +4,8 @@ A draft that is checked, or a model that writes, has 1 to 64 queries over a cach
 reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
 holds the queries of all heads that share that key head in one tile, and a second launch joins the splits. Lengths are
 read on the device: one captured launch serves a cache as it grows. Where only some blocks of the cache are to be seen
-(semspec.sparse), the splits share those, and nothing else is read.
+(semspec.sparse), the splits share those, and nothing else is read but, if wanted, the means of the others: each is one
+place more, with the logarithm of a block's size added to its score.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semspec.model.kernels import Chosen
 from semspec.model.kernels.tiles import Tiles, card_of
 
 LOG2E = 1.4426950408889634
@@ -30,7 +32,7 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
-    chosen: tuple[Tensor, Tensor, int] | None = None,
+    chosen: Chosen | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -39,8 +41,8 @@ def attend(
     what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
     `ancestors` [B, Q, Q] is given, those marked in its row.
 
-    `chosen` is (lists [B, kv heads, W], counts [B, kv heads], block), whole numbers of 32 bits: of the whole blocks
-    before the first new token, those listed are seen, and everything behind the last whole block.
+    Where blocks are `chosen`, of those that are whole before the first new token the listed ones are seen, everything
+    behind the last whole block, and of the others what `Chosen.rest` says.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
@@ -94,7 +96,7 @@ def _launch(
     ancestors: Tensor | None,
     turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
-    chosen: tuple[Tensor, Tensor, int] | None = None,
+    chosen: Chosen | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
     kv_heads = keys.shape[1]
@@ -108,13 +110,18 @@ def _launch(
     wide = max(16, triton.next_power_of_2(size))
     turns, norms, eps = turning or (None, None, 0.0)
     cos, sin = turns or (places[0], places[0])
-    lists, listed, span = chosen or (places[0], places[0], 0)
+    lists, listed, span, rest = chosen or (places[0], places[0], 0, None)
     assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
+    marks, mean_keys, mean_values = rest or (places[0], keys, values)
+    if rest is not None:
+        assert mean_keys.stride() == mean_values.stride() and mean_keys.stride()[2:] == (size, 1)
+        assert marks.shape == lists.shape and marks.is_contiguous()
     _attend[(tiles.splits * blocks, kv_heads, batch)](
         q, keys, values, *places, places[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
-        cos, sin, *(norms or (q, q)), eps,
-        queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), scale * LOG2E, window or 0,
-        WINDOWED=window is not None, MASKED=ancestors is not None, SPAN=span, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
+        cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
+        queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
+        mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, MASKED=ancestors is not None,
+        SPAN=span, REST=rest is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
         TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -128,11 +135,11 @@ def _launch(
 @triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
     q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
-    cos, sin, query_norm, key_norm, eps,
-    queries, width, slot_stride, head_stride, place_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, TURNING: tl.constexpr, NORMED: tl.constexpr,
-    HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    cos, sin, query_norm, key_norm, marks, mean_keys, mean_values, eps,
+    queries, width, slot_stride, head_stride, place_stride, mean_slot_stride, mean_head_stride, scale, window,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, TURNING: tl.constexpr,
+    NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv, b = tl.program_id(1), tl.program_id(2)
@@ -205,14 +212,29 @@ def _attend(
         if WINDOWED:
             seen = seen & (n[None, :] > own[:, None] - window)
         score = tl.where(seen & there[None, :], score, float("-inf"))
-        better = tl.maximum(best, tl.max(score, 1))
-        level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
-        weight = tl.exp2(score - level[:, None])
-        decay = tl.exp2(best - level)
-        total = total * decay + tl.sum(weight, 1)
+        best, total, weight, decay = _weighed(score, best, total)
         v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
         sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
-        best = better
+
+    used = begin < end
+    if REST:  # the last splits begin, since they have fewer places where these do not come out even
+        full = behind // SPAN
+        each = tl.cdiv(tl.cdiv(full, BLOCK_N), SPLITS) * BLOCK_N
+        begin = (SPLITS - 1 - split) * each
+        stop = tl.minimum(begin + each, full)
+        stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)
+        used = used | (begin < full)
+        base = tl.load(slots + b).to(tl.int64) * mean_slot_stride + kv * mean_head_stride
+        often = tl.log2(tl.full([1, 1], SPAN, tl.float32))  # a mean stands for so many places
+        for at in range(begin, stop, BLOCK_N):
+            n = at + tl.arange(0, BLOCK_N)
+            other = tl.load(marks + mine * width + n, mask=n < stop, other=1) == 0
+            where = base + n * D
+            k = tl.load(mean_keys + where[None, :] + d[:, None], mask=other[None, :] & (d < D)[:, None], other=0.0)
+            score = tl.dot(tile, k, input_precision="ieee") * scale + often
+            best, total, weight, decay = _weighed(tl.where(other[None, :], score, float("-inf")), best, total)
+            v = tl.load(mean_values + where[:, None] + d[None, :], mask=other[:, None] & (d < D)[None, :], other=0.0)
+            sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
 
     total = tl.where(inside, total, 0.0)
     whole = tl.where(total > 0.0, total, 1.0)
@@ -223,8 +245,19 @@ def _attend(
     else:
         part = ((b * heads + head) * queries + query) * SPLITS
         here = (part + split)[:, None].to(tl.int64) * D + d[None, :]
-        tl.store(parts + here, answer, mask=loaded & (begin < end))
+        tl.store(parts + here, answer, mask=loaded & used)
         tl.store(sums + part + split, tl.where(total > 0.0, best + tl.log2(whole), float("-inf")), mask=exists)
+
+
+@triton.jit
+def _weighed(score, best, total):
+    """Some more scores [rows, keys] of a softmax whose largest score and sum are known so far: both anew, the weights
+    of these scores, and by which factor what was summed up before weighs less now."""
+    better = tl.maximum(best, tl.max(score, 1))
+    level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
+    weight = tl.exp2(score - level[:, None])
+    decay = tl.exp2(best - level)
+    return better, total * decay + tl.sum(weight, 1), weight, decay
 
 
 @triton.jit

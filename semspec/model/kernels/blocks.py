@@ -38,14 +38,17 @@ def choose_blocks(
     share: bool,
     equal: bool,
     cut: tuple[int, int, int] = (SPAN, HELD, LISTED),
+    marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Lists of blocks [B, kv heads, M], in rising order, and how many of each count, as `attention.attend` wants them.
 
     q [B, Q, heads, d], slots, starts and counts are as there; means [slots, kv heads, M, d] are mean keys of blocks of
     `block` places, of which those before starts [B] are made. Of a sequence's (head, block) pairs the pairs [B] best
     are chosen, or of each head `equal`ly many; the first and the latest `fixed` blocks count as best of all. Blocks are
-    scored by the largest `share` that a query gives them, or else by the first token's mean query.
+    scored by the largest `share` that a query gives them, or else by the first token's mean query. Where `marks`
+    [B, kv heads, M] are given, they become 1 for chosen blocks and 0 for other whole ones.
     """
+    assert marks is None or marks.is_contiguous()
     assert q.is_contiguous() and means.stride(3) == 1 and means.stride(2) == means.shape[3]
     batch, queries, heads, size = q.shape
     kv_heads, most = means.shape[1:3]
@@ -67,7 +70,8 @@ def choose_blocks(
     )  # fmt: skip
     held = min(triton.next_power_of_2(most * (1 if equal else kv_heads)), cut[1])
     _select[(kv_heads, batch)](
-        scores, starts, pairs, lists, listed, most, BLOCK=block, EQUAL=equal, HELD=held,
+        scores, starts, pairs, lists, listed, lists if marks is None else marks, most,
+        BLOCK=block, EQUAL=equal, MARKING=marks is not None, HELD=held,
         BLOCK_L=min(triton.next_power_of_2(most), cut[2]), num_warps=min(max(held // 1024, 4), 16),
     )  # fmt: skip
     return lists, listed
@@ -165,8 +169,8 @@ def _score(
 
 @triton.jit(do_not_specialize=["most"])
 def _select(
-    scores, starts, pairs, lists, listed, most,
-    BLOCK: tl.constexpr, EQUAL: tl.constexpr, HELD: tl.constexpr, BLOCK_L: tl.constexpr,
+    scores, starts, pairs, lists, listed, marks, most,
+    BLOCK: tl.constexpr, EQUAL: tl.constexpr, MARKING: tl.constexpr, HELD: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """The best of all heads together, or of this head, and of these the blocks of this head."""
     kv, b = tl.program_id(0), tl.program_id(1)
@@ -203,7 +207,8 @@ def _select(
     for at in range(HELD, before, HELD):
         more = tl.load(first + at + i, mask=at + i < before, other=LEAST)
         passed += tl.sum(((more == least) & (at + i < before)).to(tl.int32), 0)
-    place = lists + (b * heads + kv).to(tl.int64) * most
+    row = (b * heads + kv).to(tl.int64) * most
+    place = lists + row
     taken = tl.zeros([], tl.int32)
     for at in range(0, full, BLOCK_L):
         n = at + tl.arange(0, BLOCK_L)
@@ -212,6 +217,8 @@ def _select(
         rank = passed + tl.cumsum(tie, 0)
         best = ((n < full) & ((number > least) | ((tie != 0) & (rank <= ties)))).to(tl.int32)
         tl.store(place + taken + tl.cumsum(best, 0) - 1, n, mask=best != 0)
+        if MARKING:
+            tl.store(marks + row + n, best.to(tl.int8), mask=n < full)
         passed += tl.sum(tie, 0)
         taken += tl.sum(best, 0)
     tl.store(listed + b * heads + kv, taken)

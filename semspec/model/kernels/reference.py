@@ -6,12 +6,14 @@ float64 inputs make a reference.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import route, skip
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, Chosen
 
 
 def attend(
@@ -24,7 +26,7 @@ def attend(
     scale: float,
     window: int | None = None,
     ancestors: Tensor | None = None,
-    chosen: tuple[Tensor, Tensor, int] | None = None,
+    chosen: Chosen | None = None,
 ) -> Tensor:
     group = q.shape[2] // keys.shape[1]
     out = torch.zeros_like(q)
@@ -42,13 +44,21 @@ def attend(
         if window is not None:
             seen = seen & (place > own - window)
         if chosen is not None:
-            lists, listed, span = chosen
+            lists, listed, span = chosen[:3]
             near = (place >= start // span * span).repeat(keys.shape[1], 1)  # [kv heads, end]
             for h, n in enumerate(listed[b].tolist()):
                 near[h] |= torch.isin(place // span, lists[b, h, :n])
             seen = seen & near.repeat_interleave(group, 0)[:, None]  # [heads, count, end]
         scores = torch.einsum("qhd,hnd->hqn", q[b, :count], k) * scale
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if chosen is not None and chosen.rest is not None:
+            marks, *means = chosen.rest
+            full = start // chosen.block
+            more_k, more_v = (half[slot, :, :full].repeat_interleave(group, 0) for half in means)  # [heads, full, d]
+            more = torch.einsum("qhd,hnd->hqn", q[b, :count], more_k) * scale + math.log(chosen.block)
+            listed_too = (marks[b, :, :full] != 0).repeat_interleave(group, 0)[:, None]
+            scores, v = torch.cat([scores, more.masked_fill(listed_too, float("-inf"))], -1), torch.cat([v, more_v], 1)
+        weights = scores.softmax(-1)
         out[b, :count] = torch.einsum("hqn,hnd->qhd", weights, v)
     return out
 
