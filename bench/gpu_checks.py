@@ -18,7 +18,19 @@ from semspec.model.config import Shape
 from semspec.model.fast import LONGEST, Fast
 from semspec.model.graphs import Graphs, Plain
 from semspec.model.kernels import (
-    COUNT, FIELDS, MEASURED, SEED, START, STEP, STREAM, Choices, Chosen, Kernels, Rest, reference, reference_kernels,
+    COUNT,
+    FIELDS,
+    MEASURED,
+    SEED,
+    START,
+    STEP,
+    STREAM,
+    Choices,
+    Chosen,
+    Kernels,
+    Rest,
+    reference,
+    reference_kernels,
     triton_kernels,
 )  # fmt: skip
 from semspec.model.transformer import Transformer
