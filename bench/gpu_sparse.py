@@ -33,6 +33,10 @@ def plans(depth: int, longest: int) -> dict[str, AttentionPlan | None]:
         "sparse, share, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads"),
         "sparse, share, anchors, equal heads": AttentionPlan(BLOCK, below, RHO, spread="heads", anchors=few),
         "sparse, share, means": AttentionPlan(BLOCK, below, RHO, rest="mean"),
+        "sparse, reach": AttentionPlan(BLOCK, below, RHO, score="reach"),
+        "sparse, reach, anchors, equal heads, means": AttentionPlan(
+            BLOCK, below, RHO, score="reach", spread="heads", anchors=few, rest="mean"
+        ),
         "sparse, share, anchors, equal heads, means": AttentionPlan(
             BLOCK, below, RHO, spread="heads", anchors=few, rest="mean"
         ),
@@ -53,7 +57,10 @@ def sparse(bench: Bench) -> None:
                 start = context - TOKENS
                 share = plan.pairs(start, heads) / max(start // plan.block * heads, 1)
                 chosen = len(plan.anchors or range(runner.depth)) / runner.depth
-                means = chosen / (2 * plan.block) + (1 / plan.block if plan.rest == "mean" and share < 1 else 0)
+                summaries = 2 if plan.score == "reach" else 1
+                means = summaries * chosen / (2 * plan.block) + (
+                    1 / plan.block if plan.rest == "mean" and share < 1 else 0
+                )
                 read = bench.weights("8B") + bench.kv("8B", context) * (share + means)
             bench.add(f"8B check at {context}, {name}", ms, read, context=context)
     if bench.device.type == "cuda":

@@ -5,10 +5,13 @@ heads that share a key head h, and k[h, b] the mean of the keys in block b of he
 
     first:  s[h, b] = q_0[h] . k[h, b]                                              (the paper's)
     share:  s[h, b] = max over tokens t and heads g of h:  softmax over b of (scale q_t[g] . k[h, b])     (ours)
+    reach:  the same with q_t[g] . k[h, b] + 2 sqrt(sum over channels i of q_t[g, i]^2 w[h, b, i])        (ours)
 
 The second asks what share of its attention any query of the draft would give a block if a block were one key. It
 compares heads of different temper fairly, and every token of the draft has a say; at the same budget the output of
-the pocket target moves a tenth as far (docs/sparse.md). Of all pairs (h, b) the N = floor((L - L0) rho + L0) H / B
+the pocket target moves a tenth as far (docs/sparse.md). But one key that a query looks for is a B-th of a mean. With w
+the variances of a block's keys, the third takes, in place of the mean product, about the largest that a block may hold:
+two deviations above the mean, were channels independent. Of all pairs (h, b) the N = floor((L - L0) rho + L0) H / B
 with the largest s are kept, where L tokens are in the cache before the pass; for L < L0 everything is. The first blocks
 and the latest count as best of all. Behind the last whole block everything is seen, the draft included.
 
@@ -33,8 +36,9 @@ from torch import Tensor
 from semspec.errors import BadRequest
 
 SPREADS = ("pairs", "heads")
-SCORES = ("first", "share")
+SCORES = ("first", "share", "reach")
 RESTS = ("nothing", "mean")
+REACH = 2.0  # deviations above the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,27 @@ def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_scores(
-    q: Tensor, means: Tensor, full: Tensor, plan: AttentionPlan, scale: float, counts: Tensor | None = None
+    q: Tensor,
+    means: Tensor,
+    full: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    counts: Tensor | None = None,
+    variances: Tensor | None = None,
 ) -> Tensor:
     """s [B, kv heads, M] from queries [B, n, heads, d] and mean keys [B, kv heads, M, d], of which full [B] are made;
-    of the queries the first counts [B] are real."""
+    of the queries the first counts [B] are real. A plan that scores by reach needs the keys' variances, too."""
     kv_heads, most = means.shape[1:3]
     grouped = q.unflatten(2, (kv_heads, -1)).to(means.dtype)  # [B, n, kv heads, group, d]
     if plan.score == "first":
         return (means @ grouped[:, 0].mean(2)[..., None])[..., 0]
     rows = grouped.transpose(1, 2).flatten(2, 3)  # [B, kv heads, n x group, d]
     there = torch.arange(most, device=q.device) < full[:, None]
-    products = (rows @ means.transpose(-1, -2)).float() * scale
+    products = (rows @ means.transpose(-1, -2)).float()
+    if plan.score == "reach":
+        assert variances is not None
+        products += REACH * (rows.square() @ variances.transpose(-1, -2)).float().sqrt()
+    products *= scale
     share = products.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)
     if counts is not None:
         real = (torch.arange(q.shape[1], device=q.device) < counts[:, None])[:, :, None]  # [B, n, 1]

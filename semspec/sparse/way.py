@@ -33,7 +33,7 @@ class Sparse:
         self.choosers = frozenset[int]()  # layers that choose blocks
         self.open = frozenset(i for i, sight in enumerate(self.shape.sights) if sight.window is None)
         if plan.attention is not None and self.open:
-            self.means = Means(runner.cache, plan.attention.block, plan.attention.rest == "mean")
+            self.means = Means.of(runner.cache, plan.attention)
             anchors = self.open if plan.attention.anchors is None else frozenset(plan.attention.anchors)
             self.choosers = frozenset([min(self.open)]) | (anchors & self.open)  # a first choice there must be
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
@@ -114,14 +114,17 @@ class Sparse:
                 return None
             assert self.means is not None
             known, values = self.means.keys[layer], self.means.values
+            wide = self.means.variances_of(layer)
             if layer in self.choosers:
                 if make is not None:
-                    rule = (plan.block, (plan.sinks, plan.recent), scale, plan.score == "share", plan.spread == "heads")
+                    rule = (plan.block, (plan.sinks, plan.recent), scale, plan.score != "first", plan.spread == "heads")
                     marks = None if values is None else q.new_empty((len(q), *known.shape[1:3]), dtype=torch.int8)
-                    last = (*make(q, known, slots, starts, counts, pairs, *rule, marks=marks), marks)
+                    last = (*make(q, known, slots, starts, counts, pairs, *rule, marks=marks, variances=wide), marks)
                 else:
                     full = starts // plan.block
-                    chosen = choose(block_scores(q, known[slots], full, plan, scale, counts), full, pairs, plan)
+                    own = None if wide is None else wide[slots]
+                    scores = block_scores(q, known[slots], full, plan, scale, counts, own)
+                    chosen = choose(scores, full, pairs, plan)
                     last = (*listed(chosen), None if values is None else chosen.to(torch.int8))
             assert last is not None, "the first open layer chooses"
             lists, numbers, marks = last
@@ -193,7 +196,9 @@ class SparseWay(Way):
         full, pairs = span.start // plan.block, plan.pairs(span.start, means.keys.shape[2])
         one = torch.tensor([full, pairs], device=q.device)
         known = means.keys[layer, span.slot, None, :, :full]
-        scores = block_scores(q.transpose(0, 1)[None], known, one[:1], plan, self.sparse.shape.attention_scale)
+        wide = None if means.variances is None else means.variances[layer, span.slot, None, :, :full]
+        scale = self.sparse.shape.attention_scale
+        scores = block_scores(q.transpose(0, 1)[None], known, one[:1], plan, scale, variances=wide)
         chosen = choose(scores, one[:1], one[1:], plan)
         lists, counts = listed(chosen)
         self._masks.pop(place, None)

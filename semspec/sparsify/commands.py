@@ -43,7 +43,10 @@ def calibrate(
     recent: Annotated[int, typer.Option(help="Latest blocks that are always read.")] = 2,
     score: Annotated[
         str,
-        typer.Option(help="Score blocks by the first token's products (first, the paper's) or by any token's share."),
+        typer.Option(
+            help="Score blocks by the first token's products (first, the paper's), by the share any token gives their "
+            "mean key (share), or by how far their keys reach (reach)."
+        ),
     ] = "share",
     spread: Annotated[
         str, typer.Option(help="The best blocks of all heads together (pairs), or of each (heads).")

@@ -61,7 +61,7 @@ class Watching:
     fusible = False
 
     def __init__(self, runner: ModelRunner, plan: AttentionPlan) -> None:
-        self.shape, self.plan, self.means = runner.shape, plan, Means(runner.cache, plan.block)
+        self.shape, self.plan, self.means = runner.shape, plan, Means.of(runner.cache, plan)
         self.open = [i for i, sight in enumerate(self.shape.sights) if sight.window is None]
         self.notes = Notes(self.shape.depth)
 
@@ -113,9 +113,12 @@ class WatchingWay(Way):
         """What drafts [n, tokens, heads, d] would choose, [n, kv heads, blocks], without what is always kept."""
         plan, start, shape = self.watching.plan, self.span.start, self.watching.shape
         full, n = start // plan.block, len(q)
-        means = self.watching.means.keys[layer, self.span.slot, :, :full].expand(n, -1, -1, -1)
+        known = self.watching.means
+        means = known.keys[layer, self.span.slot, :, :full].expand(n, -1, -1, -1)
+        wide = known.variances_of(layer)
+        wide = None if wide is None else wide[self.span.slot, :, :full].expand(n, -1, -1, -1)
         whole = torch.tensor([[full], [plan.pairs(start, shape.kv_heads)]], device=q.device).expand(2, n)
-        scores = block_scores(q, means, whole[0], plan, shape.attention_scale)
+        scores = block_scores(q, means, whole[0], plan, shape.attention_scale, variances=wide)
         chosen = choose(scores, whole[0], whole[1], plan)
         chosen[..., : plan.sinks] = False
         chosen[..., max(full - plan.recent, 0) :] = False

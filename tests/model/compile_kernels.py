@@ -157,14 +157,16 @@ def grouped() -> dict[str, Any]:
 def choosing() -> dict[str, Any]:
     """Blocks of 64 of a context of 131,072, in a model of 8B's shape."""
     results = {}
-    asking = {"q": HALF, "means": HALF, **PLACES, "sums": WIDE, "queries": "i32", "scale": "fp32"}
+    asking = {"q": HALF, "means": HALF, "variances": HALF, **PLACES, "sums": WIDE, "queries": "i32", "scale": "fp32"}
     asking |= {"slot_stride": "i64", "head_stride": "i32"}
     sizes: dict[str, Any] = {"BLOCK": 64, "GROUP": 4, "D": 128, "BLOCK_D": 128, "BLOCK_M": 64, "BLOCK_N": blocks.SPAN}
-    results["weigh blocks"] = built(blocks._weigh, asking, sizes)
-    for share in (True, False):
-        results[f"score blocks, {'share' if share else 'first'}"] = built(
+    for reaching in (False, True):
+        made = built(blocks._weigh, asking, sizes | {"REACHING": reaching})
+        results["weigh blocks" + ", reach" * reaching] = made
+    for name in ("first", "share", "reach"):
+        results[f"score blocks, {name}"] = built(
             blocks._score, asking | {"scores": SHORT, "most": "i32"},
-            sizes | {"SHARE": share, "SINKS": 1, "RECENT": 2, "BLOCK_G": 4},
+            sizes | {"REACHING": name == "reach", "SHARE": name != "first", "SINKS": 1, "RECENT": 2, "BLOCK_G": 4},
         )  # fmt: skip
     selecting = {"scores": SHORT, "starts": WHOLE, "pairs": WHOLE, "lists": SHORT, "listed": SHORT, "marks": "*i8"}
     selecting |= {"most": "i32"}

@@ -91,19 +91,45 @@ def test_the_papers_score_is_the_mean_of_products() -> None:
             assert float(ours[0, h, b]) == pytest.approx(sum(products) / 12, abs=1e-5)
 
 
-def test_a_share_is_the_most_that_any_query_would_give() -> None:
-    q, means = torch.randn(2, 5, 6, 8), torch.randn(2, 2, 4, 8)
-    full, counts = [3, 4], [5, 2]
-    ours = block_scores(q, means, torch.tensor(full), TINY, 0.3, torch.tensor(counts))
+@pytest.mark.parametrize("score", ["share", "reach"])
+def test_a_share_is_the_most_that_any_query_would_give(score: str) -> None:
+    q, means, wide = torch.randn(2, 5, 6, 8), torch.randn(2, 2, 4, 8), torch.rand(2, 2, 4, 8)
+    full, counts, plan = [3, 4], [5, 2], AttentionPlan(block=8, score=score)
+    ours = block_scores(q, means, torch.tensor(full), plan, 0.3, torch.tensor(counts), wide)
+
+    def product(one: torch.Tensor, i: int, h: int, b: int) -> float:
+        above = math.sqrt(sum(float(x) ** 2 * float(w) for x, w in zip(one, wide[i, h, b], strict=True)))
+        return float(one @ means[i, h, b]) + (2 * above if score == "reach" else 0.0)
+
     for i in range(2):
         for h in range(2):
             shares = []
             for t in range(counts[i]):
                 for g in range(3):
-                    weights = [math.exp(0.3 * float(q[i, t, 3 * h + g] @ means[i, h, b])) for b in range(full[i])]
+                    weights = [math.exp(0.3 * product(q[i, t, 3 * h + g], i, h, b)) for b in range(full[i])]
                     shares.append([w / sum(weights) for w in weights])
             for b in range(full[i]):
                 assert float(ours[i, h, b]) == pytest.approx(max(s[b] for s in shares), abs=1e-5)
+
+
+def test_a_block_with_the_one_key_that_is_looked_for_is_found_by_its_reach() -> None:
+    """A mean of sixteen keys hides it: other blocks have better means, and none has a key that is nearly as good."""
+    torch.manual_seed(1)
+    keys = 0.3 * torch.randn(1, 40, 16, 32)
+    looked_for = torch.randn(32)
+    keys += 0.1 * looked_for
+    keys[0, 25] -= 0.2 * looked_for
+    keys[0, 25, 7] = 1.5 * looked_for
+    q = looked_for.expand(1, 1, 1, 32).clone()
+    best = {}
+    for score in ("share", "reach"):
+        plan = AttentionPlan(block=16, score=score)
+        means, wide = keys.mean(2)[None], keys.var(2, correction=0)[None]
+        scores = block_scores(q, means, torch.tensor([40]), plan, 0.2, variances=wide)
+        best[score] = scores[0, 0].argsort(descending=True).tolist().index(25)
+    assert best["reach"] == 0 and best["share"] > 4
+    exact = ((keys[0] @ looked_for) * 0.2).flatten().softmax(0).unflatten(0, (40, 16)).sum(1)
+    assert int(exact.argmax()) == 25 and float(exact[25]) > 0.4, "it is where the attention is"
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.booleans()), min_size=1, max_size=12))
@@ -114,7 +140,7 @@ def test_means_follow_the_cache(moves: list[tuple[int, int, bool]]) -> None:
         depth, kv_heads, head_dim = 2, 2, 4
 
     cache = Cache(Shape(), 2, 400, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
-    means = Means(cache, 8, values=True)
+    means = Means(cache, 8, values=True, variances=True)
     slot = cache.acquire()
     for back, more, asks in moves:
         cache.truncate(slot, max(0, cache.lengths[slot] - back))
@@ -128,6 +154,9 @@ def test_means_follow_the_cache(moves: list[tuple[int, int, bool]]) -> None:
             for half, made in ((cache.keys, means.keys), (cache.values, means.values)):
                 exact = half[:, slot, :, : full * 8].unflatten(2, (full, 8)).mean(3)
                 torch.testing.assert_close(made[:, slot, :, :full], exact)
+            blocks = cache.keys[:, slot, :, : full * 8].unflatten(2, (full, 8))
+            exact = (blocks - blocks.mean(3, keepdim=True)).square().mean(3)
+            torch.testing.assert_close(means.variances[:, slot, :, :full], exact)
     cache.release(slot)
     again = cache.acquire()
     cache.extend([(again, 40)])
@@ -243,7 +272,7 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     assert torch.equal(check(thin, slot, text(2, 5)), before)
 
 
-@pytest.mark.parametrize("score", ["first", "share"])
+@pytest.mark.parametrize("score", ["first", "share", "reach"])
 def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str) -> None:
     """Queries see the chosen blocks, what is behind the last whole block, and of the draft what is before them."""
     plan = AttentionPlan(block=8, dense_below=0, rho=0.3, sinks=1, recent=0, score=score)
@@ -256,8 +285,10 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
     span = Span(slot, start, n)
     way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [span])
     ours = way.attend(1, 0, q, keys, values, None, 0.3)
-    means = keys[None, :, :56].unflatten(2, (7, 8)).mean(3)
-    scores = block_scores(q.transpose(0, 1)[None], means, torch.tensor([7]), plan, thin.shape.attention_scale)
+    blocks = keys[None, :, :56].unflatten(2, (7, 8))
+    means, wide = blocks.mean(3), blocks.var(3, correction=0)
+    scale = thin.shape.attention_scale
+    scores = block_scores(q.transpose(0, 1)[None], means, torch.tensor([7]), plan, scale, variances=wide)
     chosen = choose(scores, torch.tensor([7]), torch.tensor([plan.pairs(start, 2)]), plan)[0]
     for head in range(4):
         kv = head // 2

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 
 from semspec.model.kernels.blocks import choose_blocks
 from semspec.sparse import AttentionPlan
-from semspec.sparse.attention import block_scores, choose, listed
+from semspec.sparse.attention import SCORES, block_scores, choose, listed
 from tests.interpreter import allow_new_numpy
 
 allow_new_numpy()
@@ -45,9 +45,11 @@ def both(
     pairs, full, scale = whole(wanted), starts // plan.block, 0.5
     for b, (_, _, count) in enumerate(sequences):
         q[b, count:] = float("nan")
-    rule = (plan.block, (plan.sinks, plan.recent), scale, plan.score == "share", plan.spread == "heads")
-    ours = choose_blocks(q, means, slots, starts, counts, pairs, *rule, cut=cut)
-    scores = block_scores(q, means[slots].nan_to_num(), full, plan, scale, counts)
+    rule = (plan.block, (plan.sinks, plan.recent), scale, plan.score != "first", plan.spread == "heads")
+    wide = means.square() if plan.score == "reach" else None  # any numbers that are not negative
+    ours = choose_blocks(q, means, slots, starts, counts, pairs, *rule, cut=cut, variances=wide)
+    own = None if wide is None else wide[slots].nan_to_num()
+    scores = block_scores(q, means[slots].nan_to_num(), full, plan, scale, counts, own)
     theirs = listed(choose(scores, full, pairs, plan))
     shown = []
     for lists, numbers in (ours, theirs):
@@ -68,7 +70,7 @@ def batches(draw: st.DrawFn) -> dict:
     counts = [draw(st.integers(1, queries)) for _ in lengths]
     plan = AttentionPlan(
         block, dense_below=draw(st.sampled_from([0, 40])), rho=draw(st.sampled_from([0.0, 0.1, 0.5])),
-        sinks=draw(st.integers(0, 2)), recent=draw(st.integers(0, 2)), score=draw(st.sampled_from(["first", "share"])),
+        sinks=draw(st.integers(0, 2)), recent=draw(st.integers(0, 2)), score=draw(st.sampled_from(SCORES)),
         spread=draw(st.sampled_from(["pairs", "heads"])),
     )  # fmt: skip
     return {

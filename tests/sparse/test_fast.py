@@ -29,7 +29,7 @@ def quick(runner: ModelRunner, kernels: Kernels | None = None, **parts: object) 
     return twin
 
 
-@pytest.mark.parametrize(("score", "spread"), [("share", "pairs"), ("first", "heads")])
+@pytest.mark.parametrize(("score", "spread"), [("share", "pairs"), ("first", "heads"), ("reach", "pairs")])
 @pytest.mark.parametrize("family", ["llama3.1", "qwen3", "gemma3"])
 def test_checks_are_the_same_either_way(family: str, score: str, spread: str, tmp_path: Path) -> None:
     model = load(save(make_model(family), tmp_path / family))

@@ -24,7 +24,7 @@ from tests.sparse.runners import check, course, load, read, text, with_plan
 
 BLOCK, HEADS, GROUP, SIZE = 8, 2, 2, 16
 PLAN = AttentionPlan(block=BLOCK, dense_below=32, rho=0.2, sinks=1, recent=1, rest="mean")
-rules = pytest.mark.parametrize(("score", "spread"), [("share", "pairs"), ("first", "heads"), ("share", "heads")])
+rules = pytest.mark.parametrize(("score", "spread"), [("share", "pairs"), ("first", "heads"), ("reach", "heads")])
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+DEVIATIONS = tl.constexpr(2.0)  # as far above its mean a block is taken to reach; sparse.attention.REACH
 SPAN = 128  # blocks that one program scores
 HELD = 16384  # scores that a program keeps in registers while it searches; it reads what is more again and again
 LISTED = 2048  # blocks looked at together when they are listed
@@ -39,16 +40,19 @@ def choose_blocks(
     equal: bool,
     cut: tuple[int, int, int] = (SPAN, HELD, LISTED),
     marks: Tensor | None = None,
+    variances: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Lists of blocks [B, kv heads, M], in rising order, and how many of each count, as `attention.attend` wants them.
 
     q [B, Q, heads, d], slots, starts and counts are as there; means [slots, kv heads, M, d] are mean keys of blocks of
     `block` places, of which those before starts [B] are made. Of a sequence's (head, block) pairs the pairs [B] best
     are chosen, or of each head `equal`ly many; the first and the latest `fixed` blocks count as best of all. Blocks are
-    scored by the largest `share` that a query gives them, or else by the first token's mean query. Where `marks`
+    scored by the largest `share` that a query gives them, or else by the first token's mean query. Where `variances`
+    of the keys are given, like means, a query's product with a mean is what it reaches in the block. Where `marks`
     [B, kv heads, M] are given, they become 1 for chosen blocks and 0 for other whole ones.
     """
     assert marks is None or marks.is_contiguous()
+    assert variances is None or (share and variances.stride() == means.stride())
     assert q.is_contiguous() and means.stride(3) == 1 and means.stride(2) == means.shape[3]
     batch, queries, heads, size = q.shape
     kv_heads, most = means.shape[1:3]
@@ -61,11 +65,12 @@ def choose_blocks(
     listed = q.new_empty((batch, kv_heads), dtype=torch.int32)
     grid, numbers = (across, kv_heads, batch), (queries, means.stride(0), means.stride(1), scale * LOG2E)
     sizes = {"BLOCK": block, "GROUP": group, "D": size, "BLOCK_D": max(16, triton.next_power_of_2(size))}
-    sizes |= {"BLOCK_M": rows, "BLOCK_N": cut[0]}
+    sizes |= {"BLOCK_M": rows, "BLOCK_N": cut[0], "REACHING": variances is not None}
+    known = (means, means if variances is None else variances)
     if share:
-        _weigh[grid](q, means, slots, starts, counts, sums, *numbers, **sizes, num_warps=4)
+        _weigh[grid](q, *known, slots, starts, counts, sums, *numbers, **sizes, num_warps=4)
     _score[grid](
-        q, means, slots, starts, counts, sums, scores, most, *numbers, **sizes, SHARE=share,
+        q, *known, slots, starts, counts, sums, scores, most, *numbers, **sizes, SHARE=share,
         SINKS=fixed[0], RECENT=fixed[1], BLOCK_G=triton.next_power_of_2(group), num_warps=4,
     )  # fmt: skip
     held = min(triton.next_power_of_2(most * (1 if equal else kv_heads)), cut[1])
@@ -79,7 +84,7 @@ def choose_blocks(
 
 @triton.jit
 def _known(means, slots, b, kv, n, full, slot_stride, head_stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Mean keys [BLOCK_D, blocks n]"""
+    """Mean keys, or variances, [BLOCK_D, blocks n]"""
     d = tl.arange(0, BLOCK_D)
     base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
     there = (n < full)[None, :] & (d < D)[:, None]
@@ -88,23 +93,27 @@ def _known(means, slots, b, kv, n, full, slot_stride, head_stride, D: tl.constex
 
 @triton.jit
 def _products(
-    q, keys, b, kv, row, n, full, count, queries, scale, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Of some rows, queries x heads of one key head, with mean keys: [rows, blocks n], for powers of 2."""
+    q, keys, wide, b, kv, row, n, full, count, queries, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, REACHING: tl.constexpr,
+):  # fmt: skip
+    """Of some rows, queries x heads of one key head, with mean keys, or what they reach: [rows, blocks n], for powers
+    of 2."""
     d = tl.arange(0, BLOCK_D)
     query, head = row // GROUP, kv * GROUP + row % GROUP
     place = (b * queries + query) * (tl.num_programs(1) * GROUP) + head
     inside = (query < count)[:, None] & (d < D)[None, :]  # behind the last token q holds anything
     tile = tl.load(q + place[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
-    product = tl.dot(tile, keys, input_precision="ieee") * scale
-    return tl.where((n < full)[None, :], product, float("-inf"))
+    product = tl.dot(tile, keys, input_precision="ieee")
+    if REACHING:
+        product += DEVIATIONS * tl.sqrt(tl.dot((tile * tile).to(wide.dtype), wide, input_precision="ieee"))
+    return tl.where((n < full)[None, :], product * scale, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["queries"])
 def _weigh(
-    q, means, slots, starts, counts, sums, queries, slot_stride, head_stride, scale,
+    q, means, variances, slots, starts, counts, sums, queries, slot_stride, head_stride, scale,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, REACHING: tl.constexpr,
 ):  # fmt: skip
     """Some blocks' part in the softmax of every query: logarithms of sums [B, kv heads, parts, queries x GROUP]."""
     part, kv, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -112,10 +121,13 @@ def _weigh(
     if part * BLOCK_N < full:
         n = part * BLOCK_N + tl.arange(0, BLOCK_N)
         keys = _known(means, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
+        wide = keys
+        if REACHING:
+            wide = _known(variances, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
         own = sums + ((b * tl.num_programs(1) + kv) * tl.num_programs(0) + part) * queries * GROUP
         for first in range(0, count * GROUP, BLOCK_M):
             row = first + tl.arange(0, BLOCK_M)
-            product = _products(q, keys, b, kv, row, n, full, count, queries, scale, GROUP, D, BLOCK_D)
+            product = _products(q, keys, wide, b, kv, row, n, full, count, queries, scale, GROUP, D, BLOCK_D, REACHING)
             best = tl.max(product, 1)
             total = tl.sum(tl.exp2(product - best[:, None]), 1)
             tl.store(own + row, best + tl.log2(total), mask=row < count * GROUP)
@@ -123,9 +135,10 @@ def _weigh(
 
 @triton.jit(do_not_specialize=["most", "queries"])
 def _score(
-    q, means, slots, starts, counts, sums, scores, most, queries, slot_stride, head_stride, scale,
+    q, means, variances, slots, starts, counts, sums, scores, most, queries, slot_stride, head_stride, scale,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SHARE: tl.constexpr, SINKS: tl.constexpr, RECENT: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr, REACHING: tl.constexpr, SHARE: tl.constexpr, SINKS: tl.constexpr, RECENT: tl.constexpr,
+    BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """Some blocks' scores in one head -> scores [B, kv heads x whole blocks]: heads follow each other without a gap."""
     part, kv, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -133,6 +146,9 @@ def _score(
     if part * BLOCK_N < full:
         n = part * BLOCK_N + tl.arange(0, BLOCK_N)
         keys = _known(means, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
+        wide = keys
+        if REACHING:
+            wide = _known(variances, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
         if SHARE:
             score = tl.zeros([BLOCK_N], tl.float32)
             parts = tl.cdiv(full, BLOCK_N)
@@ -151,7 +167,9 @@ def _score(
                     total = total * tl.exp2(best - level) + tl.sum(tl.exp2(some - level[None, :]), 0)
                     best = better
                 whole = tl.where(inside, best + tl.log2(tl.where(inside, total, 1.0)), 0.0)
-                product = _products(q, keys, b, kv, row, n, full, count, queries, scale, GROUP, D, BLOCK_D)
+                product = _products(
+                    q, keys, wide, b, kv, row, n, full, count, queries, scale, GROUP, D, BLOCK_D, REACHING
+                )
                 given = tl.where(inside[:, None], tl.exp2(product - whole[:, None]), 0.0)
                 score = tl.maximum(score, tl.max(given, 0))
         else:
