@@ -77,7 +77,7 @@ def test_layers_that_are_no_anchors_launch_nothing(model: ModelRunner) -> None:
     calls: list[tuple[int, ...]] = []
 
     def all_blocks(
-        q: torch.Tensor, means: torch.Tensor, *rest: object, marks: None
+        q: torch.Tensor, means: torch.Tensor, *rest: object, marks: None, variances: None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(means.shape)
         heads, most = means.shape[1:3]
