@@ -1,6 +1,6 @@
 """The plane of accuracy and speed for step rules, from files of results: curves over thresholds, and single rules.
 
-    python bench/steps_plane.py results/semantic-cpu-2026-11-15.json results/semantic-thresholds-2026-11-15.json OUT.png
+    python bench/steps_plane.py results/steps-plane-2026-11-15.json results/semantic-thresholds-2026-11-15.json OUT.png
 
 Speed is against the target alone in the same run, so that runs of different days can share a picture.
 """
@@ -8,6 +8,7 @@ Speed is against the target alone in the same run, so that runs of different day
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,7 @@ CURVES = {
     "semantic:tau=": ("semantic, over tau", "#c2571a"),
     "semantic+:least=": ("semantic+, over its threshold", "#1a66c2"),
 }
-SHIFTS = {
-    "oracle": (-6, 9),
-    "sampling:k=4": (-4, 9),
-    "sampling:k=8": (-52, -16),
-    "fly:k=15": (-10, -17),
-    "none": (-36, -17),
-}
+LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is told in words. STEP: a line of text
 NAMES = {"none": "target alone", "draft": "draft alone"}
 
 
@@ -39,27 +34,47 @@ def place(arm: dict[str, Any]) -> tuple[float, float]:
     return (arm["time_ratio"] or {"value": 1.0})["value"], 100 * arm["accuracy"]["share"]
 
 
+def beside(points: dict[str, tuple[float, float]], near: float = 0.07) -> dict[str, int]:
+    """How many lines below its point each label goes, so that those of neighbours do not lie on each other."""
+    placed: list[tuple[float, float]] = []
+    lines = {}
+    for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
+        line = 0
+        while any(abs(math.log10(x / other)) < near and abs(y - STEP * line - high) < STEP for other, high in placed):
+            line += 1
+        placed.append((x, y - STEP * line))
+        lines[name] = line
+    return lines
+
+
 def main(rules: str, thresholds: str, out: str) -> None:
     single, swept = arms_of(rules), arms_of(thresholds)
-    figure, axes = plt.subplots(figsize=(9, 5.2), dpi=110)
+    figure, axes = plt.subplots(figsize=(10, 6.5), dpi=110)
     for prefix, (label, colour) in CURVES.items():
         points = sorted((float(n.removeprefix(prefix)), *place(a)) for n, a in swept.items() if n.startswith(prefix))
-        axes.plot([x for _, x, _ in points], [y for *_, y in points], "o-", color=colour, label=label, ms=5)
-        for threshold, x, y in points:
-            axes.annotate(
-                f"{threshold:g}", (x, y), (0, 7), textcoords="offset points", color=colour, size=8, ha="center"
-            )
-    for name, arm in single.items():
-        if name in ("semantic", "semantic+"):
-            continue  # they are on the curves
-        x, y = place(arm)
-        low, high = (100 * arm["accuracy"][end] for end in ("low", "high"))
-        axes.errorbar(x, y, [[y - low], [high - y]], fmt="s", color="#555555", ms=5, alpha=0.8, elinewidth=0.8)
-        shift = SHIFTS.get(name, (8, -3))
-        axes.annotate(NAMES.get(name, name), (x, y), shift, textcoords="offset points", size=9)
+        ends = f"{label}: {points[0][0]:g} to {points[-1][0]:g}"
+        axes.plot([x for _, x, _ in points], [y for *_, y in points], "o-", color=colour, label=ends, ms=5, zorder=3)
+    found = {n: place(a) for n, a in single.items() if n not in ("semantic", "semantic+")}  # those are on the curves
+    below = {name: found.pop(name) for name in list(found) if found[name][1] < LOWEST}
+    told = "; ".join(f"{NAMES.get(name, name)}: {x:.1f} times, {y:.0f} %" for name, (x, y) in below.items())
+    axes.text(0.99, 0.02, f"below: {told}", transform=axes.transAxes, ha="right", size=9)
+    lines = beside(found)
+    for name, (x, y) in found.items():
+        step = name in ("oracle", "none", "draft")
+        axes.plot(x, y, "D" if step else "s", color="#333333" if step else "#8a8a8a", ms=5)
+        axes.annotate(
+            NAMES.get(name, name.split(":")[0]),
+            (x, y - STEP * lines[name]),
+            (7, -3),
+            textcoords="offset points",
+            size=8.5,
+            color="#333333",
+        )
     axes.set_xscale("log")
-    axes.set_xticks([0.8, 1, 1.5, 2, 3, 5], ["0.8", "1", "1.5", "2", "3", "5"])
+    axes.set_xticks([0.7, 1, 1.5, 2, 2.5], ["0.7", "1", "1.5", "2", "2.5"])
     axes.minorticks_off()
+    axes.set_ylim(LOWEST, 100.2)
+    axes.set_xlim(right=2.9)
     axes.set_xlabel("times as fast as the target alone (right is better)")
     axes.set_ylabel("right answers, % (up is better)")
     axes.grid(alpha=0.25)

@@ -53,6 +53,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens have to be put in order first."""
+        return self.top_k > 0 or self.top_p < 1.0
+
 
 @dataclass(slots=True)
 class Rows:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from semspec.errors import BadRequest
+from semspec.noise import uniform_of
 from semspec.sampling import SamplingRows, draw, logprobs_of, next_tokens, pick, process
 from semspec.types import Roll, Rows, Sampling
 from tests.chi import chi_square, count
@@ -168,6 +169,23 @@ def test_draws_have_the_processed_distribution(sampling: Sampling) -> None:
     tokens, _ = draw(logits.expand(n, -1), [sampling] * n, range(n), [0] * n)
     expected = torch.tensor(reference(logits[0].double().tolist(), sampling))
     assert chi_square(count(tokens, 8), expected) > 1e-4
+
+
+@given(
+    st.sampled_from([0.01, 0.6, 1.0, 30.0]), st.sampled_from([0.0, 0.05, 1.0]), st.integers(0, 1000),
+    st.sampled_from([1, 2, 50, 3000]),
+)  # fmt: skip
+def test_a_row_by_itself_is_drawn_as_among_others(temperature: float, min_p: float, seed: int, size: int) -> None:
+    """In another way, so that sums are rounded otherwise; a draw that falls between two tokens may be either."""
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) * 4
+    logits[0, seed % size] = float("-inf") if size > 1 else 1.0
+    option = Sampling(temperature, min_p=min_p, seed=seed)
+    (alone,), kept = draw(logits, [option], [7], [1], keep=True)
+    both, others = draw(logits.expand(2, -1), [option] * 2, [7] * 2, [1] * 2, keep=True)
+    torch.testing.assert_close(kept, others[:1])
+    reached = others[0].double().softmax(-1).cumsum(0)
+    between = reached[min(int(alone), int(both[0])) : max(int(alone), int(both[0]))]
+    assert (between - uniform_of(seed, 7, 1)).abs().lt(1e-5).all(), "only a draw on the line may be another"
 
 
 def test_a_biased_draw_would_be_caught() -> None:

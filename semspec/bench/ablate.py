@@ -31,8 +31,9 @@ ABLATIONS = {
     "semantic+": Ablation(
         base={
             "keep": "true",
-            "rewrite": "sampling",
-            "rewrite_tokens": 8,
+            "rewrite": "exact",
+            "rewrite_tokens": 10,
+            "sample": "true",
             "lead": 0,
             "steps": 1,
             "part": "false",
@@ -40,8 +41,9 @@ ABLATIONS = {
         },
         series={
             "keep": ("true", "false"),
-            "rewrite": ("sampling", ""),
-            "rewrite_tokens": (8, 4),
+            "rewrite": ("exact", "sampling", "typical", ""),
+            "rewrite_tokens": (10, 5),
+            "sample": ("true", "false"),
             "lead": (0, 1),
             "steps": (1, 4),
             "part": ("false", "true"),

@@ -43,7 +43,7 @@ class Mode:
         sampled = [r.sampling for r in requests if not r.sampling.greedy]
         return Mode(
             greedy=not sampled,
-            filtered=any(s.top_k > 0 or s.top_p < 1.0 for s in sampled),
+            filtered=any(s.filtered for s in sampled),
             floored=any(s.min_p > 0.0 for s in sampled),
             keep=any(r.keep_logits for r in requests),
             layers=tuple(sorted({layer for r in requests for layer in r.layers})),

@@ -36,7 +36,7 @@ def calibrate(
     seed: Seed = 0,
     k: K = 8,
     max_new_tokens: Longest = None,
-    rho: Annotated[float, typer.Option(help="Share of the cache to read beyond dense-below; 1 reads all of it.")] = 0.5,
+    rho: Annotated[float, typer.Option(help="Share of the cache to read beyond dense-below; 1 reads all of it.")] = 0.1,
     dense_below: Annotated[int, typer.Option(help="Tokens up to which all of the cache is read.")] = 1024,
     block: Annotated[int, typer.Option(help="Places in a block of the cache.")] = 16,
     sinks: Annotated[int, typer.Option(help="First blocks that are always read.")] = 1,
@@ -47,14 +47,14 @@ def calibrate(
             help="Score blocks by the first token's products (first, the paper's), by the share any token gives their "
             "mean key (share), or by how far their keys reach (reach)."
         ),
-    ] = "share",
+    ] = "reach",
     spread: Annotated[
         str, typer.Option(help="The best blocks of all heads together (pairs), or of each (heads).")
     ] = "pairs",
     rest: Annotated[
         str,
         typer.Option(help="What is seen of blocks that are not read: nothing, or their mean key and value (mean)."),
-    ] = "nothing",
+    ] = "mean",
     reuse: Annotated[
         float, typer.Option(help="Layers whose blocks overlap so much with the last anchor's take over its choice.")
     ] = 0.7,

@@ -198,7 +198,6 @@ class Rule(ABC):
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # the draft's probabilities; else ids, and the draft writes greedily
-    samples_drafts: ClassVar[bool] = False  # the draft writes as the request says, whoever asks how likely
     drafts: ClassVar[bool] = True  # False: the target writes alone
     draft_tokens: ClassVar[int] = 8  # length of a draft where nobody says one
 
@@ -216,6 +215,11 @@ class Rule(ABC):
     def usual(self) -> int:
         """The length of a draft where nobody says one."""
         return max(self.draft_tokens, self.shortest())
+
+    @property
+    def samples_drafts(self) -> bool:
+        """Whether the draft draws its tokens as the request says, though nobody asks how likely they were."""
+        return False
 
     @property
     def keeps_draft_logits(self) -> bool:

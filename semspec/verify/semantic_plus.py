@@ -35,8 +35,8 @@ class SemanticPlus(StepRule):
 
     lead: int = 0  # its judge needs no step of the target's to start from
     keep: bool = True
-    rewrite: str = "sampling"
-    rewrite_tokens: int = 8
+    rewrite: str = "exact"
+    rewrite_tokens: int = 10
     hand_over: bool = False
     part: bool = False  # of a step that falls, keep what lies before its least likely token, if the judge takes that
     least: float = -1.0  # below 0: what the judge was calibrated to

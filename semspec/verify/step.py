@@ -35,7 +35,6 @@ class StepRule(Rule):
 
     unit = "step"
     lossless = False
-    samples_drafts = True
     refereed: ClassVar[bool] = False  # the loop asks a referee first, see `oracle`
     several: ClassVar[bool] = True  # it can judge more than one step in one pass
 
@@ -47,6 +46,7 @@ class StepRule(Rule):
     keep: bool = False  # of a step that falls, keep the beginning that the target would have written as well
     rewrite: str = ""  # the token rule by which the draft helps the target with what it writes; "": not at all
     rewrite_tokens: int = 4  # how far the draft then writes ahead
+    sample: bool = True  # the draft draws its steps as the request says; off: it writes what it finds best
     bonus: float = 0.1  # temperature of the token the target adds to a step that stands, if the request's is not lower
 
     def __post_init__(self) -> None:
@@ -63,6 +63,10 @@ class StepRule(Rule):
             raise BadRequest(f"{self.name}'s rewrite_tokens is {self.rewrite_tokens}; give 1 or more")
         if self.bonus <= 0:
             raise BadRequest(f"{self.name}'s bonus is {self.bonus}; give a temperature above 0")
+
+    @property
+    def samples_drafts(self) -> bool:
+        return self.sample
 
     @property
     def keeps_draft_logits(self) -> bool:

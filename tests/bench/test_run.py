@@ -276,9 +276,10 @@ def test_every_idea_of_semantic_plus_can_be_turned_off():
     assert options | {"probes": ""} == vars(make("semantic+")) and options["probes"] == "some/folder"
     changed = [{k: v for k, v in vars(make(arm.verifier)).items() if v != options[k]} for arm in others]
     assert changed == [
-        {"keep": False}, {"rewrite": ""}, {"rewrite_tokens": 4}, {"lead": 1}, {"steps": 4}, {"part": True}, {}
+        {"keep": False}, {"rewrite": "sampling"}, {"rewrite": "typical"}, {"rewrite": ""}, {"rewrite_tokens": 5},
+        {"sample": False}, {"lead": 1}, {"steps": 4}, {"part": True}, {},
     ]  # fmt: skip
-    assert [arm.draft_min_p for arm in (full, *others)] == [0.0] * 7 + [0.4]
+    assert [arm.draft_min_p for arm in (full, *others)] == [0.0] * 10 + [0.4]
 
 
 def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
