@@ -2,7 +2,8 @@
 
     stands if judge(step) >= least
 The judge is a probe of the target trained on both models' steps to say whether the step is one the target would write
-itself, in whatever words. Besides states it may look at evidence: the target's probabilities of the step's tokens, of
+itself, in whatever words. The draft writes what it finds best, whatever the temperature (unless `sample`: then texts
+of different seeds differ more, and more steps fall). Besides states it may look at evidence: the target's probabilities of the step's tokens, of
 its numbers above all, and their entropies, which the same pass has computed; and how sure the draft was of its own
 tokens. One wrong digit, which drowns in a mean of states, is plain there. What is refused is not lost: the target keeps
 a step's beginning as far as it would have written the same (`keep`), or as far as its least likely token if the judge
@@ -37,6 +38,7 @@ class SemanticPlus(StepRule):
     keep: bool = True
     rewrite: str = "exact"
     rewrite_tokens: int = 10
+    sample: bool = False  # what stands is the judge's affair, not chance's: a best guess stands more often
     hand_over: bool = False
     part: bool = False  # of a step that falls, keep what lies before its least likely token, if the judge takes that
     least: float = -1.0  # below 0: what the judge was calibrated to

@@ -277,7 +277,7 @@ def test_every_idea_of_semantic_plus_can_be_turned_off():
     changed = [{k: v for k, v in vars(make(arm.verifier)).items() if v != options[k]} for arm in others]
     assert changed == [
         {"keep": False}, {"rewrite": "sampling"}, {"rewrite": "typical"}, {"rewrite": ""}, {"rewrite_tokens": 5},
-        {"sample": False}, {"lead": 1}, {"steps": 4}, {"part": True}, {},
+        {"sample": True}, {"lead": 1}, {"steps": 4}, {"part": True}, {},
     ]  # fmt: skip
     assert [arm.draft_min_p for arm in (full, *others)] == [0.0] * 10 + [0.4]
 
