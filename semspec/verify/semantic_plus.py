@@ -3,12 +3,13 @@
     stands if judge(step) >= least
 The judge is a probe of the target trained on both models' steps to say whether the step is one the target would write
 itself, in whatever words. The draft writes what it finds best, whatever the temperature (unless `sample`: then texts
-of different seeds differ more, and more steps fall). Besides states it may look at evidence: the target's probabilities of the step's tokens, of
-its numbers above all, and their entropies, which the same pass has computed; and how sure the draft was of its own
-tokens. One wrong digit, which drowns in a mean of states, is plain there. What is refused is not lost: the target keeps
-a step's beginning as far as it would have written the same (`keep`), or as far as its least likely token if the judge
-takes what lies before (`part`), and writes the rest, as everything it writes here, with token-level speculation
-(`rewrite`, lossless by default). Where the draft is sure of the numbers in a step, it may write more of them (`steps`).
+of different seeds differ more, and more steps fall). Besides states the judge may look at evidence: the target's
+probabilities of the step's tokens, of its numbers above all, and their entropies, which the same pass has computed; and
+how sure the draft was of its own tokens. One wrong digit, which drowns in a mean of states, is plain there. What is
+refused is not lost: the target keeps a step's beginning as far as it would have written the same (`keep`), or as far as
+its least likely token if the judge takes what lies before (`part`), and writes the rest, as everything it writes here,
+with token-level speculation (`rewrite`, lossless by default). Where the draft is sure of the numbers in a step, it may
+write more of them (`steps`).
 May break: as often as `least` allows; `semspec probe calibrate` finds it from a bound on the share of bad steps.
 Needs the target's rows, and what the judge was fitted with: layers of states, the draft's logits.
 """
