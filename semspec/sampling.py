@@ -120,8 +120,8 @@ def _draw_one(logits: Tensor, o: Sampling, noise: float, keep: bool) -> tuple[Te
         scaled = (row - row.max()) / np.float32(o.temperature)
     if o.min_p > 0.0:
         scaled[scaled < np.log(np.float32(o.min_p))] = NEG_INF
-    reached = np.exp(scaled).cumsum(dtype=np.float32)
-    token = int(reached.searchsorted(np.float32(noise) * reached[-1], side="right"))
+    reached = np.exp(scaled).cumsum(dtype=np.float64)  # in float32 a long tail would add up to nothing
+    token = int(reached.searchsorted(noise * reached[-1], side="right"))
     if token == len(reached):  # rounded up to the whole: the first token that reaches it
         token = int(reached.searchsorted(reached[-1]))
     return torch.tensor([token]), torch.from_numpy(scaled)[None] if keep else None

@@ -188,6 +188,20 @@ def test_a_row_by_itself_is_drawn_as_among_others(temperature: float, min_p: flo
     assert (between - uniform_of(seed, 7, 1)).abs().lt(1e-5).all(), "only a draw on the line may be another"
 
 
+def test_a_long_tail_of_small_weights_is_drawn_from() -> None:
+    """Each weighs too little to be added to the rest in float32; together they are a part in three hundred."""
+    logits = torch.full((1, 150_000), -17.75)
+    logits[0, 7] = 0.0
+    tail = float(logits.double().softmax(-1)[0, 8:].sum())
+    option, found, wanted = Sampling(1.0, seed=2), 0, 0
+    for position in range(3000):
+        noise = uniform_of(2, position, 1)
+        if noise > 0.99:
+            wanted += noise > 1 - tail
+            found += int(draw(logits, [option], [position], [1])[0]) > 7
+    assert wanted > 3 and found == wanted
+
+
 def test_a_biased_draw_would_be_caught() -> None:
     n = 100_000
     logits = random_logits(1, 8, seed=5, spread=1.0)

@@ -10,7 +10,7 @@ from semspec.types import Roll, Rolled, Rows, Runner, Score
 
 Pass = tuple[str, str, Sequence[tuple[int, ...]]]
 """Model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or written; for a
-roll also how many it was allowed to write, and whether it kept what each was drawn from."""
+roll also how many it was allowed to write, whether it kept what each was drawn from, and whether it was greedy."""
 
 
 class Recorder:
@@ -48,7 +48,7 @@ class Recorder:
         before = [self.length(r.slot) for r in requests]
         rolled = self.inner.roll(requests)
         rows = [
-            (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits))
+            (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits), int(r.sampling.greedy))
             for r, b, o in zip(requests, before, rolled, strict=True)
         ]
         self.passes.append((self.name, "roll", rows))

@@ -159,13 +159,16 @@ class Replay:
                 runner.score([Score(runner, i, [1] * fed, out) for i, (fed, _, out) in enumerate(rows)])
             else:
                 runner.roll([
-                    Roll(runner, i, [1] * row[0], n, self.sampling, 0, keep_logits=any(row[4:]))
+                    Roll(runner, i, [1] * row[0], n, self._drawn(row), 0, keep_logits=any(row[4:5]))
                     for i, (row, n) in enumerate(zip(rows, written(runner, rows), strict=True))
                 ])  # fmt: skip
             self._wait()
             seconds[name] += clock() - began
             self.executed.append([name, kind, rows])
         return seconds
+
+    def _drawn(self, row: list[int]) -> Sampling:
+        return GREEDY if any(row[5:]) else self.sampling
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

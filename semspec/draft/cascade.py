@@ -37,7 +37,7 @@ class CascadeDrafter(ModelDrafter):
         rule: Rule,
         stop: frozenset[int] = frozenset(),
     ) -> Proposing:
-        if rule.needs_draft_logits or rule.draft_layers or rule.samples_drafts or stop:
+        if rule.keeps_draft_logits or rule.draft_layers or rule.samples_drafts or stop:
             return (yield from super().propose(context, n, sampling, round, rule, stop))
         assert self.slot is not None
         text, end = list(context), min(len(context) + n, self.runner.capacity + 1)

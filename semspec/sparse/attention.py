@@ -39,6 +39,7 @@ SPREADS = ("pairs", "heads")
 SCORES = ("first", "share", "reach")
 RESTS = ("nothing", "mean")
 REACH = 2.0  # deviations above the mean
+ROOM = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,8 @@ def block_scores(
     products = (rows @ means.transpose(-1, -2)).float()
     if plan.score == "reach":
         assert variances is not None
-        products += REACH * (rows.square() @ variances.transpose(-1, -2)).float().sqrt()
+        small = rows / ROOM  # squares of large queries are too much for half precision
+        products += REACH * ROOM * (small.square() @ variances.transpose(-1, -2)).float().sqrt()
     products *= scale
     share = products.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)
     if counts is not None:

@@ -12,10 +12,15 @@ from semspec.verify.base import Drafts
 
 
 def seen(
-    drafts: Drafts, groups: Collection[str], numbers: Tensor | None, counts: Tensor | None = None
+    drafts: Drafts,
+    groups: Collection[str],
+    numbers: Tensor | None,
+    counts: Tensor | None = None,
+    sampled: bool = True,
 ) -> Tensor | None:
     """[B, E] all the evidence there is, for a probe that wants these groups of it; None: it wants none. With counts
-    [B] only the first so many tokens of each step are looked at.
+    [B] only the first so many tokens of each step are looked at. `sampled`: the draft drew its tokens as the target
+    does; else its logits are as the model gave them.
 
     How sure the draft was is behind the rest, and only for a probe that asks: its logits are not kept otherwise."""
     if not groups:
@@ -28,7 +33,7 @@ def seen(
         return found
     assert drafts.draft_logits is not None
     own, sampling = drafts.draft_logits, drafts.target_sampling
-    if not sampling.all_greedy:  # the draft samples as the target does
+    if sampled and not sampling.all_greedy:
         place = torch.arange(len(own), device=own.device)
         whose = torch.searchsorted(drafts.first_draft.contiguous(), place, right=True) - 1  # [D]
         own = at_one(own, sampling.temperature[drafts.first_row[whose]])

@@ -77,7 +77,7 @@ class Semantic(StepRule):
     def judge(self, drafts: Drafts) -> Decisions:
         assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"
         assert drafts.draft_hidden is not None
-        shown = seen(drafts, self.target_probe.features.evidence, self.numbers)
+        shown = seen(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
         q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
         p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
         p = p.to(q.device).clamp_min(LEAST)

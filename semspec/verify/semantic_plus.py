@@ -58,6 +58,11 @@ class SemanticPlus(StepRule):
         return replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
 
     @property
+    def samples_drafts(self) -> bool:
+        """A judge that looks at how sure the draft was has learnt it from drafts that were drawn."""
+        return self.sample or self._sees_confidence
+
+    @property
     def keeps_draft_logits(self) -> bool:
         return self.steps > 1 or self._sees_confidence
 
@@ -92,7 +97,7 @@ class SemanticPlus(StepRule):
     def _judged(self, drafts: Drafts, counts: Tensor) -> Tensor:
         """[B] what the judge says of the first so many tokens [B] of each step"""
         assert self.judge_probe is not None, "a rule judges once it is bound to a pair"
-        shown = seen(drafts, self.judge_probe.features.evidence, self.numbers, counts)
+        shown = seen(drafts, self.judge_probe.features.evidence, self.numbers, counts, self.samples_drafts)
         return self.judge_probe(drafts.hidden or {}, drafts.first_row, counts, shown)
 
     def _least_likely(self, drafts: Drafts) -> Tensor:

@@ -80,7 +80,8 @@ class StepRule(Rule):
     def own(self, draft: Draft, sampling: Sampling) -> Tensor:
         """[K] the draft's log-probabilities of its own tokens, at temperature 1"""
         assert draft.logits is not None
-        logits = at_one(draft.logits, torch.full((1,), sampling.temperature, device=draft.logits.device))
+        applied = sampling.temperature if self.samples_drafts else 0.0
+        logits = at_one(draft.logits, torch.full((1,), applied, device=draft.logits.device))
         ids = torch.tensor(draft.tokens, device=logits.device)
         return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
 

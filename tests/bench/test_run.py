@@ -168,8 +168,8 @@ def test_a_replay_draws_as_the_run_did(monkeypatch: pytest.MonkeyPatch):
     player = replaying.Replay("tiny", 1, 64, "cpu", sampling=Sampling(0.6))
     rolled = []
     monkeypatch.setattr(player.runners["draft"], "roll", rolled.extend)
-    player.play([["draft", "roll", [[1, 9, 3, 40, 1]]], ["draft", "roll", [[1, 9, 3, 40, 0]]]])
-    assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False)]
+    player.play([["draft", "roll", [row]] for row in ([1, 9, 3, 40, 1, 0], [1, 9, 3, 40, 0, 0], [1, 9, 3, 40, 0, 1])])
+    assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False), (0.0, False)]
 
 
 def test_warming_up_meets_every_size_once():

@@ -74,8 +74,11 @@ def one_layer(
 
 def chosen_by(plan: AttentionPlan, q: Tensor, keys: Tensor, start: int, scale: float) -> Tensor:
     full = start // BLOCK
-    means = keys[None, :, : full * BLOCK].unflatten(2, (full, BLOCK)).mean(3)
-    scores = block_scores(q.transpose(0, 1)[None], means, torch.tensor([full]), plan, scale)
+    blocks = keys[None, :, : full * BLOCK].unflatten(2, (full, BLOCK))
+    wide = blocks.var(3, correction=0)
+    scores = block_scores(
+        q.transpose(0, 1)[None], blocks.mean(3), torch.tensor([full]), plan, scale, variances=wide
+    )  # fmt: skip
     return choose(scores, torch.tensor([full]), torch.tensor([plan.pairs(start, HEADS)]), plan)[0]
 
 

@@ -102,15 +102,19 @@ def test_a_draft_knows_its_pieces() -> None:
         assert all(one[1] == other[0] for one, other in pairwise(pieces))
 
 
+@pytest.mark.parametrize("sample", ["true", "false"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5), Sampling(0.5, top_k=4)])
-def test_how_sure_the_draft_is(sampling: Sampling) -> None:
-    """By plain Python: the geometric mean of all its probabilities; for semantic+ the product of its numbers only."""
-    plain, plus = make("random-step:steps=2"), make("semantic+:steps=2").bound(Binding())
+def test_how_sure_the_draft_is(sampling: Sampling, sample: str) -> None:
+    """By plain Python: the geometric mean of all its probabilities; for semantic+ the product of its numbers only. The
+    logits of a draft that did not sample have no temperature in them, whatever the request's is."""
+    plain = make(f"random-step:steps=2,sample={sample}")
+    plus = make(f"semantic+:steps=2,sample={sample}").bound(Binding())
     assert isinstance(plain, StepRule) and isinstance(plus, SemanticPlus) and plain.keeps_draft_logits
     for seed in range(20):
         one = random_one(seed, 5, sampling, VOCAB)
         assert one.draft is not None
-        warm = [[x * (sampling.temperature or 1.0) for x in row] for row in one.draft]
+        applied = sampling.temperature if sample == "true" and not sampling.greedy else 1.0
+        warm = [[x * applied for x in row] for row in one.draft]
         ids = [*one.ids[:4], 49] if seed % 2 and math.isfinite(warm[4][49]) else one.ids
         chances = [math.exp(row[i]) / sum(map(math.exp, row)) for row, i in zip(warm, ids, strict=True)]
         draft = Draft(ids, torch.tensor(one.draft))

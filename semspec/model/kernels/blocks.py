@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+ROOM = tl.constexpr(16.0)
 DEVIATIONS = tl.constexpr(2.0)  # as far above its mean a block is taken to reach; sparse.attention.REACH
 SPAN = 128  # blocks that one program scores
 HELD = 16384  # scores that a program keeps in registers while it searches; it reads what is more again and again
@@ -105,7 +106,9 @@ def _products(
     tile = tl.load(q + place[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
     product = tl.dot(tile, keys, input_precision="ieee")
     if REACHING:
-        product += DEVIATIONS * tl.sqrt(tl.dot((tile * tile).to(wide.dtype), wide, input_precision="ieee"))
+        small = tile * (1 / ROOM)  # squares of large queries are too much for half precision
+        small = (small * small).to(wide.dtype)
+        product += DEVIATIONS * ROOM * tl.sqrt(tl.dot(small, wide, input_precision="ieee"))
     return tl.where((n < full)[None, :], product * scale, float("-inf"))
 
 
