@@ -1,7 +1,7 @@
 """The plane of accuracy and speed for step rules, from files of results: curves over thresholds, and single rules.
 
     python bench/steps_plane.py results/steps-plane-2026-11-15.json results/semantic-thresholds-2026-11-15.json \\
-        results/semantic-cpu-b-2026-11-15.json OUT.png
+        results/semantic-thresholds-b-2026-11-15.json OUT.png
 
 Speed is against the target alone in the same run, so that runs of different days can share a picture.
 """
@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 CURVES = {
     "semantic:tau=": ("semantic, over tau", "#c2571a"),
-    "semantic+:least=": ("semantic+ with sample=true,rewrite=sampling, over its threshold", "#1a66c2"),
+    "semantic+:least=": ("semantic+:sample=true,rewrite=sampling, over its threshold", "#1a66c2"),
 }
 LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is told in words. STEP: a line of text
 NAMES = {"none": "target alone", "draft": "draft alone"}
@@ -56,8 +56,11 @@ def main(rules: str, thresholds: str, best: str, out: str) -> None:
         ends = f"{label}: {points[0][0]:g} to {points[-1][0]:g}"
         axes.plot([x for _, x, _ in points], [y for *_, y in points], "o-", color=colour, label=ends, ms=5, zorder=3)
     found = {n: place(a) for n, a in single.items() if n not in ("semantic", "semantic+")}  # those are on the curves
-    x, y = place(arms_of(best)["semantic+"])
-    axes.plot(x, y, "*", color="#1a66c2", ms=14, label="semantic+ as it comes (the draft's best guess)", zorder=4)
+    now = arms_of(best)
+    points = sorted(place(a) for n, a in now.items() if n.startswith("semantic+"))
+    axes.plot(
+        *zip(*points, strict=True), "o-", color="#0b8a5a", ms=5, label="semantic+, over its threshold: 0.3 to 0.998"
+    )
     below = {name: found.pop(name) for name in list(found) if found[name][1] < LOWEST}
     told = "; ".join(f"{NAMES.get(name, name)}: {x:.1f} times, {y:.0f} %" for name, (x, y) in below.items())
     axes.text(0.99, 0.02, f"below: {told}", transform=axes.transAxes, ha="right", size=9)
