@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu_checks import CHECKS, HALF, MIXTURES, TOLERANCE, check, course, courses, error, kernels, near, runner
+from bench.gpu_checks import MIXTURES, course, courses, runner
+from bench.gpu_checks_kernels import CHECKS, HALF, TOLERANCE, check, error, kernels, near
 from semspec.model.kernels import MEASURED, Choices, reference
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan, apply
 from semspec.sparse.attention import SCORES, SPREADS, block_scores, choose

@@ -20,11 +20,13 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from semspec.bench.folder import RunFolder
 from semspec.bench.summary import load_run, summarise
+from semspec.draft.model import GREEDY
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.choose import choose_device
 from semspec.model.config import Shape
 from semspec.model.transformer import Transformer
+from semspec.stats import SECONDS
 from semspec.types import Roll, Sampling, Score
 
 
@@ -100,7 +102,6 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
 }
 
 
-GREEDY = Sampling()
 IN_VAIN = 32  # places for tokens that are computed before a stop is seen
 BRIEF = 20  # tokens of a roll for the sake of warming up
 
@@ -211,7 +212,7 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
     for s in samples[: len(run["arms"])]:
         player.play(s["passes"])
     player.executed.clear()
-    spent = {"draft": 0.0, "score": 0.0, "judge": 0.0, "host": 0.0}
+    spent = dict.fromkeys(SECONDS, 0.0)
     replayed = []
     for i, s in enumerate(samples):
         if s["passes"]:  # the first of a batch carries the passes of all

@@ -34,12 +34,11 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
+from semspec.model.kernels import REACH, ROOM
 
 SPREADS = ("pairs", "heads")
 SCORES = ("first", "share", "reach")
 RESTS = ("nothing", "mean")
-REACH = 2.0  # deviations above the mean
-ROOM = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def block_scores(
     products = (rows @ means.transpose(-1, -2)).float()
     if plan.score == "reach":
         assert variances is not None
-        small = rows / ROOM  # squares of large queries are too much for half precision
+        small = rows / ROOM
         products += REACH * ROOM * (small.square() @ variances.transpose(-1, -2)).float().sqrt()
     products *= scale
     share = products.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)

@@ -132,10 +132,11 @@ def joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ids = [name for document in documents for name in document["ids"]]
     if len(set(ids)) < len(ids):
         raise BadRequest(f"{len(ids) - len(set(ids))} problems are in two of the files; give runs of other problems")
-    tallies = []
-    for rows in zip(*(document["rows"] for document in documents), strict=True):
-        names = [f.name for f in fields(Tally)]
-        tallies.append(Tally(*([x for row in rows for x in row["each"][name]] for name in names)))
+    names = [f.name for f in fields(Tally)]
+    tallies = [
+        Tally(*([x for row in rows for x in row["each"][name]] for name in names))
+        for rows in zip(*(document["rows"] for document in documents), strict=True)
+    ]
     found = [tally.figures(row["plan"], tallies[0]) for tally, row in zip(tallies, first["rows"], strict=True)]
     seeds = [document["seed"] for document in documents]
     return first | {"seed": seeds, "problems": len(ids), "ids": ids, "rows": found}

@@ -14,6 +14,10 @@ from torch import Tensor
 TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `note` keeps
 FIELDS = 9
 
+# Which blocks of a cache are chosen by how far their keys reach (semspec.sparse.attention):
+REACH = 2.0  # deviations above the mean
+ROOM = 16.0  # queries are divided by it before they are squared, which half precision has no room for otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:

@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semspec.model.kernels import REACH, ROOM
+
 LOG2E = 1.4426950408889634
-ROOM = tl.constexpr(16.0)
-DEVIATIONS = tl.constexpr(2.0)  # as far above its mean a block is taken to reach; sparse.attention.REACH
+LESS, DEVIATIONS = tl.constexpr(1 / ROOM), tl.constexpr(REACH * ROOM)
 SPAN = 128  # blocks that one program scores
 HELD = 16384  # scores that a program keeps in registers while it searches; it reads what is more again and again
 LISTED = 2048  # blocks looked at together when they are listed
@@ -106,9 +107,9 @@ def _products(
     tile = tl.load(q + place[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
     product = tl.dot(tile, keys, input_precision="ieee")
     if REACHING:
-        small = tile * (1 / ROOM)  # squares of large queries are too much for half precision
+        small = tile * LESS
         small = (small * small).to(wide.dtype)
-        product += DEVIATIONS * ROOM * tl.sqrt(tl.dot(small, wide, input_precision="ieee"))
+        product += DEVIATIONS * tl.sqrt(tl.dot(small, wide, input_precision="ieee"))
     return tl.where((n < full)[None, :], product * scale, float("-inf"))
 
 
