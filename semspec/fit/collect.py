@@ -29,6 +29,8 @@ from semspec.probe.identity import fingerprint
 from semspec.stats import Stats
 from semspec.steps import MAX_STEP_TOKENS, Step, StepEnd, Steps
 from semspec.types import Acquire, Decoding, Draft, Judge, Request, Roll, Rolled, Rows, Runner, Sampling, Score, Verdict
+from semspec.verify import REGISTRY, make
+from semspec.verify.step import StepRule
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # prefixes done, prefixes in all
@@ -44,10 +46,10 @@ class Config:
     task: str = "pocket"
     n: int | None = 64  # problems
     data: str | None = None
-    traces: str = "target"  # who writes the answers that prefixes are cut from: target, draft, both, or a file
+    traces: str = "target"  # who writes the answers that prefixes are cut from: target, draft, both, a rule, or a file
     per_problem: int | None = 8  # prefixes of a problem; None: all
     first_steps: bool = True  # also after the prompt alone, see traces.cut
-    samples: int = 20  # from each model, after each prefix
+    samples: int = 20  # from each model, after each prefix; from the target alone where a rule met the draft's step
     temperature: float = 0.6
     top_p: float = 0.95
     max_step_tokens: int = MAX_STEP_TOKENS
@@ -59,15 +61,25 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("samples", "shard", "per_problem"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadRequest(f"{name} is {value}; give 1 or more")
+            value, least = getattr(self, name), 0 if name == "samples" and self.rule else 1
+            if value is not None and value < least:
+                raise BadRequest(f"{name} is {value}; give {least} or more")
         Sampling(self.temperature, top_p=self.top_p)
 
     @property
     def by(self) -> tuple[str, ...]:
         """Who writes traces; nobody, if they are in a file."""
-        return MODELS if self.traces == "both" else (self.traces,) if self.traces in MODELS else ()
+        return MODELS if self.traces == "both" else (self.traces,) if self.traces in MODELS or self.rule else ()
+
+    @property
+    def rule(self) -> StepRule | None:
+        """By which traces are written, so that what is collected is what it meets."""
+        if self.traces.partition(":")[0] not in REGISTRY:
+            return None
+        rule = make(self.traces)
+        if not isinstance(rule, StepRule):
+            raise BadRequest(f"traces is {rule.name}, which judges tokens; give a rule that judges steps, as semantic+")
+        return rule
 
 
 Tokens = tuple[int, ...]
@@ -101,6 +113,8 @@ class Sampler:
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
         wanted = {"target": config.target_layers, "draft": config.draft_layers}
         self.sampling = Sampling(config.temperature, top_p=config.top_p)
+        drawn = config.rule is None or config.rule.samples_drafts
+        self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
         self.layers = {m: resolve_layers(wanted[m], runner.depth) for m, runner in self.runners.items()}
         numbers = number_tokens(pair.tokenizer, pair.target.vocab)
         self.looks = {m: Look(m, self.layers[m], numbers.to(runner.device)) for m, runner in self.runners.items()}
@@ -110,9 +124,11 @@ class Sampler:
 
         Everything is written before anything is looked at: while nobody scores, all write in fused rolls, and the
         looks of all prefixes fall into the same passes. Steps of the same tokens are looked at once."""
-        written: list[list[Written]] = [[] for _ in prefixes]
+        written: list[list[Written]] = [self.given(prefix) for _, prefix in prefixes]
         seen: list[dict[Tokens, Seen]] = [{} for _ in prefixes]
-        self.answer([self.write(number, prefix, out) for (number, prefix), out in zip(prefixes, written, strict=True)])
+        if self.config.samples:
+            numbered = zip(prefixes, written, strict=True)
+            self.answer([self.write(number, prefix, out) for (number, prefix), out in numbered])
         for steps, found in zip(written, seen, strict=True):
             found |= {step.tokens: Seen() for step in steps}
         self.answer([self.look(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
@@ -124,7 +140,8 @@ class Sampler:
         named = {k: v[places] for m in MODELS for k, v in self.looks[m].named(numbers[m]).items()}
         named |= {k: torch.cat([look.tokens[k] for _, _, look in rows]) for k in looks[0].tokens}
         means = {m: named[f"{m}.{EVIDENCE}"][:, MEAN].tolist() for m in MODELS}
-        texts = self.tokenizer.batch_decode([list(t) for found in seen for t in found], skip_special_tokens=True)
+        whole = [[*p.begun, *tokens] for (_, p), found in zip(prefixes, seen, strict=True) for tokens in found]
+        texts = self.tokenizer.batch_decode(whole, skip_special_tokens=True)
         samples = [
             Sample(
                 p.id, p.problem, p.step, step.model, step.number, list(step.tokens), texts[at[id(look)]], step.end,
@@ -148,11 +165,24 @@ class Sampler:
             if task.error is not None:
                 raise task.error
 
+    def given(self, prefix: Prefix) -> list[Written]:
+        """The draft's step, where a rule was asked about one."""
+        if not prefix.drafted:
+            return []
+        step = self.step_after(prefix)
+        step.feed(prefix.drafted)
+        return [Written("draft", 0, prefix.drafted, step.end or "length")]
+
+    def step_after(self, prefix: Prefix) -> Step:
+        step = Step(self.steps)
+        step.feed(prefix.begun)
+        return step
+
     def write(self, number: int, prefix: Prefix, out: list[Written]) -> Decoding:
         """All steps after one prefix, by one model after the other."""
         slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
         try:
-            for model in MODELS:
+            for model in MODELS[:1] if prefix.drafted else MODELS:
                 for i in range(self.config.samples):
                     tokens, end = yield from self.write_one(number, i, prefix, model, slots)
                     out.append(Written(model, i, tuple(tokens), end))
@@ -165,7 +195,7 @@ class Sampler:
         """One step by one model."""
         runner, slot = self.runners[model], slots[model]
         sampling = replace(self.sampling, seed=self._seed(number, i))
-        step, tokens = Step(self.steps), list[int]()
+        step, tokens = self.step_after(prefix), list[int]()
         while step.end is None:
             pending = (prefix.tokens + tokens)[runner.length(slot) :]
             rolled: Rolled = yield Roll(runner, slot, pending, step.room, sampling, STREAM[model], self.steps.stops)
@@ -189,7 +219,7 @@ class Sampler:
                     if self.config.token_states:
                         seen.tokens |= {f"{m}.{layer}.{TOKENS}": own.hidden[layer].cpu() for layer in self.layers[m]}
                 verdicts: tuple[Verdict, ...] = yield tuple(
-                    Judge(self.looks[m], Draft(list(tokens)), own, self.sampling, len(prefix.tokens), 0)
+                    Judge(self.looks[m], Draft(list(tokens)), own, self.drafting, len(prefix.tokens), 0)
                     for m, own in zip(MODELS, rows, strict=True)
                 )
                 for m, verdict in zip(MODELS, verdicts, strict=True):
@@ -215,7 +245,10 @@ class Sampler:
 def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda done, total: None) -> Folder:
     """Traces, prefixes, samples; what the folder already has is not made again."""
     if not config.by and not Path(config.traces).is_file():
-        raise BadRequest(f"traces is {config.traces!r}; give target, draft, both, or a .jsonl file of answers")
+        raise BadRequest(
+            f"traces is {config.traces!r}; give target, draft, both, a rule of steps such as semantic+, or a .jsonl "
+            "file of answers"
+        )
     if not config.by and Path(config.traces).resolve() == Folder(out).traces.resolve():
         raise BadRequest(f"{config.traces} is where this collection keeps its own traces; give another --out")
     steps = Steps.of(pair.tokenizer, pair.eos, config.max_step_tokens)
@@ -226,7 +259,8 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     depth = {m: runner.depth for m, runner in sampler.runners.items()}
     folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers})
     traces = _traces(config, pair, folder, progress)
-    longest = min(runner.capacity for runner in sampler.runners.values()) - config.max_step_tokens
+    room = config.max_step_tokens if config.samples else 0  # for what is sampled; a draft that was met has fitted
+    longest = min(runner.capacity for runner in sampler.runners.values()) - room
     if longest < 2:
         raise BadRequest(
             f"steps of {config.max_step_tokens} tokens leave no room for a prefix; load the models with a larger "

@@ -54,6 +54,18 @@ def label(
 
 
 @app.command()
+def join(
+    folders: Annotated[list[Path], typer.Argument(help="Labelled collections that differ in --seed and --n alone.")],
+    out: Annotated[Path, typer.Option(help="Folder for all of them together.")],
+) -> None:
+    """Put collections together that were made beside one another, on several machines say."""
+    from semspec.fit.data import Folder
+    from semspec.fit.join import join as run
+
+    run([Folder(folder) for folder in folders], out)
+
+
+@app.command()
 @spread
 def train(
     folder: Collection,
@@ -100,7 +112,9 @@ def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_
 
     collection, document = Folder(folder), {}
     kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": ""}
-    for name, kind in kinds.items():
+    there = [name for name in kinds if (probes / name).exists()]
+    for name in there or kinds:
+        kind = kinds[name]
         model = name if name in MODELS else "target"
         probe = Probe.load(probes / name, collection.run["models"][model])
         kind = kind or probe.data.get("training", {}).get("labels", "written")  # a judge: by what it was taught

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -27,6 +27,14 @@ MODELS = ("target", "draft")
 EVIDENCE, CONFIDENCE, TOKENS = "evidence", "confidence", "tokens"
 
 
+class Drafted(NamedTuple):
+    """A step that the draft wrote while a rule answered, whether it stood or not."""
+
+    begun: int  # tokens of the answer in front of the step
+    at: int  # and in front of what the draft wrote of it: the target may have begun it
+    tokens: list[int]  # the draft's
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A whole answer to a problem, in tokens."""
@@ -34,17 +42,20 @@ class Trace:
     problem: str
     prompt: list[int]
     tokens: list[int]
+    drafts: list[Drafted] | None = None  # if a rule wrote it: what it was asked about on the way
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A trace up to the end of one of its steps, or the prompt alone."""
+    """A trace up to the end of one of its steps, or the prompt alone; or up to where a draft began to write."""
 
     id: str
     problem: str
     step: int  # steps in front of the one that is sampled
     tokens: list[int]  # prompt and trace so far
-    history: str  # the trace so far, as text
+    history: str  # the trace so far, as text, in whole steps
+    begun: tuple[int, ...] = ()  # the last of the tokens, if they are of the step that is sampled
+    drafted: tuple[int, ...] = ()  # how the draft went on, if that is not to be sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class Folder:
     # -- traces
 
     def read_traces(self) -> list[Trace]:
-        return [Trace(**row) for row in read_lines(self.traces)] if self.traces.exists() else []
+        return [_trace(row) for row in read_lines(self.traces)] if self.traces.exists() else []
 
     def write_traces(self, traces: Iterable[Trace]) -> None:
         write_lines(self.traces, (plain(trace) for trace in traces))
@@ -168,6 +179,11 @@ class Folder:
         assert isinstance(about, dict)
         return about
 
+    @property
+    def tells(self) -> bool:
+        """Whether the task could tell of every step if it is right."""
+        return all(label.valid is not None for number in self.shards for label in self.read_labels(number))
+
     def has_labels(self, number: int) -> bool:
         return (self.labels / f"{number:05}.jsonl").exists()
 
@@ -176,6 +192,11 @@ class Folder:
 
     def read_labels(self, number: int) -> list[Label]:
         return [Label(**row) for row in read_lines(self.labels / f"{number:05}.jsonl")]
+
+
+def _trace(row: dict[str, Any]) -> Trace:
+    drafts = row.pop("drafts", None)
+    return Trace(**row, drafts=None if drafts is None else [Drafted(*draft) for draft in drafts])
 
 
 def plain(row: Trace | Sample | Label) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from semspec.fit.data import Folder
 from semspec.fit.measure import measure
 from semspec.fit.risk import one_each
 from semspec.fit.rows import Rows, load_rows
+from semspec.fit.spans import among
 from semspec.fit.train import predict
 from semspec.probe.head import Probe
 
@@ -31,7 +32,7 @@ def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: b
             "collect with the probe's own model"
         )
     rows = load_rows(folder, model, probe.features, kind, leave_one_out)
-    seen = sorted(set(probe.data.get("seen", ())) & set(rows.problems))
+    seen = among(probe.data.get("seen", ()), rows.problems)
     if seen:
         raise BadRequest(
             f"the probe was trained on {len(seen)} of these problems, such as {seen[0]}; collect with another --seed"
@@ -51,13 +52,14 @@ class Judged:
 def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> Judged:
     """What a judge says of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
     or those that the target never wrote in any words."""
-    rows = unseen(judge, folder, "target", "written")
-    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows))[rows.cross]
-    bad = bad or ("unwritten" if rows.valid is None else "invalid")
-    if bad not in ("invalid", "unwritten") or (bad == "invalid" and rows.valid is None):
+    tells = folder.tells
+    bad = bad or ("invalid" if tells else "unwritten")
+    if bad not in ("invalid", "unwritten") or (bad == "invalid" and not tells):
         raise BadRequest(
             f"steps cannot be called bad for being {bad!r} here; give unwritten, or invalid if the task can tell"
         )
-    wrong = ~rows.valid if bad == "invalid" and rows.valid is not None else rows.labels < 0.5
+    rows = unseen(judge, folder, "target", "valid" if bad == "invalid" else "written")
+    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows))[rows.cross]
+    wrong = rows.labels < 0.5
     at = one_each(rows.problems, seed)
     return Judged(said[at].tolist(), wrong[at].tolist(), bad)

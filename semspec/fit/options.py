@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from semspec.fit.train import Training
     from semspec.pair import Pair
 
-JUDGE_WIDTHS = (64, 32)  # evidence is a handful of numbers
+JUDGE_WIDTHS = {False: (64, 32), True: (256, 64)}  # by whether it sees states: evidence is a handful of numbers
 
 Collection = Annotated[Path, typer.Argument(help="Folder of a collection.")]
 Fitted = Annotated[Path, typer.Argument(help="Folder in which probes were fitted.")]
@@ -43,13 +43,19 @@ class Collecting:
     n: Annotated[int | None, typer.Option(help="Number of problems.")] = 64
     data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None
     traces: Annotated[
-        str, typer.Option(help="Who writes the answers to cut: target, draft, both, or a .jsonl of them.")
+        str,
+        typer.Option(
+            help="Who writes the answers to cut: target, draft, both, or a .jsonl of them. Or a rule of steps, as "
+            "semantic+: then what is collected are the draft's steps that it meets."
+        ),
     ] = "target"
     per_problem: Annotated[int | None, typer.Option(help="Prefixes of each problem.")] = 8
     first_steps: Annotated[
         bool, typer.Option(help="Also after the prompt alone; not for rules that leave first steps to the target.")
     ] = True
-    samples: Annotated[int, typer.Option(help="Steps sampled from each model after each prefix.")] = 20
+    samples: Annotated[
+        int, typer.Option(help="Steps sampled from each model after each prefix; 0 will do where a rule writes.")
+    ] = 20
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of sampling.")] = 0.6
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 0.95
     max_step_tokens: Annotated[int, typer.Option(help="Longest step, in tokens.")] = 500
@@ -114,6 +120,7 @@ class Teaching:
     judge_labels: Annotated[
         str, typer.Option(help="What the judge learns: written (by the target too) or valid (where the task can tell).")
     ] = "written"
+    only: Annotated[str, typer.Option(help="Train one of them: target, draft or judge.")] = ""
     epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
     train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
     device: Device = "auto"
@@ -134,10 +141,12 @@ class Teaching:
         groups = read_groups(self.evidence)
         if self.judge_labels not in ("written", "valid"):
             raise BadRequest(f"a judge cannot learn {self.judge_labels!r}; give --judge-labels written or valid")
-        judge = replace(
-            states, labels=self.judge_labels, states=self.judge_states, evidence=groups, widths=JUDGE_WIDTHS
-        )
-        return {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
+        widths = JUDGE_WIDTHS[self.judge_states]
+        judge = replace(states, labels=self.judge_labels, states=self.judge_states, evidence=groups, widths=widths)
+        found = {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
+        if self.only and self.only not in found:
+            raise BadRequest(f"there is no {self.only!r} to train; give one of: {', '.join(found)}")
+        return {self.only: found[self.only]} if self.only else found
 
 
 def read_groups(text: str) -> tuple[str, ...]:

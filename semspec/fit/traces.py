@@ -8,8 +8,9 @@ from random import Random
 
 from transformers import PreTrainedTokenizerBase
 
+from semspec.answer import Result
 from semspec.errors import BadRequest
-from semspec.fit.data import Prefix, Trace
+from semspec.fit.data import MODELS, Drafted, Prefix, Trace
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.steps import Step, Steps
@@ -21,20 +22,37 @@ from semspec.text import encode
 def write_traces(
     pair: Pair, by: str, task: Task, problems: Sequence[Problem], temperature: float, top_p: float, seeds: Sequence[int]
 ) -> list[Trace]:
-    """One sampled answer to each problem, decoded as one batch, by one of the models alone."""
+    """One sampled answer to each problem, decoded as one batch, by one of the models alone, or by both and a rule."""
     if not problems:
         return []
-    writer = pair if by == "target" else Pair(pair.draft or pair.target, pair.tokenizer, eos=pair.eos)
+    writer = Pair(pair.draft or pair.target, pair.tokenizer, eos=pair.eos) if by == "draft" else pair
     prompts = [encode(pair.tokenizer, p.prompt) for p in problems]
     options = [
         Options(
-            verifier="none", temperature=temperature, top_p=top_p, seed=seed, stop=task.stop,
+            verifier="none" if by in MODELS else by, temperature=temperature, top_p=top_p, seed=seed, stop=task.stop,
             max_new_tokens=max(1, min(task.max_new_tokens, writer.target.capacity - len(prompt))),
+            referee=task.referee(problem),
         )
-        for seed, prompt in zip(seeds, prompts, strict=True)
+        for seed, problem, prompt in zip(seeds, problems, prompts, strict=True)
     ]  # fmt: skip
     results = writer.generate([p.prompt for p in problems], options)
-    return [Trace(p.id, q, r.tokens) for p, q, r in zip(problems, prompts, results, strict=True)]
+    return [
+        Trace(p.id, prompt, result.tokens, None if by in MODELS else drafts_of(result))
+        for p, prompt, result in zip(problems, prompts, results, strict=True)
+    ]
+
+
+def drafts_of(result: Result) -> list[Drafted]:
+    """The whole steps that a rule was asked about, each with what stood in front of it then."""
+    drafts, so_far = list[Drafted](), 0
+    for event in result.events:
+        for step in event.tried:
+            at = max(so_far, step.begun)
+            own = step.tokens[at - step.begun :]
+            if step.fate != "handed over" and own:
+                drafts.append(Drafted(step.begun, at, own))
+        so_far += len(event.tokens)
+    return drafts
 
 
 def read_traces(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Trace]:
@@ -56,22 +74,27 @@ def cut(
     longest: int | None = None,
     first_steps: bool = True,
 ) -> list[Prefix]:
-    """A prefix for every step of every trace that thinking goes on after, or for `per_problem` of them at random.
+    """A prefix for every step of every trace that thinking goes on after, or for `per_problem` of them at random; where
+    a rule wrote the trace, one for every step that it was asked about.
 
     The prompt alone, which first steps come after, is one of them and is drawn as any other, so that first steps have
     the share that they have where a rule judges every step; a rule whose `lead` is 1 judges none of them. Prefixes of
     more than `longest` tokens are left out."""
     prefixes = []
     for place, trace in enumerate(traces):
-        ends = _ends(trace.tokens, steps)
-        begin = [0] if first_steps and ends and trace.prompt else []
+        ends = [0, *_ends(trace.tokens, steps)]
+        behind = [Drafted(end, end, []) for end in ends] if len(ends) > 1 else []
+        asked = behind if trace.drafts is None else trace.drafts
         found = [
             Prefix(
-                f"{place}/{number}", trace.problem, number, [*trace.prompt, *trace.tokens[:end]],
-                tokenizer.decode(trace.tokens[:end], skip_special_tokens=True),
+                f"{place}/{number}", trace.problem, sum(end < draft.begun for end in ends),
+                [*trace.prompt, *trace.tokens[: draft.at]],
+                tokenizer.decode(trace.tokens[: draft.begun], skip_special_tokens=True),
+                tuple(trace.tokens[draft.begun : draft.at]), tuple(draft.tokens),
             )
-            for number, end in enumerate([*begin, *ends], 0 if begin else 1)
-            if longest is None or len(trace.prompt) + end <= longest
+            for number, draft in enumerate(asked)
+            if (draft.begun or (first_steps and trace.prompt))
+            and (longest is None or len(trace.prompt) + draft.begun <= longest)
         ]  # fmt: skip
         if per_problem is not None and len(found) > per_problem:
             rng = Random(f"{seed}/{trace.problem}")

@@ -14,6 +14,7 @@ from semspec.errors import BadRequest
 from semspec.fit.data import Folder
 from semspec.fit.measure import measure
 from semspec.fit.rows import PARTS, Rows, Tokens, load_rows, split
+from semspec.fit.spans import spans
 from semspec.probe.calibrate import KINDS, Calibrator
 from semspec.probe.features import Features, pool, resolve_layers
 from semspec.probe.head import Head, Probe, head_for
@@ -88,7 +89,7 @@ def fit(
         "training": own | {"labels": kind, "epochs": epochs},
         "rows": {name: len(part) for name, part in parts.items()},
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
-        "seen": sorted({*parts["train"].problems, *parts["validation"].problems}),
+        "seen": spans(rows.problems),
     }
     probe.metrics = measure(test, said, raw, parts["train"])
     return Fit(probe, raw, said, test.labels)

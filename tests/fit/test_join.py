@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from semspec.errors import BadRequest
+from semspec.fit.data import Folder, write
+from semspec.fit.join import join
+from semspec.fit.rows import load_rows
+from semspec.probe.features import Features
+from tests.fit.test_train import known
+
+SEEN = Features((2,))
+
+
+def part(path: Path, seed: int, name: str) -> Folder:
+    """A labelled collection of problems with names of their own."""
+    made = known(path, problems=4, seed=seed)
+    made.write_shard(0, [replace(s, problem=f"{name}-{s.problem}") for s in made.read_samples(0)], made.read_states(0))
+    write(path / "prefixes.jsonl", "\n".join(json.dumps({"id": s.prefix, "history": f"{name} {s.prefix}"}) for s in made.read_samples(0)))  # noqa: E501  # fmt: skip
+    return made
+
+
+def test_a_joined_collection_has_the_rows_of_all(tmp_path: Path) -> None:
+    one, other = part(tmp_path / "a", 1, "a"), part(tmp_path / "b", 2, "b")
+    rows = load_rows(join([one, other], tmp_path / "all"), "target", SEEN, "cross")
+    alone = [load_rows(folder, "target", SEEN, "cross") for folder in (one, other)]
+    assert torch.equal(rows.features, torch.cat([r.features for r in alone]))
+    assert torch.equal(rows.labels, torch.cat([r.labels for r in alone]))
+    assert rows.problems == [p for r in alone for p in r.problems]
+    assert len(set(rows.prefixes)) == sum(len(set(r.prefixes)) for r in alone), "prefixes stay apart"
+    histories = Folder(tmp_path / "all").read_histories()
+    assert histories[rows.prefixes[0]].startswith("a ") and histories[rows.prefixes[-1]].startswith("b ")
+
+
+def test_what_does_not_belong_together_is_not_joined(tmp_path: Path) -> None:
+    one = part(tmp_path / "a", 1, "a")
+    with pytest.raises(BadRequest, match="both have problem a-"):
+        join([one, part(tmp_path / "same", 2, "a")], tmp_path / "all")
+    other = part(tmp_path / "b", 2, "b")
+    run = other.run
+    write(other.path / "run.json", json.dumps(run | {"models": run["models"] | {"draft": "another"}}))
+    with pytest.raises(BadRequest, match="models differs"):
+        join([one, other], tmp_path / "more")
+    write(other.path / "run.json", json.dumps(run))
+    write(other.labels / "run.json", json.dumps({"clusters": "otherwise"}))
+    with pytest.raises(BadRequest, match="labelled differently"):
+        join([one, other], tmp_path / "more")
+    with pytest.raises(BadRequest, match="not empty"):
+        join([one], tmp_path / "b")
