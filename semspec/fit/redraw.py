@@ -7,12 +7,12 @@ made once. A problem drawn twice is two problems: pairs within a prefix are made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from semspec.probe.metrics import BINS, LIKELY, NAN, TINY, numbered, wins_within
+from semspec.probe.metrics import BINS, LIKELY, NAN, TINY, numbered, refused_by_rank, wins_within
 
 DRAWS = 400
 
@@ -35,8 +35,10 @@ class Redraws:
         found = self._errors(said.double(), labels.double()) | {"ece": self._ece(said.double(), labels.double())}
         kinds = {"": labels >= LIKELY} | ({} if valid is None else {"valid_": valid})
         for kind, positive in kinds.items():
-            found[f"{kind}auroc"] = self._auroc(scores, positive)
+            found[f"{kind}auroc"] = self._by_rank(auroc_by_rank, scores, positive)
             found[f"{kind}within_prefix_auroc"] = self._within(scores, positive)
+        if valid is not None:
+            found["wrong_refused"] = self._by_rank(refused_by_rank, scores, valid)
         return found
 
     def _sums(self, rows: Tensor) -> Tensor:
@@ -64,16 +66,18 @@ class Redraws:
         wins, pairs = self._sums(torch.stack(wins_within(scores, positive, self.prefix), 1))
         return _ratio(wins, pairs)
 
-    def _auroc(self, scores: Tensor, positive: Tensor) -> Tensor:
-        """Pairs are made across problems here, so each draw is gone through by itself."""
+    def _by_rank(self, figure: Callable[[Tensor, Tensor], Tensor], scores: Tensor, positive: Tensor) -> Tensor:
+        """What follows from how many negatives and positives have each score, across problems: each draw by itself."""
         values, rank = scores.double().unique(return_inverse=True)
         side = rank + len(values) * positive
-        found = []
-        for times in self.times:
-            bad, good = torch.bincount(side, times[self.problem], minlength=2 * len(values)).view(2, -1)
-            below = bad.cumsum(0) - bad / 2  # ties count half
-            found.append(_ratio(good @ below, good.sum() * bad.sum()))
-        return torch.stack(found)
+        counts = (torch.bincount(side, times[self.problem], minlength=2 * len(values)) for times in self.times)
+        return torch.stack([figure(*each.view(2, -1)) for each in counts])
+
+
+def auroc_by_rank(bad: Tensor, good: Tensor) -> Tensor:
+    """From how many have each score [S], the lowest first."""
+    below = bad.cumsum(0) - bad / 2  # ties count half
+    return _ratio(good @ below, good.sum() * bad.sum())
 
 
 def interval(figures: Tensor) -> list[float] | None:

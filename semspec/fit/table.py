@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from semspec.probe.metrics import LOST
+
 FIGURES = {
     "correlation": "correlation",
     "r2": "R2",
@@ -17,12 +19,14 @@ FIGURES = {
     "within_prefix_auroc": "  in one prefix",
     "valid_auroc": "AUROC, right",
     "valid_within_prefix_auroc": "  in one prefix",
+    "wrong_refused": "wrong refused",
 }
 BASELINES = {
     "logprob": "mean log-prob.",
     "length_and_step": "length, step",
     "length_step_and_operation": "length, step, kind",
 }
+CAPTION = f"✓ clearly better, at 95 %; wrong refused: of wrong steps, where {LOST:.0%} of the right ones fall"
 WIDTH = 134
 
 
@@ -49,7 +53,7 @@ def _table(title: str, figures: dict[str, Any]) -> Table:
     asked = {key: label for key, label in BASELINES.items() if key in figures["baselines"]}
     if "length_step_and_operation" in asked:
         del asked["length_and_step"]
-    view = Table(title=title, box=box.SIMPLE, title_justify="left", caption="✓ clearly better, at 95 %")
+    view = Table(title=title, box=box.SIMPLE, title_justify="left", caption=CAPTION)
     view.add_column("", no_wrap=True)
     for heading in ("probe", *(h for label in asked.values() for h in (label, "probe less it"))):
         view.add_column(heading, justify="right", no_wrap=True)

@@ -11,6 +11,7 @@ NAN = float("nan")
 TINY = 1e-12  # a spread below this is rounding
 BINS = 10
 LIKELY = 0.5  # labels from here on are those of a step that one would bet on
+LOST = 0.01  # of right steps, what a threshold may cost
 
 
 def mse(said: Tensor, labels: Tensor) -> float:
@@ -58,6 +59,21 @@ def within_auroc(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -
     return float(wins.sum() / pairs.sum()) if pairs.any() else NAN
 
 
+def refused(scores: Tensor, right: Tensor) -> float:
+    """The share of the wrong steps that fall below the highest threshold below which at most LOST of the right ones do:
+    what somebody gets who refuses by score."""
+    values, rank = scores.double().unique(return_inverse=True)
+    wrong, good = torch.bincount(rank + len(values) * right, minlength=2 * len(values)).view(2, -1).double()
+    return float(refused_by_rank(wrong, good))
+
+
+def refused_by_rank(wrong: Tensor, right: Tensor) -> Tensor:
+    """The same from how many wrong and right steps have each score [S], the lowest first; not a number without both."""
+    fall = right.cumsum(0) <= LOST * right.sum() + TINY
+    some = (wrong.sum() > 0) & (right.sum() > 0)
+    return torch.where(some, (wrong * fall).sum() / wrong.sum().clamp_min(TINY), NAN)
+
+
 def wins_within(scores: Tensor, positive: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     """[N], [N] bool, [N] -> for each row how many negatives of its group it scores above, ties counting half, and how
     many there are [N]; 0 for rows that are negative themselves."""
@@ -98,5 +114,6 @@ def summary(
     if valid is not None:
         values["valid_auroc"] = auroc(scores, valid)
         values["valid_within_prefix_auroc"] = within_auroc(scores, valid, groups)
+        values["wrong_refused"] = refused(scores, valid)
     rounded = {name: None if value != value else round(value, 4) for name, value in values.items()}
     return {"n": len(said), **rounded}

@@ -59,3 +59,15 @@ def test_summary_measures_right_steps_where_they_are_known() -> None:
     said = metrics.summary(SAID, TRUE, ["x", "x", "y", "y"], valid=torch.tensor([True, False, False, True]))
     assert said["auroc"] == 0.75 and said["valid_auroc"] == 0.5 and said["valid_within_prefix_auroc"] == 0.5
     assert said["within_prefix_auroc"] is None  # no prefix has both
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=400))
+def test_refused_is_what_the_best_threshold_refuses(rows: list[tuple[int, bool]]) -> None:
+    scores, right = torch.tensor([float(s) for s, _ in rows]), torch.tensor([r for _, r in rows])
+    found = metrics.refused(scores, right)
+    good, bad = [s for s, r in rows if r], [s for s, r in rows if not r]
+    if not good or not bad:
+        assert found != found
+        return
+    cheap = [t for t in range(8) if sum(s < t for s in good) <= metrics.LOST * len(good)]
+    assert found == pytest.approx(max(sum(s < t for s in bad) / len(bad) for t in cheap))
