@@ -115,10 +115,10 @@ def tilted(pools: list[Pool]) -> tuple[Tensor, Tensor]:
     values = [0.0, *(pool.value for pool in pools), 1.0]
     found: list[tuple[float, float]] = []
     for below, pool, above in zip(values, pools, values[2:], strict=False):
-        if pool.first == pool.last:
-            found.append((pool.first, pool.value))
-            continue
         middle = pool.x / pool.rows
+        if not pool.first < middle < pool.last:  # one place, or as good as one: nearly all rows at one of its ends
+            found.append((middle, pool.value))
+            continue
         fall, rise = (min(TILT * gap, MOST) for gap in (pool.value - below, above - pool.value))
         slope = min(fall / (middle - pool.first), rise / (pool.last - middle))
         found += [(at, pool.value + slope * (at - middle)) for at in (pool.first, pool.last)]

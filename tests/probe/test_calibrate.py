@@ -81,3 +81,14 @@ def test_none_is_the_sigmoid_and_others_are_refused() -> None:
     assert torch.equal(Calibrator.fit("none", logits, logits)(logits), logits.sigmoid())
     with pytest.raises(BadRequest, match="isotonic"):
         Calibrator("platt")
+
+
+def test_a_pool_whose_rows_all_but_fill_one_place_has_no_tilt() -> None:
+    """The mean of a thousand equal places and one a rounding away is that place: nothing to draw a line through."""
+    near = torch.tensor(0.9, dtype=torch.double)
+    for place, other in ((near, near.nextafter(torch.ones(()).double())), (near.nextafter(torch.ones(()).double()), near)):  # noqa: E501  # fmt: skip
+        x = torch.cat([place.expand(3000), other[None], torch.full((100,), 0.1, dtype=torch.double)])
+        y = torch.cat([torch.tensor([1.0, 0.0] * 1500), torch.tensor([0.5]), torch.zeros(100)]).double()
+        knots, values = tilted(isotonic(x, y))
+        assert knots.isfinite().all() and values.isfinite().all() and (knots.diff() >= 0).all()
+        assert interpolate(torch.tensor([0.9]), knots, values).item() == pytest.approx(0.5, abs=0.02)
