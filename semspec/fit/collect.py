@@ -22,6 +22,7 @@ from semspec.fit.data import EVIDENCE, MODELS, TOKENS, Folder, Prefix, Sample, T
 from semspec.fit.look import MEAN, Look
 from semspec.fit.traces import cut, read_traces, write_traces
 from semspec.noise import DRAFT, TARGET
+from semspec.options import Options
 from semspec.pair import Pair
 from semspec.probe.evidence import number_tokens
 from semspec.probe.features import resolve_layers
@@ -47,6 +48,7 @@ class Config:
     n: int | None = 64  # problems
     data: str | None = None
     traces: str = "target"  # who writes the answers that prefixes are cut from: target, draft, both, a rule, or a file
+    max_new_tokens: int | None = None  # of an answer; None: as many as the task has
     per_problem: int | None = 8  # prefixes of a problem; None: all
     first_steps: bool = True  # also after the prompt alone, see traces.cut
     samples: int = 20  # from each model, after each prefix; from the target alone where a rule met the draft's step
@@ -60,11 +62,16 @@ class Config:
     shard: int = 32  # prefixes collected between two writings to the disk
 
     def __post_init__(self) -> None:
-        for name in ("samples", "shard", "per_problem"):
+        for name in ("samples", "shard", "per_problem", "max_new_tokens"):
             value, least = getattr(self, name), 0 if name == "samples" and self.rule else 1
             if value is not None and value < least:
                 raise BadRequest(f"{name} is {value}; give {least} or more")
         Sampling(self.temperature, top_p=self.top_p)
+        if self.rule and self.rule.max_step_tokens != self.max_step_tokens:
+            raise BadRequest(
+                f"{self.rule.name}'s steps have up to {self.rule.max_step_tokens} tokens, those of the collection "
+                f"{self.max_step_tokens}; give the rule max_step_tokens={self.max_step_tokens} as well"
+            )
 
     @property
     def by(self) -> tuple[str, ...]:
@@ -113,7 +120,8 @@ class Sampler:
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
         wanted = {"target": config.target_layers, "draft": config.draft_layers}
         self.sampling = Sampling(config.temperature, top_p=config.top_p)
-        drawn = config.rule is None or config.rule.samples_drafts
+        self.met = None if config.rule is None else policy(config.rule, pair)
+        drawn = self.met is None or self.met["drawn"]
         self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
         self.layers = {m: resolve_layers(wanted[m], runner.depth) for m, runner in self.runners.items()}
         numbers = number_tokens(pair.tokenizer, pair.target.vocab)
@@ -257,7 +265,8 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     models = {m: fingerprint(runner) for m, runner in sampler.runners.items()}
     layers = {m: list(sampler.layers[m]) for m in MODELS}
     depth = {m: runner.depth for m, runner in sampler.runners.items()}
-    folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers})
+    met = {} if sampler.met is None else {"met": sampler.met}
+    folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers} | met)
     traces = _traces(config, pair, folder, progress)
     room = config.max_step_tokens if config.samples else 0  # for what is sampled; a draft that was met has fitted
     longest = min(runner.capacity for runner in sampler.runners.values()) - room
@@ -278,6 +287,13 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     return folder
 
 
+def policy(rule: StepRule, pair: Pair) -> dict[str, Any]:
+    """Of a rule as this pair has it."""
+    bound = rule.bound(pair)
+    assert isinstance(bound, StepRule)
+    return bound.policy
+
+
 def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> list[Trace]:
     traces = folder.read_traces()
     if not config.by:
@@ -287,6 +303,10 @@ def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> l
         return traces
     task = tasks.make(config.task, Path(config.data) if config.data else None).for_fitting()
     jobs = list(enumerate(task.problems(config.n, config.seed)))
+    how = Options(
+        temperature=config.temperature, top_p=config.top_p, stop=task.stop,
+        max_new_tokens=config.max_new_tokens or task.max_new_tokens,
+    )  # fmt: skip
     while len(traces) < len(jobs):
         progress(len(traces), len(jobs))
         group = jobs[len(traces) :][: config.shard]
@@ -294,7 +314,7 @@ def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> l
         for i, by in enumerate(config.by):  # where both write, every other problem is one's
             own = [(n, problem) for n, problem in group if n % len(config.by) == i]
             seeds = [config.seed * 1_000_003 + n for n, _ in own]
-            made = write_traces(pair, by, task, [p for _, p in own], config.temperature, config.top_p, seeds)
+            made = write_traces(pair, by, task, [p for _, p in own], how, seeds)
             written |= dict(zip([n for n, _ in own], made, strict=True))
         traces += [written[n] for n, _ in group]
         folder.write_traces(traces)

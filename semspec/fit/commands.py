@@ -28,7 +28,7 @@ app = typer.Typer(help="Fit the probes that predict what a step's meaning is wor
 def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
     """Everything: sample steps of both models, label them by meaning, train and measure a probe for each."""
     config, trainings = what.config(), how.trainings()
-    _check(config, clusters)
+    _check(config, clusters, trainings)
     pair = what.load()
     _collect(config, what.out, pair)
     _label(what.out, clusters, what.device, pair)
@@ -88,7 +88,7 @@ def calibrate(
 ) -> None:
     """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
     from semspec.fit.data import Folder
-    from semspec.fit.evaluate import judged_steps
+    from semspec.fit.evaluate import judged_steps, reservation
     from semspec.fit.risk import choose_least, try_splits
     from semspec.probe import Probe
 
@@ -96,14 +96,24 @@ def calibrate(
     judge = Probe.load(probes / "judge", collection.run["models"]["target"])
     steps = judged_steps(judge, collection, bad)
     bound = choose_least(steps.scores, steps.bad, risk, confidence)
-    judge.data |= {"least": bound.least, "bound": asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad}}
+    met = collection.run.get("met")
+    found = asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad} | ({"met": met} if met else {})
+    judge.data |= {"least": bound.least, "bound": found}
     judge.save(probes / "judge")
+    if doubt := reservation(judge, met, bound.least):
+        Console(stderr=True).print(f"the bound holds for steps like these; {doubt}", soft_wrap=True)
     tried = asdict(try_splits(steps.scores, steps.bad, risk, confidence, splits)) if splits else None
     typer.echo(json.dumps(judge.data["bound"] | ({"tried": tried} if tried else {}), ensure_ascii=False))
 
 
 @app.command()
-def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_out: LeaveOut = False) -> None:
+def measure(
+    probes: Fitted,
+    folder: Unseen,
+    labels: Labels = "cross",
+    leave_one_out: LeaveOut = False,
+    only: Annotated[str, typer.Option(help="Measure one of them: target, draft or judge.")] = "",
+) -> None:
     """Measure finished probes on another collection, beside cheaper predictors, with intervals."""
     from semspec.fit.data import MODELS, Folder
     from semspec.fit.evaluate import evaluate
@@ -112,8 +122,10 @@ def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_
 
     collection, document = Folder(folder), {}
     kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": ""}
-    there = [name for name in kinds if (probes / name).exists()]
+    there = [only] if only else [name for name in kinds if (probes / name).exists()]
     for name in there or kinds:
+        if name not in kinds:
+            raise BadRequest(f"there is no {name!r} to measure; give one of: {', '.join(kinds)}")
         kind = kinds[name]
         model = name if name in MODELS else "target"
         probe = Probe.load(probes / name, collection.run["models"][model])
@@ -123,12 +135,15 @@ def measure(probes: Fitted, folder: Unseen, labels: Labels = "cross", leave_one_
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
-def _check(config: Config, clusters: str) -> None:
+def _check(config: Config, clusters: str, trainings: dict[str, tuple[str, Training]]) -> None:
     """What would fail after hours of sampling fails now."""
     from semspec import tasks
     from semspec.fit import cluster
     from semspec.fit.meaning import parser
+    from semspec.fit.train import learnable
 
+    for model, training in trainings.values():
+        learnable(config.samples, config.rule is not None, model, training)
     if not clusters.startswith("judge"):
         task = tasks.make(config.task, Path(config.data) if config.data else None)
         cluster.make(clusters, cluster.Source(parser(task)))

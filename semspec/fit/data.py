@@ -1,6 +1,6 @@
 """The folder of a collection, which is also its memory: a stage that was killed goes on where it stopped.
 
-run.json       what was asked for, and the fingerprints of both models
+run.json       what was asked for, the fingerprints of both models, and by what rule traces were written, if by one
 traces.jsonl   whole answers, from which prefixes are cut
 prefixes.jsonl the text in front of every prefix's end, by its id
 samples/       shards: NNNNN.jsonl has a line for each sampled step, NNNNN.safetensors the pooled states of the same
@@ -113,6 +113,7 @@ class Folder:
         config = {"first_steps": False} | before["config"]  # collections from before there was a choice have none
         changed = [key for key in run["config"] if run["config"][key] != config.get(key)]
         changed += [key for key in MODELS if run["models"][key] != before["models"][key]]
+        changed += ["what wrote its traces"] if run.get("met") != before.get("met") else []
         if changed:
             raise BadRequest(f"{self.path} holds another collection ({changed[0]} differs); give another --out")
 
@@ -182,6 +183,7 @@ class Folder:
     @property
     def tells(self) -> bool:
         """Whether the task could tell of every step if it is right."""
+        assert self.labelled
         return all(label.valid is not None for number in self.shards for label in self.read_labels(number))
 
     def has_labels(self, number: int) -> bool:

@@ -35,9 +35,23 @@ def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: b
     seen = among(probe.data.get("seen", ()), rows.problems)
     if seen:
         raise BadRequest(
-            f"the probe was trained on {len(seen)} of these problems, such as {seen[0]}; collect with another --seed"
+            f"the probe has seen {len(seen)} of these problems, such as {seen[0]}; collect with another --seed"
         )
     return rows
+
+
+def reservation(judge: Probe, met: dict[str, Any] | None, least: float) -> str | None:
+    """Why a threshold's bound may not hold for the steps that the judge is going to meet, if there is a reason."""
+    if met is None:
+        return "they come behind whole answers; collect with --traces semantic+:probes=... for those that it meets"
+    if met.get("judge_probe") != judge.digest:
+        return f"they were met by {met['rule']} with another judge; collect with --traces semantic+:probes=... again"
+    if least < met["least"]:
+        return (
+            f"they were met at least={met['least']:.4g}, and below that more stands; collect with "
+            f"--traces semantic+:probes=...,least={least:.4g} again"
+        )
+    return None
 
 
 @dataclass(frozen=True)

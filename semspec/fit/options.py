@@ -49,12 +49,17 @@ class Collecting:
             "semantic+: then what is collected are the draft's steps that it meets."
         ),
     ] = "target"
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None
     per_problem: Annotated[int | None, typer.Option(help="Prefixes of each problem.")] = 8
     first_steps: Annotated[
         bool, typer.Option(help="Also after the prompt alone; not for rules that leave first steps to the target.")
     ] = True
     samples: Annotated[
-        int, typer.Option(help="Steps sampled from each model after each prefix; 0 will do where a rule writes.")
+        int,
+        typer.Option(
+            help="Steps sampled from each model after each prefix; where a rule writes, from the target alone, and "
+            "0 will do for a judge of what is valid."
+        ),
     ] = 20
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of sampling.")] = 0.6
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 0.95
@@ -80,8 +85,8 @@ class Collecting:
 
         return Config(
             task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,
-            per_problem=self.per_problem, first_steps=self.first_steps, samples=self.samples,
-            temperature=self.temperature, top_p=self.top_p, max_step_tokens=self.max_step_tokens,
+            max_new_tokens=self.max_new_tokens, per_problem=self.per_problem, first_steps=self.first_steps,
+            samples=self.samples, temperature=self.temperature, top_p=self.top_p, max_step_tokens=self.max_step_tokens,
             target_layers=read_layers(self.layers), draft_layers=read_layers(self.draft_layers),
             token_states=self.token_states, seed=self.seed, shard=self.shard,
         )  # fmt: skip

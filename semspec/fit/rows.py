@@ -14,7 +14,8 @@ from semspec.fit.label import combined_share, share
 from semspec.probe.evidence import select
 from semspec.probe.features import Features
 
-KINDS = ("own", "cross", "combined", "written", "valid")
+JUDGED = ("written", "valid")  # what judges learn
+KINDS = ("own", "cross", "combined", *JUDGED)
 PARTS = ("train", "validation", "test")
 
 

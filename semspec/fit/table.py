@@ -26,7 +26,8 @@ BASELINES = {
     "length_and_step": "length, step",
     "length_step_and_operation": "length, step, kind",
 }
-CAPTION = f"✓ clearly better, at 95 %; wrong refused: of wrong steps, where {LOST:.0%} of the right ones fall"
+CLEARLY = "✓ clearly better, at 95 %"
+REFUSED = f"wrong refused: of the wrong steps, where {LOST:.0%} of the right ones fall"
 WIDTH = 134
 
 
@@ -53,7 +54,8 @@ def _table(title: str, figures: dict[str, Any]) -> Table:
     asked = {key: label for key, label in BASELINES.items() if key in figures["baselines"]}
     if "length_step_and_operation" in asked:
         del asked["length_and_step"]
-    view = Table(title=title, box=box.SIMPLE, title_justify="left", caption=CAPTION)
+    caption = f"{CLEARLY}; {REFUSED}" if "wrong_refused" in figures else CLEARLY
+    view = Table(title=title, box=box.SIMPLE, title_justify="left", caption=caption)
     view.add_column("", no_wrap=True)
     for heading in ("probe", *(h for label in asked.values() for h in (label, "probe less it"))):
         view.add_column(heading, justify="right", no_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -20,18 +21,18 @@ from semspec.text import encode
 
 
 def write_traces(
-    pair: Pair, by: str, task: Task, problems: Sequence[Problem], temperature: float, top_p: float, seeds: Sequence[int]
+    pair: Pair, by: str, task: Task, problems: Sequence[Problem], how: Options, seeds: Sequence[int]
 ) -> list[Trace]:
     """One sampled answer to each problem, decoded as one batch, by one of the models alone, or by both and a rule."""
     if not problems:
         return []
+    assert how.max_new_tokens is not None
     writer = Pair(pair.draft or pair.target, pair.tokenizer, eos=pair.eos) if by == "draft" else pair
     prompts = [encode(pair.tokenizer, p.prompt) for p in problems]
     options = [
-        Options(
-            verifier="none" if by in MODELS else by, temperature=temperature, top_p=top_p, seed=seed, stop=task.stop,
-            max_new_tokens=max(1, min(task.max_new_tokens, writer.target.capacity - len(prompt))),
-            referee=task.referee(problem),
+        replace(
+            how, verifier="none" if by in MODELS else by, seed=seed, referee=task.referee(problem),
+            max_new_tokens=max(1, min(how.max_new_tokens, writer.target.capacity - len(prompt))),
         )
         for seed, problem, prompt in zip(seeds, problems, prompts, strict=True)
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from semspec.errors import BadRequest
 from semspec.fit.data import Folder
 from semspec.fit.measure import measure
-from semspec.fit.rows import PARTS, Rows, Tokens, load_rows, split
+from semspec.fit.rows import JUDGED, PARTS, Rows, Tokens, load_rows, split
 from semspec.fit.spans import spans
 from semspec.probe.calibrate import KINDS, Calibrator
 from semspec.probe.features import Features, pool, resolve_layers
@@ -47,6 +47,20 @@ class Training:
             raise BadRequest(f"there is no calibration {self.calibration!r}; give one of: {', '.join(KINDS)}")
 
 
+def learnable(samples: int, met: bool, model: str, training: Training) -> None:
+    """Refuse what a collection of so many samples cannot teach; `met`: a rule wrote its traces."""
+    if met and model == "draft":
+        raise BadRequest(
+            "where a rule wrote the traces, the draft has one step behind each prefix, which tells no share; "
+            "train --only judge, and the draft's probe on a collection with --traces target"
+        )
+    if not samples and training.labels != "valid":
+        raise BadRequest(
+            "without samples of the target nobody knows what it would write; collect with --samples 8, or train --only "
+            "judge --judge-labels valid, where the task can tell which steps are right"
+        )
+
+
 @dataclass
 class Fit:
     """A probe, and its predictions for the test problems."""
@@ -71,10 +85,13 @@ def fit(
             "give it none"
         )
     run, about = folder.run, folder.labelled
+    learnable(run["config"].get("samples", 1), "met" in run, model, training)
     layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
     features = Features(layers, training.pooling, training.evidence)
     rows = load_rows(folder, model, features, kind, training.leave_one_out)
+    if "met" in run and kind in JUDGED:  # a judge is asked about the draft's steps; the target's are its measure here
+        rows = rows.where(rows.cross)
     parts = split(rows, training.seed)
     head, epochs = train(parts["train"], parts["validation"], features, training, device, progress)
     logits = {name: predict(head, parts[name]) for name in PARTS}
@@ -90,7 +107,7 @@ def fit(
         "rows": {name: len(part) for name, part in parts.items()},
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
         "seen": spans(rows.problems),
-    }
+    } | ({"met": run["met"]} if "met" in run else {})
     probe.metrics = measure(test, said, raw, parts["train"])
     return Fit(probe, raw, said, test.labels)
 

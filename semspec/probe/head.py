@@ -7,8 +7,10 @@ Where pooling is by attention, its queries are the head's as well. They begin at
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,14 @@ class Probe:
         self.head.to(device)
         self.calibrator.to(device)
         return self
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells it from others, whatever folder it lies in."""
+        digest = hashlib.sha256(repr((self.model, self.features)).encode())
+        for tensor in (*self.head.state_dict().values(), *self.calibrator.state_dict().values()):
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     @property
     def card(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """`semantic+`: a step stands if a judge, who has seen what the target's pass says about it, is sure enough. Lossy.
 
     stands if judge(step) >= least
-The judge is a probe of the target trained on both models' steps to say whether the step is one the target would write
-itself, in whatever words. The draft writes what it finds best, whatever the temperature (unless `sample`: then texts
-of different seeds differ more, and more steps fall). Besides states the judge may look at evidence: the target's
+The judge is a probe of the target trained to say whether the step is one the target would write itself, in whatever
+words, or one that is right, where a task can tell; best on steps that this rule has met (`semspec probe collect
+--traces semantic+`). The draft writes what it finds best, whatever the temperature (unless `sample`: then texts of
+different seeds differ more, and more steps fall). Besides states the judge may look at evidence: the target's
 probabilities of the step's tokens, of its numbers above all, and their entropies, which the same pass has computed; and
 how sure the draft was of its own tokens. One wrong digit, which drowns in a mean of states, is plain there. What is
 refused is not lost: the target keeps a step's beginning as far as it would have written the same (`keep`), or as far as
@@ -59,8 +60,9 @@ class SemanticPlus(StepRule):
 
     @property
     def samples_drafts(self) -> bool:
-        """A judge that looks at how sure the draft was has learnt it from drafts that were drawn."""
-        return self.sample or self._sees_confidence
+        """A judge that looks at how sure the draft was is shown drafts like those it has learnt from: drawn, unless it
+        was taught by what a rule met whose drafts were not."""
+        return self.sample or (self._sees_confidence and self._knows_draws)
 
     @property
     def keeps_draft_logits(self) -> bool:
@@ -69,6 +71,10 @@ class SemanticPlus(StepRule):
     @property
     def _sees_confidence(self) -> bool:
         return self.judge_probe is not None and "draft" in self.judge_probe.features.evidence
+
+    @property
+    def _knows_draws(self) -> bool:
+        return self.judge_probe is None or bool(self.judge_probe.data.get("met", {}).get("drawn", True))
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -106,4 +112,4 @@ class SemanticPlus(StepRule):
         return torch.where(drafts.exists, logp, 1.0).argmin(-1)
 
     def reason(self, evidence: Sequence[float]) -> str:
-        return f"a step the target would write, to {evidence[0]:.2f}, at least {self.least:.2f}"
+        return f"the judge is sure of this step to {evidence[0]:.2f}, at least {self.least:.2f}"

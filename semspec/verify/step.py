@@ -14,8 +14,8 @@ draft's are no sample of the draft's distribution any more once a judge has pick
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from semspec import noise
 from semspec.errors import BadRequest
 from semspec.probe.evidence import FAR, at_one
+from semspec.probe.head import Probe
 from semspec.sampling import pick
 from semspec.steps import MAX_STEP_TOKENS
 from semspec.types import Draft, Sampling
@@ -67,6 +68,14 @@ class StepRule(Rule):
     @property
     def samples_drafts(self) -> bool:
         return self.sample
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """What decides which steps it meets, for those who keep some: its options, and its probes by their digests."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
+        options = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
+        probes = {name: value.digest for name, value in own.items() if isinstance(value, Probe)}
+        return {"rule": self.name, "drawn": self.samples_drafts, **options, **probes}
 
     @property
     def keeps_draft_logits(self) -> bool:

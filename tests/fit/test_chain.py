@@ -80,7 +80,7 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
         assert torch.equal(*said) and ((said[0] >= 0) & (said[0] <= 1)).all()
         assert document[model]["metrics"]["test"]["n"] > 0
     code, _, err = command(monkeypatch, capsys, "probe", "measure", one, other)
-    assert code == 2 and re.search(r"trained on \d of these problems", err)
+    assert code == 2 and re.search(r"has seen \d of these problems", err)
     code, _, err = command(monkeypatch, capsys, "probe", "train", other, *how, "--layers", 4)
     assert code == 0 and Probe.load(other / "target", fingerprint(pair.target)).layers == (4,)
     with pytest.raises(semspec.ModelError, match="belongs to model"):

@@ -37,14 +37,32 @@ def test_a_joined_collection_has_the_rows_of_all(tmp_path: Path) -> None:
     assert histories[rows.prefixes[0]].startswith("a ") and histories[rows.prefixes[-1]].startswith("b ")
 
 
+def test_the_same_problems_with_another_seed_are_others(tmp_path: Path) -> None:
+    """Tasks of few problems have no others; and where data lie, or how probes are called, is no difference."""
+    folders = [part(tmp_path / name, i, "a") for i, name in enumerate("ab")]
+    for i, folder in enumerate(folders):
+        config = {"seed": i, "n": 4, "data": f"/there/{i}", "shard": i, "traces": f"semantic+:probes={i}"}
+        write(folder.path / "run.json", json.dumps(folder.run | {"config": config, "met": {"judge_probe": "x"}}))
+    joined = join(folders, tmp_path / "all").run
+    assert joined["config"]["seed"] == [0, 1] and joined["met"] == {"judge_probe": "x"}
+    write(folders[1].path / "run.json", json.dumps(folders[1].run | {"met": {"judge_probe": "y"}}))
+    with pytest.raises(BadRequest, match="met differs"):
+        join(folders, tmp_path / "more")
+
+
 def test_what_does_not_belong_together_is_not_joined(tmp_path: Path) -> None:
     one = part(tmp_path / "a", 1, "a")
-    with pytest.raises(BadRequest, match="both have problem a-"):
-        join([one, part(tmp_path / "same", 2, "a")], tmp_path / "all")
+    for twice in ([one, part(tmp_path / "same", 2, "a")], [one, one]):
+        with pytest.raises(BadRequest, match="both have a-p0 with seed None"):
+            join(twice, tmp_path / "all")
+    assert not list(tmp_path.glob("all*")), "nothing is left of it"
     other = part(tmp_path / "b", 2, "b")
     run = other.run
     write(other.path / "run.json", json.dumps(run | {"models": run["models"] | {"draft": "another"}}))
     with pytest.raises(BadRequest, match="models differs"):
+        join([one, other], tmp_path / "more")
+    write(other.path / "run.json", json.dumps(run | {"config": {"temperature": 0.9}}))
+    with pytest.raises(BadRequest, match="temperature differs; collect them with the same"):
         join([one, other], tmp_path / "more")
     write(other.path / "run.json", json.dumps(run))
     write(other.labels / "run.json", json.dumps({"clusters": "otherwise"}))

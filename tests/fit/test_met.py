@@ -15,18 +15,21 @@ import semspec
 from semspec.errors import BadRequest
 from semspec.fit.collect import Config, Sampler, collect
 from semspec.fit.data import Drafted, Folder, Trace
+from semspec.fit.evaluate import reservation
 from semspec.fit.rows import load_rows
 from semspec.fit.traces import cut, drafts_of
-from semspec.fit.train import predict
+from semspec.fit.train import Training, learnable, predict
 from semspec.pair import Pair
 from semspec.probe.features import Features
+from semspec.probe.head import Head, Probe
+from semspec.tasks.pocket import MOST
 from semspec.types import Event, Tried
-from semspec.verify.semantic_plus import SemanticPlus
 from tests.fit.fake import CONFIG, DELIMITER, LANGUAGES, A, fake_pair, steps
 from tests.fit.test_chain import command
 from tests.test_steps import byte_level
 
 B = A + 1
+ASKING = "random-step:rate=0.5,max_step_tokens=12"
 FIRST, SECOND = [A, B, DELIMITER], [B, B, DELIMITER]
 
 
@@ -69,7 +72,7 @@ def test_each_draft_has_its_prefix() -> None:
 def test_the_draft_is_not_sampled_again(samples: int) -> None:
     """Its step is there already; the target's samples, if any, go on from the same place, in the same step."""
     prefixes = list(enumerate(cut([trace()], steps(), byte_level())))
-    found, states = Sampler(fake_pair(), replace(CONFIG, traces="semantic+", samples=samples), steps()).run(prefixes)
+    found, states = Sampler(fake_pair(), replace(CONFIG, traces=ASKING, samples=samples), steps()).run(prefixes)
     assert len(found) == 4 * (1 + samples)
     for row, sample in enumerate(found):
         prefix = next(p for _, p in prefixes if p.id == sample.prefix)
@@ -86,7 +89,7 @@ def pair() -> Pair:
     return semspec.load("pocket", device="cpu", dtype="float32", slots=6, context=512)
 
 
-@pytest.mark.parametrize("options", ["", ",sample=true", ",steps=3,ahead=0.1"])
+@pytest.mark.parametrize("options", [",keep=false", ",sample=true,rewrite=sampling", ",steps=3,ahead=0.1"])
 def test_a_judge_says_of_what_was_collected_what_it_said_in_the_run(tmp_path: Path, pair: Pair, options: str) -> None:
     """So what it learns from is what it will see: the same tokens, behind the same words, however they came about."""
     rule, config = f"semantic+:least=0.97{options}", Config(n=6, top_p=1.0, per_problem=None, seed=5)
@@ -118,19 +121,56 @@ def label(folder: Folder) -> None:
     run(folder, cluster.make("canonical", cluster.Source(parser(task))), {}, truth(task))
 
 
-def test_confidence_of_best_guesses_is_not_that_of_draws(pair: Pair) -> None:
-    drawn, guessed = (
-        Sampler(pair, Config(traces=traces, samples=0, temperature=0.6, top_p=0.5), steps()).drafting.temperature
-        for traces in ("semantic+:sample=true", "semantic+")
-    )
-    assert (drawn, guessed) == (0.6, 0.0)
+def test_confidence_of_best_guesses_is_not_that_of_draws(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that is shown it gets drafts made like those it has learnt from, and a collection knows which."""
+
+    def temperature(traces: str) -> float:
+        return Sampler(pair, Config(traces=traces, samples=0, top_p=0.5), steps()).drafting.temperature
+
+    assert (temperature("semantic+"), temperature("semantic+:sample=true")) == (0.0, 0.6)
+    for learnt, expected in (({}, 0.6), ({"met": {"drawn": True}}, 0.6), ({"met": {"drawn": False}}, 0.0)):
+        sees = Probe(Head(4, (4,)), Features((), evidence=("draft",)), "some model", data=learnt)
+        monkeypatch.setattr(pair, "judge", lambda folder, sees=sees: sees)
+        assert temperature("semantic+") == expected
 
 
-def test_rules_that_do_not_judge_steps_are_refused(tmp_path: Path) -> None:
+def test_a_collection_knows_by_whom_its_steps_were_met(tmp_path: Path, pair: Pair) -> None:
+    config = Config(traces="semantic+", n=2, samples=0, shard=4, target_layers=(6,))
+    whole, part = collect(config, tmp_path / "whole", pair), collect(config, tmp_path / "part", pair)
+    met = whole.run["met"]
+    assert met["rule"] == "semantic+" and met["judge_probe"] == pair.judge().digest and met["least"] == pair.judge().data["least"]  # noqa: E501  # fmt: skip
+    (part.samples / "00001.jsonl").unlink()  # as if it had been killed; traces are read again
+    collect(config, part.path, pair)
+    assert [s for n in whole.shards for s in whole.read_samples(n)] == [s for n in part.shards for s in part.read_samples(n)]  # noqa: E501  # fmt: skip
+    run = part.run
+    (part.path / "run.json").write_text(json.dumps(run | {"met": met | {"judge_probe": "another"}}))
+    with pytest.raises(BadRequest, match="what wrote its traces differs"):
+        collect(config, part.path, pair)
+
+
+def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
+    judge, met = pair.judge(), {"rule": "semantic+", "judge_probe": pair.judge().digest, "least": 0.8}
+    assert reservation(judge, met, 0.8) is None and reservation(judge, met, 0.9) is None
+    assert "least=0.7 again" in (reservation(judge, met, 0.7) or "")
+    assert "another judge" in (reservation(judge, met | {"judge_probe": "x"}, 0.9) or "")
+    assert "oracle" in (reservation(judge, {"rule": "oracle"}, 0.9) or "")
+    assert "whole answers" in (reservation(judge, None, 0.9) or "")
+
+
+def test_what_cannot_be_collected_or_learnt_is_refused_at_once() -> None:
     with pytest.raises(BadRequest, match="fly, which judges tokens"):
         Config(traces="fly:window=4")
     with pytest.raises(BadRequest, match="samples is 0; give 1"):
         Config(traces="target", samples=0)
+    with pytest.raises(BadRequest, match="give the rule max_step_tokens=40 as well"):
+        Config(traces="semantic+", max_step_tokens=40)
+    assert Config(traces="semantic+:max_step_tokens=40", max_step_tokens=40).rule is not None
+    learnable(0, True, "target", Training(labels="valid"))
+    learnable(8, True, "target", Training(labels="written"))
+    with pytest.raises(BadRequest, match="--samples 8"):
+        learnable(0, True, "target", Training(labels="written"))
+    with pytest.raises(BadRequest, match="--only judge"):
+        learnable(8, True, "draft", Training())
 
 
 def test_a_judge_is_fitted_to_what_it_meets_by_the_command_line(
@@ -149,15 +189,25 @@ def test_a_judge_is_fitted_to_what_it_meets_by_the_command_line(
     assert code == 0 and json.loads(out.splitlines()[-1]).keys() == {"judge"}, err
     assert not (joined / "target").exists()
     code, out, err = command(monkeypatch, capsys, "probe", "calibrate", joined, tmp_path / "3", "--risk", 0.9)
-    assert code == 0 and json.loads(out)["bad"] == "invalid", err
+    assert code == 0 and json.loads(out)["bad"] == "invalid" and "with another judge" in err, err
     code, out, err = command(monkeypatch, capsys, "probe", "measure", joined, tmp_path / "3")
     assert code == 0 and json.loads(out.splitlines()[-1]).keys() == {"judge"}, err
     code, _, err = command(monkeypatch, capsys, "probe", "measure", joined, tmp_path / "1")
-    assert code == 2 and "trained on 8 of these problems" in err
+    assert code == 2 and "has seen 8 of these problems" in err
+    code, _, err = command(monkeypatch, capsys, "probe", "measure", joined, tmp_path / "3", "--only", "jugde")
+    assert code == 2 and "target, draft, judge" in err
     code, _, err = command(monkeypatch, capsys, "probe", "train", joined, "--only", "jugde")
     assert code == 2 and "target, draft, judge" in err
     code, _, err = command(monkeypatch, capsys, "probe", "train", joined, "--only", "judge", "--device", "cpu")
-    assert code == 2 and "0 samples of the target" in err, "what the target would write is known from its samples"
-    rule = semspec.load("pocket", device="cpu", slots=1, context=512).judge(str(joined))
-    assert rule.features == Features((6,), "last", ("tokens", "numbers", "entropy", "length"))
-    assert SemanticPlus().judge_probe is None
+    assert code == 2 and "collect with --samples 8" in err, "what the target would write is known from its samples"
+    code, _, err = command(monkeypatch, capsys, "probe", "fit", "pocket", "--out", tmp_path / "new", *what)
+    assert code == 2 and "--only judge" in err and not (tmp_path / "new").exists(), "before anything is collected"
+    judge = semspec.load("pocket", device="cpu", slots=1, context=512).judge(str(joined))
+    assert judge.features == Features((6,), "last", ("tokens", "numbers", "entropy", "length"))
+    assert judge.data["met"]["rule"] == "semantic+" and judge.data["seen"] == [["pocket/probe/", MOST, MOST + 7], ["pocket/probe/", 2 * MOST, 2 * MOST + 7]]  # noqa: E501  # fmt: skip
+    code, _, err = command(
+        monkeypatch, capsys, "probe", "collect", "pocket", "--out", tmp_path / "4", "--seed", 4, *what
+    )
+    assert code == 0, err
+    code, _, err = command(monkeypatch, capsys, "probe", "calibrate", joined, tmp_path / "4", "--risk", 0.9)
+    assert code == 2 and "semspec probe label" in err
