@@ -1,7 +1,7 @@
 """The plane of accuracy and speed for step rules, from files of results: curves over thresholds, and single rules.
 
-    python bench/steps_plane.py results/steps-plane-2026-11-15.json results/semantic-thresholds-2026-11-15.json \\
-        results/semantic-thresholds-b-2026-11-15.json OUT.png
+    python bench/steps_plane.py results/steps-plane-b-2026-11-15.json results/semantic-thresholds-2026-11-15.json \\
+        results/semantic-thresholds-c-2026-11-15.json OUT.png
 
 Speed is against the target alone in the same run, so that runs of different days can share a picture.
 """
@@ -19,10 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-CURVES = {
-    "semantic:tau=": ("semantic, over tau", "#c2571a"),
-    "semantic+:least=": ("semantic+:sample=true,rewrite=sampling, over its threshold", "#1a66c2"),
-}
+CURVES = {"semantic": ("tau", "#c2571a"), "semantic+": ("least", "#0b8a5a")}  # what each is swept over, and its colour
 LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is told in words. STEP: a line of text
 NAMES = {"none": "target alone", "draft": "draft alone"}
 
@@ -36,31 +33,32 @@ def place(arm: dict[str, Any]) -> tuple[float, float]:
 
 
 def beside(points: dict[str, tuple[float, float]], near: float = 0.07) -> dict[str, int]:
-    """How many lines below its point each label goes, so that those of neighbours do not lie on each other."""
+    """How many lines below its point (or above) each label goes, so that no two lie on each other."""
     placed: list[tuple[float, float]] = []
     lines = {}
     for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
-        line = 0
-        while any(abs(math.log10(x / other)) < near and abs(y - STEP * line - high) < STEP for other, high in placed):
-            line += 1
-        placed.append((x, y - STEP * line))
-        lines[name] = line
+        close = [high for other, high in placed if abs(math.log10(x / other)) < near]
+        free = (
+            line
+            for line in (0, -1, 1, -2, 2, -3, 3)
+            if all(abs(y - STEP * line - high) > STEP - 0.01 for high in close)
+        )
+        lines[name] = next(free, 4)
+        placed.append((x, y - STEP * lines[name]))
     return lines
 
 
-def main(rules: str, thresholds: str, best: str, out: str) -> None:
-    single, swept = arms_of(rules), arms_of(thresholds)
+def main(rules: str, taus: str, leasts: str, out: str) -> None:
+    single, swept = arms_of(rules), {"semantic": arms_of(taus), "semantic+": arms_of(leasts)}
     figure, axes = plt.subplots(figsize=(10, 6.5), dpi=110)
-    for prefix, (label, colour) in CURVES.items():
-        points = sorted((float(n.removeprefix(prefix)), *place(a)) for n, a in swept.items() if n.startswith(prefix))
-        ends = f"{label}: {points[0][0]:g} to {points[-1][0]:g}"
+    for rule, (option, colour) in CURVES.items():
+        prefix = f"{rule}:{option}="
+        arms = {n: a for n, a in swept[rule].items() if n.startswith(prefix)}
+        points = sorted((float(n.removeprefix(prefix)), *place(a)) for n, a in arms.items())
+        ends = f"{rule}, {option} from {points[0][0]:g} to {points[-1][0]:g}"
         axes.plot([x for _, x, _ in points], [y for *_, y in points], "o-", color=colour, label=ends, ms=5, zorder=3)
-    found = {n: place(a) for n, a in single.items() if n not in ("semantic", "semantic+")}  # those are on the curves
-    now = arms_of(best)
-    points = sorted(place(a) for n, a in now.items() if n.startswith("semantic+"))
-    axes.plot(
-        *zip(*points, strict=True), "o-", color="#0b8a5a", ms=5, label="semantic+, over its threshold: 0.3 to 0.998"
-    )
+        axes.plot(*place(single[rule]), "*", color=colour, ms=13, zorder=4, label=f"{rule} as it comes")
+    found = {n: place(a) for n, a in single.items() if n not in CURVES}
     below = {name: found.pop(name) for name in list(found) if found[name][1] < LOWEST}
     told = "; ".join(f"{NAMES.get(name, name)}: {x:.1f} times, {y:.0f} %" for name, (x, y) in below.items())
     axes.text(0.99, 0.02, f"below: {told}", transform=axes.transAxes, ha="right", size=9)
