@@ -56,9 +56,9 @@ def load(
     tokenizer = load_tokenizer(source.path)
     eos = source.stop | _end_of_text(source.path, tokenizer)
     plans = [source.plan(device, dtype, slots, context)]
-    if plan is not None and plan.attention is not None:  # blocks are chosen by their mean keys
-        each = plans[0].per_token
-        plans[0] = replace(plans[0], per_token=each + each // (2 * plan.attention.block))
+    if plan is not None and plan.attention is not None:  # what blocks are known by is kept beside them
+        each, by = plans[0].per_token, plan.attention.known_by
+        plans[0] = replace(plans[0], per_token=each + each * by // (2 * plan.attention.block))
     if draft is None:
         _announce(plans, report)
         alone = source.load(device, dtype, slots, context)

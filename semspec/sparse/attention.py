@@ -71,6 +71,11 @@ class AttentionPlan:
         if self.anchors is not None and (not self.anchors or list(self.anchors) != sorted(set(self.anchors))):
             raise BadRequest(f"anchors are {self.anchors}; give layers in rising order, at least one")
 
+    @property
+    def known_by(self) -> int:
+        """Vectors as long as a key that are kept of each block: its mean key, perhaps its mean value and variances."""
+        return 1 + (self.rest == "mean") + (self.score == "reach")
+
     def pairs(self, length: int, kv_heads: int) -> int:
         """N, or all pairs where less would not be sparse; a sequence of `length` tokens before the pass."""
         everything = length // self.block * kv_heads
