@@ -38,7 +38,7 @@ def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> No
 @app.command()
 @spread
 def collect(what: Collecting) -> None:
-    """Sample steps of both models after prefixes of answers, with the states that predicted them."""
+    """Sample steps of both models after prefixes of answers, or take those a rule meets, with states and evidence."""
     _collect(what.config(), what.out, what.load())
 
 
@@ -179,13 +179,15 @@ def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -
     from semspec.fit.data import Folder
     from semspec.fit.plot import draw_reliability
     from semspec.fit.table import print_tables
-    from semspec.fit.train import fit as run
+    from semspec.fit.train import fit, learnable
     from semspec.model.choose import choose_device
 
-    document: dict[str, Any] = {}
+    run, document = Folder(out).run, dict[str, Any]()
+    for model, how in trainings.values():
+        learnable(run["config"].get("samples", 1), "met" in run, model, how)
     for name, (model, how) in trainings.items():
         with bar(f"train {name}") as progress:
-            fitted = run(Folder(out), model, how, choose_device(device), progress)
+            fitted = fit(Folder(out), model, how, choose_device(device), progress)
         fitted.probe.save(out / name)
         said = f"{name}: probe in {out / name}"
         try:

@@ -27,7 +27,7 @@ BASELINES = {
     "length_step_and_operation": "length, step, kind",
 }
 CLEARLY = "✓ clearly better, at 95 %"
-REFUSED = f"wrong refused: of the wrong steps, where {LOST:.0%} of the right ones fall"
+REFUSED = f"wrong refused: of the wrong steps, where {100 * LOST:g} % of the right ones fall"
 WIDTH = 134
 
 

@@ -85,7 +85,6 @@ def fit(
             "give it none"
         )
     run, about = folder.run, folder.labelled
-    learnable(run["config"].get("samples", 1), "met" in run, model, training)
     layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
     features = Features(layers, training.pooling, training.evidence)
