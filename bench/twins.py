@@ -44,7 +44,8 @@ from rich.table import Table
 from bench.twins_text import EVERY, FirstWord, make_tokenizer, spelling
 from semspec.bench.replay import SHAPES, random_runner
 from semspec.fit.cluster import Source
-from semspec.fit.collect import Config, collect
+from semspec.fit.collect import collect
+from semspec.fit.config import Config
 from semspec.fit.data import Folder
 from semspec.fit.label import label
 from semspec.fit.options import Teaching

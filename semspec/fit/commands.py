@@ -16,7 +16,7 @@ from semspec.fit.options import Clusters, Collecting, Collection, Device, Fitted
 from semspec.progress import bar
 
 if TYPE_CHECKING:
-    from semspec.fit.collect import Config
+    from semspec.fit.config import Config
     from semspec.fit.train import Training
     from semspec.pair import Pair
 

@@ -12,7 +12,7 @@ from semspec import arguments
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
-    from semspec.fit.collect import Config
+    from semspec.fit.config import Config
     from semspec.fit.train import Training
     from semspec.pair import Pair
 
@@ -81,7 +81,7 @@ class Collecting:
     quiet: arguments.NoMemoryLine = False
 
     def config(self) -> Config:
-        from semspec.fit.collect import Config
+        from semspec.fit.config import Config
 
         return Config(
             task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,

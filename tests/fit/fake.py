@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semspec.fit.collect import Config
+from semspec.fit.config import Config
 from semspec.fit.data import Trace
 from semspec.fit.traces import cut
 from semspec.pair import Pair

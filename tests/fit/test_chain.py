@@ -15,9 +15,11 @@ import torch
 
 import semspec
 from semspec import cli, pocket, tasks
-from semspec.fit.collect import Config, Sampler, Seen, collect
+from semspec.fit.collect import collect
+from semspec.fit.config import Config
 from semspec.fit.data import Folder, Prefix, Sample
 from semspec.fit.meaning import operation, parser, truth
+from semspec.fit.sampler import Sampler, Seen
 from semspec.fit.traces import cut
 from semspec.pair import Pair
 from semspec.probe import Probe, fingerprint

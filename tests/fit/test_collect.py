@@ -11,8 +11,10 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.fit import collect as module
-from semspec.fit.collect import Config, Sampler, collect
+from semspec.fit.collect import collect
+from semspec.fit.config import Config
 from semspec.fit.data import Folder, Trace
+from semspec.fit.sampler import Sampler
 from semspec.fit.traces import cut, read_traces
 from semspec.probe.features import Features
 from semspec.sampling import SamplingRows, process

@@ -13,10 +13,12 @@ import torch
 
 import semspec
 from semspec.errors import BadRequest
-from semspec.fit.collect import Config, Sampler, collect
+from semspec.fit.collect import collect
+from semspec.fit.config import Config
 from semspec.fit.data import Drafted, Folder, Trace
 from semspec.fit.evaluate import reservation
 from semspec.fit.rows import load_rows
+from semspec.fit.sampler import Sampler
 from semspec.fit.traces import cut, drafts_of
 from semspec.fit.train import Training, learnable, predict
 from semspec.pair import Pair
