@@ -73,5 +73,11 @@ def run() -> None:
     except SemspecError as error:
         Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
         sys.exit(error.exit_code)
+    except OSError as error:  # a path that cannot be made, read or written, wherever that came out
+        if error.filename is None:
+            raise
+        told = f"semspec: {error.filename}: {error.strerror}; is the path right, and may it be written?"
+        Console(stderr=True, soft_wrap=True).print(Text(told, style="red"))
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -105,3 +105,10 @@ def test_help_and_version_do_not_wait_for_torch():
 def test_python_dash_m_works():
     done = subprocess.run([sys.executable, "-m", "semspec", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == __version__
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(semspec, tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    done = semspec("bench", "--task", "pocket", "--n", 1, "--method", "exact", "--out", tmp_path / "file", "-q")
+    assert done.returncode == 2 and "file: File exists; is the path right" in done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""

@@ -25,6 +25,7 @@ from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.choose import choose_device
 from semspec.model.config import Shape
+from semspec.model.plan import Plan, check
 from semspec.model.transformer import Transformer
 from semspec.stats import SECONDS
 from semspec.types import Roll, Sampling, Score
@@ -102,6 +103,7 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
 }
 
 
+NAMES = ("target", "draft")
 IN_VAIN = 32  # places for tokens that are computed before a stop is seen
 BRIEF = 20  # tokens of a roll for the sake of warming up
 
@@ -119,6 +121,15 @@ def random_runner(
     config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> ModelRunner:
     return ModelRunner(Transformer(Shape.of(config), RandomWeights(), device, dtype), slots, capacity)
+
+
+def planned(
+    name: str, config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+) -> Plan:
+    """What memory such a runner takes at least."""
+    shape = Shape.of(config)
+    per_token = 2 * shape.depth * shape.kv_heads * shape.head_dim * dtype.itemsize
+    return Plan(name, device, shape.parameters * dtype.itemsize, per_token, slots, capacity)
 
 
 class Replay:
@@ -139,6 +150,9 @@ class Replay:
         kind = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         if dtype != "auto":
             kind = getattr(torch, dtype)
+        check(
+            [planned(name, c, slots, capacity, self.device, kind) for name, c in zip(NAMES, SHAPES[shape], strict=True)]
+        )
         target, draft = (random_runner(c, slots, capacity, self.device, kind) for c in SHAPES[shape])
         self.runners = {"target": target, "draft": draft}
         self.sampling = sampling  # how tokens are drawn; which they are does not matter

@@ -230,13 +230,15 @@ def compare(arm: dict[str, Any], alone: dict[str, Any], pairs: Pairs, loops: dic
     else:
         found |= {"quality": "same" if _no_worse(found) else "unclear", "quality_reasons": []}
     if len(pairs) < ENOUGH:
-        reason = f"outputs are missing: {len(pairs)} problems in common with the target alone, not {ENOUGH}"
+        reason = f"{len(pairs)} problems in common with the target alone are too few; {ENOUGH} are needed at least"
     elif looping:
         reason = f"loops in {looping}"
     elif alone["accuracy"] is None:
         reason = "the task has no scorer, so quality is not known"
     elif len(right) < ENOUGH:
-        reason = f"scores are missing: {len(right)} scored problems in common with the target alone, not {ENOUGH}"
+        reason = (
+            f"{len(right)} scored problems in common with the target alone are too few; {ENOUGH} are needed at least"
+        )
     else:
         return found | {"speedup": found["time_ratio"]}
     return found | {"speedup_refused": reason}

@@ -37,7 +37,10 @@ class Config:
         for name in ("samples", "shard", "per_problem", "max_new_tokens"):
             value, least = getattr(self, name), 0 if name == "samples" and self.rule else 1
             if value is not None and value < least:
-                raise BadRequest(f"{name} is {value}; give {least} or more")
+                rule = (
+                    ", or 0 with a rule of steps for --traces, as semantic+" if name == "samples" and not value else ""
+                )
+                raise BadRequest(f"{name} is {value}; give {least} or more{rule}")
         Sampling(self.temperature, top_p=self.top_p)
         if self.rule and self.rule.max_step_tokens != self.max_step_tokens:
             raise BadRequest(

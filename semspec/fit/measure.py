@@ -18,6 +18,7 @@ from semspec.fit.rows import Rows
 from semspec.probe import metrics
 
 FEWER = ("mse", "ece")  # figures of which less is better
+ENOUGH = 5  # problems without which there is no interval: draws of fewer are nearly all the same
 PARTS = ("test", "test_own_steps", "test_other_steps")
 
 
@@ -42,25 +43,25 @@ def _writers(rows: Rows) -> tuple[Tensor | None, ...]:
 
 def _compare(rows: Rows, said: Tensor, others: dict[str, tuple[Tensor, Tensor]], draws: int) -> dict[str, Any]:
     """A probe's figures with their intervals, and those of its baselines with what they lack."""
-    redraws = Redraws(rows.problems, rows.prefixes, draws)
+    redraws, enough = Redraws(rows.problems, rows.prefixes, draws), len(set(rows.problems)) >= ENOUGH
 
     def of(said: Tensor, scores: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
         drawn = redraws.figures(said, rows.labels, rows.valid, scores)
         figures: dict[str, Any] = metrics.summary(said, rows.labels, rows.prefixes, rows.valid, scores)
-        return figures | {"intervals": {name: interval(values) for name, values in drawn.items()}}, drawn
+        return figures | {"intervals": {k: interval(values) if enough else None for k, values in drawn.items()}}, drawn
 
     own, drawn = of(said, said)
     found = {}
     for name, other in others.items():
         figures, theirs = of(*other)
-        gain = {key: _difference(key, own[key], figures[key], drawn[key] - theirs[key]) for key in drawn}
+        gain = {key: _difference(key, own[key], figures[key], drawn[key] - theirs[key], enough) for key in drawn}
         found[name] = figures | {"difference": gain}
     return own | {"problems": len(set(rows.problems)), "baselines": found}
 
 
-def _difference(name: str, own: float | None, other: float | None, drawn: Tensor) -> dict[str, Any]:
+def _difference(name: str, own: float | None, other: float | None, drawn: Tensor, enough: bool) -> dict[str, Any]:
     """Probe less baseline."""
-    bounds = interval(drawn)
+    bounds = interval(drawn) if enough else None
     clear = bounds is not None and (bounds[1] < 0 if name in FEWER else bounds[0] > 0)
     value = None if own is None or other is None else round(own - other, 4)
     return {"value": value, "interval": bounds, "clearly_better": clear}

@@ -21,7 +21,7 @@ def serve(
         str | None, typer.Option(help="Draft model. Without one, drafts are looked up in the text.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name to clients; the target's by default.")] = None,
     verifier: Annotated[str, typer.Option(help="Rule where a request names none.")] = "exact",
     drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",

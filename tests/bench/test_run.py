@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import semspec
@@ -22,8 +23,9 @@ from semspec.bench.ablate import ablation
 from semspec.bench.arms import arms_for, parse_arm
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import load_run
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, ModelError
 from semspec.loops import Watch
+from semspec.model import plan
 from semspec.model.config import Shape
 from semspec.types import Sampling
 from semspec.verify import make
@@ -330,3 +332,16 @@ def test_a_step_rule_is_judged_by_its_steps(pocket: semspec.Pair, tmp_path: Path
     assert arms["random-step:rate=0"]["steps_accepted"]["share"] == 0
     refused = arms["oracle"]["invalid_refused"]
     assert refused is None or refused["share"] == 1
+
+
+def test_a_replay_that_cannot_fit_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "available", lambda device: 10**9)
+    with pytest.raises(ModelError, match="GB too much"):
+        replaying.Replay("32B/1.5B", 1, 1024, "cpu")
+    assert replaying.Replay("tiny", 1, 64, "cpu").runners
+
+
+def test_what_a_replay_takes_is_what_was_planned() -> None:
+    target = replaying.Replay("tiny", 2, 64, "cpu").runners["target"]
+    planned = replaying.planned("target", replaying.SHAPES["tiny"][0], 2, 64, target.device, torch.float32)
+    assert planned.kv == target.cache.keys.nbytes + target.cache.values.nbytes

@@ -136,7 +136,7 @@ def test_four_problems_in_common_are_too_few() -> None:
     samples = [s for s in many(10, none=plain, fly=plain) if s["arm"] == "none" or s["index"] < 4]
     found = figures(run_of("fly"), samples, "fly")
     assert found["problems_in_common"] == 4 and found["quality"] == "unmeasured"
-    assert found["speedup"] is None and found["speedup_refused"].startswith("outputs are missing: 4 problems")
+    assert found["speedup"] is None and found["speedup_refused"].startswith("4 problems in common")
 
 
 def test_a_run_that_has_just_begun() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from semspec.fit.measure import measure
+from semspec.fit.measure import ENOUGH, measure
 from semspec.fit.redraw import Redraws, interval
 from semspec.fit.rows import Rows, load_rows
 from semspec.fit.table import tables
@@ -123,10 +123,12 @@ def test_each_models_steps_are_measured_alone_with_baselines_of_their_own() -> N
 
 
 def test_what_a_baseline_says_beyond_one_still_ranks() -> None:
-    labels = torch.tensor([0.0] * 3 + [1.0] * 5)
-    logprob = torch.tensor([-1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.9, 1.0])  # the line through these is above 1 from 0.5
-    right = torch.tensor([False] * 7 + [True])
-    rows = Rows(torch.zeros(8, 1), labels, ["p"] * 8, ["p"] * 8, right & False, logprob, torch.zeros(8, 2), right)
+    names = [f"p{i}" for i in range(ENOUGH) for _ in range(8)]
+    labels = torch.tensor([0.0] * 3 + [1.0] * 5).repeat(ENOUGH)
+    logprob = torch.tensor([-1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.9, 1.0]).repeat(ENOUGH)  # a line above 1 from 0.5 on
+    right = torch.tensor([False] * 7 + [True]).repeat(ENOUGH)
+    n = len(names)
+    rows = Rows(torch.zeros(n, 1), labels, names, names, right & False, logprob, torch.zeros(n, 2), right)
     found = measure(rows, labels, labels, rows, draws=5)["test"]["baselines"]["logprob"]
     assert found["valid_auroc"] == 1.0 and found["intervals"]["valid_auroc"] == [1.0, 1.0]
 
@@ -141,3 +143,15 @@ def test_people_get_a_table_for_each_kind_of_step() -> None:
     assert len(shown) == 3 and "target probe, the draft's steps:" in text and "✓" in text
     value = measure(rows, said, said, rows, draws=20)["test"]["correlation"]
     assert f"{value:.2f} [" in text, "brackets are not taken for styles"
+
+
+def test_few_problems_have_no_intervals_and_nothing_is_clearly_better() -> None:
+    """Draws of one or two problems are nearly all the same: an interval of no width is no knowledge."""
+    rows, _ = random_rows(problems=9)
+    for problems, known_enough in ((ENOUGH - 1, False), (ENOUGH, True)):
+        at = torch.tensor([int(name[1:]) < problems for name in rows.problems])
+        some = rows.where(at)
+        found = measure(some, some.labels, some.labels, some, draws=40)["test"]
+        gains = [gain for cheap in found["baselines"].values() for gain in cheap["difference"].values()]
+        assert any(bounds is not None for bounds in found["intervals"].values()) == known_enough
+        assert any(gain["clearly_better"] for gain in gains) == known_enough
