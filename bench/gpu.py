@@ -32,7 +32,7 @@ import torch
 from bench.gpu_arms import parse, told, told_arm
 from bench.gpu_sections import ASIDE, SECTIONS, Bench
 from semspec.bench.replay import SHAPES
-from semspec.model.kernels import MEASURED
+from semspec.model.kernels import DEFAULT_FLAGS
 
 __all__ = ["Bench"]
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=170.0, help="begin no section after so much time")
     parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
-    parser.add_argument("--choices", type=parse, default=MEASURED, help="as in gate=0,turn=0 or small=0")
+    parser.add_argument("--choices", type=parse, default=DEFAULT_FLAGS, help="as in gate=0,turn=0 or small=0")
     parser.add_argument("--batch", type=int, default=8, help="sequences of the section batch")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")

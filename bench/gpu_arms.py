@@ -1,7 +1,7 @@
 """Which of several ways is fastest here: `bench/gpu.py --only arms,long_arms`.
 
-An arm is a `Choices`, and perhaps a cut of attention other than `Tiles.of` makes. Arms are measured in turns, so that
-what the machine does beside them meets all alike; the sections that come after use the winners.
+An arm is a `KernelFlags`, and perhaps a cut of attention other than `Tiles.of` makes. Arms are interleaved, so that
+whatever else the machine does affects all alike; the sections that come after use the winners.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from semspec.model import ModelRunner
-from semspec.model.fast import Fast
-from semspec.model.fast_roll import Rolls
-from semspec.model.fused import covers
-from semspec.model.graphs import Graphs
-from semspec.model.kernels import MEASURED, Choices, Kernels, triton_kernels
-from semspec.types import Roll, Sampling, Score
+from semspec.model.fused_forward import covers
+from semspec.model.graph_decode import GraphDecode
+from semspec.model.graph_runner import GraphRunner
+from semspec.model.graphs import GraphCache
+from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, Kernels, triton_kernels
+from semspec.types import Decode, Sampling, Score
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    choices: Choices = MEASURED
+    choices: KernelFlags = DEFAULT_FLAGS
     tiles: tuple[int, int, int, int, int] | None = None  # rows, keys, splits, warps, stages
     queries: int = 1  # of one sequence; other passes are cut as ever
 
 
 DRAFT = [
     Arm(),
-    Arm(replace(MEASURED, small=0)),
-    Arm(replace(MEASURED, gate=False)),
-    Arm(replace(MEASURED, turn=False)),
-    Arm(MEASURED, (16, 64, 32, 4, 3)),  # half as many splits, which are half as much to join
+    Arm(replace(DEFAULT_FLAGS, small=0)),
+    Arm(replace(DEFAULT_FLAGS, gate=False)),
+    Arm(replace(DEFAULT_FLAGS, turn=False)),
+    Arm(DEFAULT_FLAGS, (16, 64, 32, 4, 3)),  # half as many splits, which are half as much to join
 ]
 TARGET = [  # 45 rows of one key head, in a tile of 64
     Arm(),
-    Arm(MEASURED, (64, 64, 32, 4, 3), 9),
-    Arm(MEASURED, (64, 128, 16, 4, 3), 9),  # what long caches have
+    Arm(DEFAULT_FLAGS, (64, 64, 32, 4, 3), 9),
+    Arm(DEFAULT_FLAGS, (64, 128, 16, 4, 3), 9),  # what long caches have
 ]
 LONG = [  # 64 rows of one key head
     Arm(),
-    Arm(MEASURED, (64, 64, 16, 4, 3), 16),  # what short caches have
-    Arm(MEASURED, (64, 64, 32, 4, 3), 16),  # two programs a processor: one reads while the other reckons
-    Arm(MEASURED, (64, 64, 16, 4, 5), 16),  # more on its way
+    Arm(DEFAULT_FLAGS, (64, 64, 16, 4, 3), 16),  # what short caches have
+    Arm(DEFAULT_FLAGS, (64, 64, 32, 4, 3), 16),  # two programs a processor: one reads while the other reckons
+    Arm(DEFAULT_FLAGS, (64, 64, 16, 4, 5), 16),  # more on its way
 ]
 ROUNDS = 4
 
 
-def parse(text: str) -> Choices:
+def parse(text: str) -> KernelFlags:
     """From "turn=0,small=0", say; nothing means the defaults."""
-    chosen, kinds = MEASURED, {f.name: type(getattr(MEASURED, f.name)) for f in fields(Choices)}
+    chosen, kinds = DEFAULT_FLAGS, {f.name: type(getattr(DEFAULT_FLAGS, f.name)) for f in fields(KernelFlags)}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in kinds or not value.isdecimal():
@@ -65,9 +65,9 @@ def parse(text: str) -> Choices:
     return chosen
 
 
-def told(choices: Choices) -> str:
-    on = [f.name for f in fields(Choices) if getattr(choices, f.name) is True]
-    products = {0: "cuBLAS", MEASURED.small: "ours if small"}.get(choices.small, "ours")
+def told(choices: KernelFlags) -> str:
+    on = [f.name for f in fields(KernelFlags) if getattr(choices, f.name) is True]
+    products = {0: "cuBLAS", DEFAULT_FLAGS.small: "ours if small"}.get(choices.small, "ours")
     return "+".join([products, *on])
 
 
@@ -92,15 +92,15 @@ def kernels(arm: Arm) -> Kernels:
 
         return launch
 
-    return replace(made, attend=cut(made.attend), turn_and_attend=cut(made.turn_and_attend))
+    return replace(made, attend=cut(made.attend), rope_cache_attend=cut(made.rope_cache_attend))
 
 
-def fast(runner: ModelRunner, arm: Arm) -> Fast | None:
-    """As `Fast.of` would make it, but for the tiles."""
+def fast(runner: ModelRunner, arm: Arm) -> GraphRunner | None:
+    """As `GraphRunner.of` would make it, but for the tiles."""
     transformer = runner.transformer
     if transformer.device.type != "cuda" or not covers(transformer.shape):
         return None
-    return Fast(transformer, runner.cache, kernels(arm), Graphs(transformer.device), arm.choices)
+    return GraphRunner(transformer, runner.cache, kernels(arm), GraphCache(transformer.device), arm.choices)
 
 
 def in_turns(arms: dict[Arm, Callable[[], float]]) -> dict[Arm, float]:
@@ -131,12 +131,12 @@ def compare(bench: Bench, which: str, what: str, arms: list[Arm], measure: Calla
         print(f"    from here on {which}: {told_arm(best)}", flush=True)
 
 
-class Ways:
+class GemmPaths:
     """One model and one cache, with the graphs of every way."""
 
     def __init__(self, bench: Bench, which: str, slots: int, capacity: int) -> None:
         self.runner = bench.runner(which, slots, capacity)
-        self.made: dict[Arm, tuple[Fast | None, Rolls | None]] = {}
+        self.made: dict[Arm, tuple[GraphRunner | None, GraphDecode | None]] = {}
 
     def by(self, arm: Arm) -> ModelRunner:
         runner = self.runner
@@ -149,7 +149,7 @@ class Ways:
 
 def draft_arms(bench: Bench) -> None:
     context = bench.asked.context
-    ways = Ways(bench, "draft", 1, context + 128)
+    ways = GemmPaths(bench, "draft", 1, context + 128)
     exact: list[torch.Tensor] = []
 
     def token(arm: Arm) -> float:
@@ -157,7 +157,7 @@ def draft_arms(bench: Bench) -> None:
 
         def roll(n: int) -> None:
             runner.cache.lengths[0] = context
-            runner.roll([Roll(runner, 0, [3], n, Sampling(), 0)])
+            runner.decode([Decode(runner, 0, [3], n, Sampling(), 0)])
 
         if bench.device.type == "cuda":
             same(runner)
@@ -167,7 +167,7 @@ def draft_arms(bench: Bench) -> None:
     def same(runner: ModelRunner) -> None:
         """A way that gives other logits is not faster but wrong."""
         runner.cache.lengths[0] = context
-        rolled = runner.roll([Roll(runner, 0, [3], 1, Sampling(), 0, keep_logits=True)])[0].logits
+        rolled = runner.decode([Decode(runner, 0, [3], 1, Sampling(), 0, keep_logits=True)])[0].logits
         assert rolled is not None
         exact.append(rolled[0].float())
         off = float((exact[-1] - exact[0]).norm() / exact[0].norm())
@@ -178,7 +178,7 @@ def draft_arms(bench: Bench) -> None:
 
 
 def pass_arms(bench: Bench, which: str, context: int, tokens: int, what: str, arms: list[Arm]) -> None:
-    ways = Ways(bench, which, 1, context + 32)
+    ways = GemmPaths(bench, which, 1, context + 32)
 
     def measure(arm: Arm) -> float:
         runner = ways.by(arm)

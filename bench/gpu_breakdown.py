@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from semspec.types import Roll, Sampling, Score
+from semspec.types import Decode, Sampling, Score
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -75,7 +75,7 @@ def break_down(bench: Bench) -> None:
     def roll(slots: int = 1) -> None:
         for slot in range(slots):
             draft.cache.lengths[slot] = context
-        draft.roll([Roll(draft, slot, [3], 8, Sampling(), 0) for slot in range(slots)])
+        draft.decode([Decode(draft, slot, [3], 8, Sampling(), 0) for slot in range(slots)])
 
     def score(slots: int = 1) -> None:
         for slot in range(slots):

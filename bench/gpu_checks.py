@@ -15,12 +15,12 @@ from torch import Tensor
 from bench.gpu_checks_kernels import CHECKS, check, error, kernels, near
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.fast import LONGEST, Fast
-from semspec.model.graphs import Graphs, Plain
-from semspec.model.kernels import MEASURED, Choices
+from semspec.model.graph_runner import LONGEST, GraphRunner
+from semspec.model.graphs import GraphCache, NoGraphs
+from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.transformer import Transformer
 from semspec.sparse import AttentionPlan, SparsePlan, apply
-from semspec.types import Roll, Sampling, Score
+from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB
 
 MIXTURES = ("qwen3-moe", "mixtral")
@@ -37,15 +37,15 @@ class Seeded:
 
 
 def runner(
-    family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, choices: Choices = MEASURED
+    family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, choices: KernelFlags = DEFAULT_FLAGS
 ) -> ModelRunner:
     shape = Shape.of(FAMILIES[family][1])
     made = ModelRunner(Transformer(shape, Seeded(), device, dtype), 3, 512)
     if plain:
         made.use(None)
     else:
-        runs = Plain() if device.type == "cpu" else Graphs(device)
-        made.use(Fast(made.transformer, made.cache, kernels(device), runs, choices))
+        runs = NoGraphs() if device.type == "cpu" else GraphCache(device)
+        made.use(GraphRunner(made.transformer, made.cache, kernels(device), runs, choices))
     return made
 
 
@@ -93,14 +93,14 @@ def no_rougher(ours: list[Tensor], rough: list[Tensor], exact: list[Tensor], wha
     assert worst < allowed, f"{what}: a row is off by {worst:.1e}; {allowed:.1e} can be rounding"
 
 
-def family_check(family: str, device: torch.device, choices: Choices = MEASURED) -> None:
+def family_check(family: str, device: torch.device, choices: KernelFlags = DEFAULT_FLAGS) -> None:
     """float32 must be right; bfloat16 must be no farther from that than it is when operations go one by one."""
     ours, rough, exact, half = courses(family, device, choices)
     no_rougher(ours, rough, exact, str(half))
 
 
 def courses(
-    family: str, device: torch.device, choices: Choices
+    family: str, device: torch.device, choices: KernelFlags
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], torch.dtype]:
     """In half precision, ours and one operation at a time; in float32 on a CPU, which float32 here must equal."""
     exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True))
@@ -134,7 +134,7 @@ def checks_by_a_plan_are_the_same_everywhere(device: torch.device) -> None:
                     near(ours, exact, 2e-3, f"{family}, pass {i // 3}")
 
 
-def rolls_check(family: str, device: torch.device, choices: Choices) -> None:
+def rolls_check(family: str, device: torch.device, choices: KernelFlags) -> None:
     """In float32, so that near-ties are rare."""
     plans = [
         (text(1, 90), 40, Sampling(), frozenset[int]()),
@@ -146,13 +146,13 @@ def rolls_check(family: str, device: torch.device, choices: Choices) -> None:
         one = runner(family, device, torch.float32, plain, choices)
         slots = [one.acquire() for _ in plans]
         requests = [
-            Roll(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
+            Decode(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
             for slot, (feed, n, sampling, stop) in zip(slots, plans, strict=True)
         ]
-        together = one.roll(requests)
+        together = one.decode(requests)
         for slot in slots:
             one.truncate(slot, 0)
-        alone = [one.roll([replace(r, runner=one)])[0] for r in requests]
+        alone = [one.decode([replace(r, runner=one)])[0] for r in requests]
         assert [r.tokens for r in together] == [r.tokens for r in alone], "together is not as alone"
         answers.append(together)
     for theirs, ours in zip(*answers, strict=True):
@@ -164,9 +164,9 @@ def rolls_check(family: str, device: torch.device, choices: Choices) -> None:
 
 
 for name, way, as_told in (
-    ("qwen2", MEASURED, "as measured"),
-    ("gemma3", MEASURED, "as measured"),
-    ("gemma3", Choices(gate=False, turn=False), "without gate and turn"),
+    ("qwen2", DEFAULT_FLAGS, "as measured"),
+    ("gemma3", DEFAULT_FLAGS, "as measured"),
+    ("gemma3", KernelFlags(gate=False, turn=False), "without gate and turn"),
 ):
     CHECKS[f"rolls of {name} write what the plain way writes, {as_told}"] = lambda device, family=name, way=way: (
         rolls_check(family, device, way)
@@ -202,11 +202,11 @@ def ragged_batches_equal_singles_but_for_near_ties(device: torch.device) -> None
     one = runner("qwen3", device, dtype)
     slots, feeds = [one.acquire() for _ in range(3)], [text(i, 50) for i in range(3)]
     together = [
-        r.tokens for r in one.roll([Roll(one, s, f, 60, Sampling(), 0) for s, f in zip(slots, feeds, strict=True)])
+        r.tokens for r in one.decode([Decode(one, s, f, 60, Sampling(), 0) for s, f in zip(slots, feeds, strict=True)])
     ]
     for slot, feed, tokens in zip(slots, feeds, together, strict=True):
         one.truncate(slot, 0)
-        (alone,) = one.roll([Roll(one, slot, feed, 60, Sampling(), 0, keep_logits=True)])
+        (alone,) = one.decode([Decode(one, slot, feed, 60, Sampling(), 0, keep_logits=True)])
         first = next((i for i, (a, b) in enumerate(zip(alone.tokens, tokens, strict=True)) if a != b), None)
         if first is not None:
             assert alone.logits is not None
@@ -221,7 +221,7 @@ def the_oldest_graph_makes_room(device: torch.device) -> None:
         return
     one, few = runner("llama3", device, torch.float32), 2
     assert one.fast is not None
-    one.fast.runs = Graphs(device, most=few)
+    one.fast.runs = GraphCache(device, most=few)
     slot = one.acquire()
     expected = [one.score([Score(one, slot, text(1, n), 1)])[0].logits for n in (1, 2, 4)]
     for start, n, rows in ((0, 1, expected[0]), (1, 2, expected[1]), (3, 4, expected[2])):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.gpu_checks import MIXTURES, course, courses, runner
 from bench.gpu_checks_kernels import CHECKS, HALF, TOLERANCE, check, error, kernels, near
-from semspec.model.kernels import MEASURED, Choices, reference
+from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, reference
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan, apply
 from semspec.sparse.attention import SCORES, SPREADS, block_scores, choose
 
@@ -45,12 +45,12 @@ def experts_of_a_pass(device: torch.device) -> None:
                 skipping = None if betas is None else (betas, 3, marks)
                 rest = ("silu", chosen, True, counts)
                 wide = [t.double() for t in (x, logits, gate_up, down)]
-                exact = reference.mix(*wide, *rest, None if betas is None else (betas.double(), 3, marks))
+                exact = reference.fused_moe(*wide, *rest, None if betas is None else (betas.double(), 3, marks))
                 read = gate_up.clone()
                 if rows == 1:
                     score = logits.flatten()
                     read[score < score.topk(chosen).values[-1]] = float("nan")
-                ours, again = (kernels(device).mix(x, logits, read, down, *rest, skipping) for _ in range(2))
+                ours, again = (kernels(device).fused_moe(x, logits, read, down, *rest, skipping) for _ in range(2))
                 what = f"{rows} rows, {dtype}, {'all' if betas is None else 'some'}"
                 near(ours, exact, 2 * TOLERANCE[dtype], what)
                 assert torch.equal(ours, again), f"{what}: not the same twice"
@@ -70,14 +70,14 @@ def some_channels_of_a_network(device: torch.device) -> None:
             counts = whole(device, *(rows // batch - b for b in range(batch)))
             for marks in (whole(device, *[1] * batch), whole(device, *(b % 2 for b in range(batch)))):
                 wide = [t.double() for t in (x, gate, up, biases[0], down, biases[1])]
-                exact = reference.some_channels(*wide, "silu", threshold, counts, marks)[0]
+                exact = reference.sparse_mlp(*wide, "silu", threshold, counts, marks)[0]
                 thin_up, thin_down = up, down
                 if bool(marks.all()) and device.type == "cuda":  # the reference reads everything
                     inside = (torch.arange(rows // batch, device=device) < counts[:, None]).flatten()
                     unread = ~((F.silu(gate.double()).abs() >= threshold) & inside[:, None]).any(0)
                     thin_up, thin_down = up.clone(), down.clone()
                     thin_up[unread] = thin_down[unread] = float("nan")
-                ours = kernels(device).some_channels(
+                ours = kernels(device).sparse_mlp(
                     x, gate, thin_up, biases[0], thin_down, biases[1], "silu", threshold, counts, marks
                 )
                 near(ours.sum(0), exact, 2 * TOLERANCE[dtype], f"{rows} rows, {dtype}, at {threshold}")
@@ -134,7 +134,7 @@ def blocks_are_chosen_as_by_sorting(device: torch.device) -> None:
                     )
 
 
-def mixture_check(family: str, device: torch.device, choices: Choices) -> None:
+def mixture_check(family: str, device: torch.device, choices: KernelFlags) -> None:
     """As `family_check`, but a token whose experts are nearly even goes another way if it is rounded another way, which
     moves a row far in either way of making a pass; so in bfloat16 only all rows together are compared."""
     ours, rough, exact, half = courses(family, device, choices)
@@ -143,7 +143,7 @@ def mixture_check(family: str, device: torch.device, choices: Choices) -> None:
 
 
 for name in MIXTURES:
-    CHECKS[f"logits of {name}"] = lambda device, family=name: mixture_check(family, device, MEASURED)
+    CHECKS[f"logits of {name}"] = lambda device, family=name: mixture_check(family, device, DEFAULT_FLAGS)
 
 
 @check

@@ -17,14 +17,14 @@ from semspec.model.kernels import (
     START,
     STEP,
     STREAM,
-    Chosen,
+    BlockMeans,
     Kernels,
-    Rest,
+    SelectedBlocks,
     reference,
     reference_kernels,
     triton_kernels,
 )  # fmt: skip
-from semspec.noise import uniform
+from semspec.sampling.noise import uniform
 from semspec.sparse.attention import listed
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -122,21 +122,21 @@ def chosen_blocks(device: torch.device, means: bool) -> None:
             places = [torch.tensor(x, device=device) for x in ([2, 0, 1], lengths, [queries, 1, queries])]
             keep = torch.rand(3, heads, longest // span, device=device) < share
             keep &= torch.arange(longest // span, device=device) < (places[1] // span)[:, None, None]
-            chosen = Chosen(*listed(keep), span)
+            chosen = SelectedBlocks(*listed(keep), span)
             if means:  # of blocks that are whole, and of nothing else
                 made = [half[:, :, : longest // span * span].unflatten(2, (-1, span)).mean(3) for half in cache]
                 for slot, length in zip([2, 0, 1], lengths, strict=True):
                     for half in made:
                         half[slot, :, length // span :] = float("nan")
-                chosen = chosen._replace(rest=Rest(keep.to(torch.int8), made[0], made[1]))
+                chosen = chosen._replace(rest=BlockMeans(keep.to(torch.int8), made[0], made[1]))
             ours = kernels(device).attend(q, *cache, *places, size**-0.5, chosen=chosen)
             for b, (slot, length) in enumerate(zip([2, 0, 1], lengths, strict=True)):
                 own = [half[slot : slot + 1, :, : length + queries].double() for half in cache]
                 one = [places[0][:1] * 0, *(x[b : b + 1] for x in places[1:])]
-                few = Chosen(chosen.lists[b : b + 1], chosen.counts[b : b + 1], span)
+                few = SelectedBlocks(chosen.lists[b : b + 1], chosen.counts[b : b + 1], span)
                 if means:
                     wide = [half[slot : slot + 1].double() for half in made]
-                    few = few._replace(rest=Rest(keep[b : b + 1], wide[0], wide[1]))
+                    few = few._replace(rest=BlockMeans(keep[b : b + 1], wide[0], wide[1]))
                 exact = reference.attend(q[b : b + 1].double(), *own, *one, size**-0.5, chosen=few)
                 near(ours[b : b + 1], exact, TOLERANCE[dtype], f"blocks of {span}, sequence {b}")
 
@@ -157,7 +157,11 @@ def small_kernels(device: torch.device) -> None:
                 near(mine, exact_x, TOLERANCE[dtype], "residual stream")
         for activation in ("silu", "gelu_pytorch_tanh"):
             gate_up = torch.randn(9, 2 * 8960, device=device, dtype=dtype) * 3
-            near(k.gated(gate_up, activation), reference.gated(gate_up.double(), activation), TOLERANCE[dtype])
+            near(
+                k.act_and_mul(gate_up, activation),
+                reference.act_and_mul(gate_up.double(), activation),
+                TOLERANCE[dtype],
+            )
         angles = torch.rand(100, 32, device=device) * 6
         places = [torch.tensor(x, device=device) for x in ([2, 0], [40, 3], [5, 2])]
         qkv = torch.randn(2, 5, 10 + 4, 96, device=device, dtype=dtype)
@@ -165,8 +169,8 @@ def small_kernels(device: torch.device) -> None:
         cache = [torch.randn(3, 2, 100, 96, device=device, dtype=dtype) for _ in range(2)]
         exact_cache = [half.double() for half in cache]
         turns = (angles.cos(), angles.sin())
-        ours = k.turn_and_keep(qkv, *cache, *places, turns, 10, norms, 1e-6)
-        exact = reference.turn_and_keep(
+        ours = k.rope_and_cache(qkv, *cache, *places, turns, 10, norms, 1e-6)
+        exact = reference.rope_and_cache(
             qkv.double(), *exact_cache, *places, (turns[0].double(), turns[1].double()), 10,
             (norms[0].double(), norms[1].double()), 1e-6,
         )  # fmt: skip
@@ -224,7 +228,7 @@ def products_of_few_rows(device: torch.device) -> None:
                 near(ours.sum(0) if ours.dim() == 3 else ours, exact, TOLERANCE[dtype], f"{outputs} x {inputs}")
             if outputs % 2 == 0:
                 exact, ours = (
-                    reference.gated(exact, "silu"),
+                    reference.act_and_mul(exact, "silu"),
                     kernels(device).product(x, weight, bias, False, "silu"),
                 )
                 near(ours, exact, 2 * TOLERANCE[dtype], f"{outputs} x {inputs}, with its activation")

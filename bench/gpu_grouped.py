@@ -20,12 +20,12 @@ from bench.gpu_tune import graphed
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.experts import Experts, FeedForward, ratios, route, skip
-from semspec.model.fast import Fast
-from semspec.model.fused import Fused
-from semspec.model.graphs import Plain
+from semspec.model.fused_forward import FusedForward
+from semspec.model.graph_runner import GraphRunner
+from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import Kernels, reference_kernels
+from semspec.model.layer_ops import SparsityInputs
 from semspec.model.transformer import Transformer
-from semspec.model.way import Fewer
 from semspec.sparse import ExpertsPlan, SparsePlan, apply
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def watched(runner: ModelRunner, score: Callable[[], Any]) -> Seen:
     assert fast is not None
     kernels, runs = fast.fused.kernels, fast.runs
 
-    def mix(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, activation: str, chosen: int, renormalise: bool,
+    def fused_moe(
+            x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, activation: str, chosen: int, renormalise: bool,
             counts: Tensor, skipping: tuple[Tensor, int, Tensor] | None = None) -> Tensor:  # fmt: skip
         weights, index = route((logits.sum(0) if logits.dim() == 3 else logits).float(), chosen, renormalise)
         inside = (torch.arange(len(x) // len(counts), device=x.device) < counts[:, None]).flatten()
@@ -103,9 +104,9 @@ def watched(runner: ModelRunner, score: Callable[[], Any]) -> Seen:
             weights, index = skip(weights, index, skipping[0], skipping[1], inside, renormalise)
         used = index[inside].unique()
         seen.distinct.append(int((used >= 0).sum()))
-        return kernels.mix(x, logits, gate_up, down, activation, chosen, renormalise, counts, skipping)
+        return kernels.fused_moe(x, logits, gate_up, down, activation, chosen, renormalise, counts, skipping)
 
-    fast.fused.kernels, fast.runs = replace(kernels, mix=mix), Plain()
+    fast.fused.kernels, fast.runs = replace(kernels, fused_moe=fused_moe), NoGraphs()
     try:
         score()
     finally:
@@ -116,7 +117,7 @@ def watched(runner: ModelRunner, score: Callable[[], Any]) -> Seen:
 def experts(bench: Bench) -> None:
     runner = bench.runner("mixture", 1, bench.asked.context + 128)
     if runner.fast is None:
-        runner.use(Fast(runner.transformer, runner.cache, reference_kernels(), Plain()))
+        runner.use(GraphRunner(runner.transformer, runner.cache, reference_kernels(), NoGraphs()))
     shape, context = runner.shape, bench.asked.context
     assert shape.mixture is not None and runner.fast is not None
     chosen = shape.mixture.chosen
@@ -166,7 +167,7 @@ def experts(bench: Bench) -> None:
 
 
 def tune_experts(bench: Bench, runner: ModelRunner) -> None:
-    from semspec.model.kernels import experts as module
+    from semspec.model.kernels import moe as module
 
     fast, shape = runner.fast, runner.shape
     assert fast is not None and shape.mixture is not None
@@ -179,7 +180,7 @@ def tune_experts(bench: Bench, runner: ModelRunner) -> None:
     def launch(cuts: Any) -> None:
         for mixture, logits in zip(mixtures, scores, strict=True):
             rest = (shape.activation, mixture.chosen, mixture.renormalise, counts)
-            kernels.mix(x, logits, mixture.gate_up, mixture.down, *rest, cuts=cuts)
+            kernels.fused_moe(x, logits, mixture.gate_up, mixture.down, *rest, cuts=cuts)
 
     cut = module.Cut
     options = (
@@ -187,7 +188,7 @@ def tune_experts(bench: Bench, runner: ModelRunner) -> None:
         [cut(64, 64, 4), cut(64, 128, 3), cut(32, 128, 4), cut(128, 64, 4)],
     )
     best = best_cuts(bench, "all experts' layers", module, launch, options)
-    fast.fused.kernels = replace(kernels, mix=partial(kernels.mix, cuts=best))
+    fast.fused.kernels = replace(kernels, fused_moe=partial(kernels.fused_moe, cuts=best))
 
 
 # -- channels
@@ -211,7 +212,7 @@ class Networks:
         self.transformer = Transformer(self.shape, RandomWeights(), device, dtype)
         self.runner = ModelRunner(self.transformer, 1, 64)
         kernels: Kernels = self.runner.fast.kernels if self.runner.fast else reference_kernels()
-        self.fused = Fused(self.transformer, self.runner.cache, kernels, bench.asked.choices)
+        self.fused = FusedForward(self.transformer, self.runner.cache, kernels, bench.asked.choices)
         order = torch.randperm(self.shape.ffn, device=device)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(self.shape.ffn, device=device))
         edges = torch.tensor(GROUPS[:-1], device=device) * self.shape.ffn
@@ -229,7 +230,7 @@ class Networks:
         """All layers, one after the other; a threshold of 0 reads everything."""
         fewer = None
         if threshold:
-            fewer = Fewer(self.marks, thresholds=[threshold] * self.shape.depth, columns=self.columns)
+            fewer = SparsityInputs(self.marks, thresholds=[threshold] * self.shape.depth, columns=self.columns)
         x, added = self.x.clone(), self.x.clone()
         for i, layer in enumerate(self.transformer.layers):
             added = self.fused._feed(i, layer, x, added, self.counts, fewer)
@@ -286,12 +287,12 @@ def captured(bench: Bench, work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def tune_channels(bench: Bench, networks: Networks) -> None:
-    from semspec.model.kernels import channels as module
+    from semspec.model.kernels import sparse_mlp as module
 
     kernels = networks.fused.kernels
 
     def launch(cuts: Any) -> None:
-        networks.fused.kernels = replace(kernels, some_channels=partial(kernels.some_channels, cuts=cuts))
+        networks.fused.kernels = replace(kernels, sparse_mlp=partial(kernels.sparse_mlp, cuts=cuts))
         networks.run(0.02 * STEP)
 
     cut = module.Cut

@@ -8,13 +8,13 @@ import time
 import torch
 
 from bench.gpu_table import Table
-from semspec.decode import Decoder, Job
 from semspec.draft.model import ModelDrafter
-from semspec.execute import Executor
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
 from semspec.model import ModelRunner
-from semspec.model.graphs import Graphs
-from semspec.stats import Stats
-from semspec.types import Roll, Sampling, Score
+from semspec.model.graphs import GraphCache
+from semspec.types import Decode, Sampling, Score
 from semspec.verify.exact import Exact
 
 SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
@@ -53,7 +53,7 @@ class Bench(Table):
         def work() -> None:
             for slot in range(slots):
                 runner.cache.lengths[slot] = context
-            runner.roll([Roll(runner, slot, [3, 4], n, drawn, 0, keep_logits=keep) for slot in range(slots)])
+            runner.decode([Decode(runner, slot, [3, 4], n, drawn, 0, keep_logits=keep) for slot in range(slots)])
 
         return self.ms(work)
 
@@ -165,9 +165,9 @@ class Bench(Table):
         for runner in (target, draft):
             for n in (1, 9) if runner is target else (1,):
                 runner.score([Score(runner, 0, [1] * n, n)])
-        draft.roll([Roll(draft, 0, [3, 4], 8, Sampling(), 0)])
+        draft.decode([Decode(draft, 0, [3, 4], 8, Sampling(), 0)])
         self.wait()
-        captured = sum(r.fast.runs.seconds for r in (target, draft) if r.fast and isinstance(r.fast.runs, Graphs))
+        captured = sum(r.fast.runs.seconds for r in (target, draft) if r.fast and isinstance(r.fast.runs, GraphCache))
         self.add("start to first token", (time.perf_counter() - began) * 1000, capture_ms=captured * 1000)
 
     def section_arms(self) -> None:

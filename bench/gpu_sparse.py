@@ -13,7 +13,7 @@ import torch
 
 from bench.gpu_tune import graphed
 from semspec.sparse import AttentionPlan, SparsePlan, apply
-from semspec.sparse.way import Sparse
+from semspec.sparse.layer_ops import Sparse
 
 if TYPE_CHECKING:
     from bench.gpu import Bench

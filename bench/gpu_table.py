@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from bench.gpu_arms import Arm, fast
-from semspec import costs
 from semspec.bench.replay import SHAPES, RandomWeights
+from semspec.loop import profile as costs
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.transformer import Transformer

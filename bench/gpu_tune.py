@@ -16,7 +16,7 @@ from torch import Tensor
 
 from semspec.model.config import Shape
 from semspec.model.kernels.attention import attend
-from semspec.model.kernels.products import Skinny, product
+from semspec.model.kernels.gemm import SkinnyGemmConfig, product
 from semspec.model.kernels.tiles import Tiles, card_of
 
 if TYPE_CHECKING:
@@ -113,11 +113,11 @@ def tune_products(bench: Bench) -> None:
             read = outputs * inputs * bench.dtype.itemsize
             copies = max(2, min(48, int(1e9 // read)))  # many times the L2 cache
             weights = torch.empty(copies, outputs, inputs, device=bench.device, dtype=bench.dtype).normal_(std=0.02)
-            chosen = Skinny.of((outputs, inputs), card_of(bench.device), split)
+            chosen = SkinnyGemmConfig.of((outputs, inputs), card_of(bench.device), split)
             cuts = [chosen, replace(chosen, stages=6), replace(chosen, depth=chosen.depth // 2, stages=6)]
             cuts += [replace(chosen, columns=c) for c in (chosen.columns // 2, chosen.columns * 2) if c >= 16]
             cuts += [replace(chosen, splits=n) for n in (chosen.splits // 2, chosen.splits * 2) if split and n >= 1]
-            active = Skinny.of((outputs, inputs), card_of(bench.device), split, gated=True)
+            active = SkinnyGemmConfig.of((outputs, inputs), card_of(bench.device), split, gated=True)
             gated = [active, *(replace(active, columns=c) for c in (16, 64)), replace(active, depth=128, stages=4)]
             for rows in (1, 9):
                 x = torch.randn(rows, inputs, device=bench.device, dtype=bench.dtype)
@@ -126,7 +126,9 @@ def tune_products(bench: Bench) -> None:
                     for weight in weights:
                         F.linear(x, weight)
 
-                def by_us(cut: Skinny, activation: str | None = None, x: Tensor = x, weights: Tensor = weights) -> None:
+                def by_us(
+                    cut: SkinnyGemmConfig, activation: str | None = None, x: Tensor = x, weights: Tensor = weights
+                ) -> None:
                     for weight in weights:
                         product(x, weight, None, cut, activation)
 

@@ -1,3 +1,3 @@
-from semspec.cli import run
+from semspec.cli.main import run
 
 run()

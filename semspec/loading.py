@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError
 from semspec.model import ModelRunner, Source
-from semspec.model.plan import Plan, check, describe
+from semspec.model.memory_plan import MemoryPlan, check, describe
 from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED
 from semspec.sparse import SparsePlan, apply
-from semspec.text import common_vocabulary, load_tokenizer
+from semspec.text.stream import common_vocabulary, load_tokenizer
 from semspec.types import Runner
 
 
@@ -84,7 +84,7 @@ def load(
     return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped, allow_lossy=allow_lossy)
 
 
-def _announce(plans: list[Plan], report: Callable[[str], None] | None) -> None:
+def _announce(plans: list[MemoryPlan], report: Callable[[str], None] | None) -> None:
     """Say what memory will be taken, and refuse what cannot be had."""
     if report is not None:
         report(describe(plans))

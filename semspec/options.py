@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from semspec import verify
-from semspec.draft import Unsure
+from semspec.draft import EarlyExit
 from semspec.errors import BadRequest
-from semspec.loops import PERIOD, REPEATS, Watch
+from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
 from semspec.types import Sampling
 from semspec.verify import Rule
 
@@ -77,8 +77,8 @@ class Options:
             raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
-        self.watch()
-        if self.unsure.ever and self.drafter == "ngram":
+        self.repetition_guard()
+        if self.early_exit.enabled and self.drafter == "ngram":
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         rule = verify.make(self.verifier)
@@ -99,15 +99,19 @@ class Options:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def unsure(self) -> Unsure:
-        return Unsure(self.draft_min_p, self.draft_max_entropy)
+    def early_exit(self) -> EarlyExit:
+        return EarlyExit(self.draft_min_p, self.draft_max_entropy)
 
-    def watch(self) -> Watch:
-        return Watch(self.loop_repeats, self.loop_period)
+    def repetition_guard(self) -> RepetitionGuard:
+        return RepetitionGuard(self.loop_repeats, self.loop_period)
 
     def draft_length(self) -> int | str:
         """The length of drafts: what was asked for, or the verifier's own."""
-        return verify.make(self.verifier).usual() if self.num_draft_tokens is None else self.num_draft_tokens
+        return (
+            verify.make(self.verifier).default_draft_tokens()
+            if self.num_draft_tokens is None
+            else self.num_draft_tokens
+        )
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)

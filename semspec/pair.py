@@ -13,24 +13,24 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec import verify
-from semspec.answer import Stream, Ticket
-from semspec.decode import Decoder, Job, Referee
-from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter, Unsure
+from semspec.draft import CascadeDrafter, EarlyExit, ModelDrafter, NgramDrafter, NoDrafter
 from semspec.errors import BadRequest, BatchFailed
-from semspec.execute import Executor
-from semspec.kept import Kept
+from semspec.loop.decoder import Decoder, Job, Referee
+from semspec.loop.draft_length import AdaptiveLength, DraftLengthPolicy
+from semspec.loop.executor import Executor
+from semspec.loop.kept import Kept
+from semspec.loop.stats import Stats
+from semspec.loop.step_decoder import StepDecoder
 from semspec.options import Options
-from semspec.pace import Auto, Pace
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
+from semspec.result import Stream, Ticket
 from semspec.sparse import SparsePlan, plan_of
-from semspec.stats import Stats
-from semspec.steps import Steps
-from semspec.stepwise import StepDecoder
-from semspec.text import Prompt, TextStream, encode, thinking_markers
+from semspec.text.steps import Steps
+from semspec.text.stream import Prompt, TextStream, encode, thinking_markers
 from semspec.types import Drafter, Runner
 from semspec.verify import Rule
-from semspec.verify.step import StepRule
+from semspec.verify.step_rule import StepRule
 
 DEFAULT_NEW_TOKENS = 256
 PACES = 64  # combinations of rule and drafter whose draft lengths are remembered
@@ -57,7 +57,7 @@ class Pair:
         self._judges: dict[Path, Probe] = {}
         self._numbers: Tensor | None = None
         self._steps: Steps | None = None
-        self._paces: dict[tuple[Rule, str, Unsure], Auto] = {}
+        self._paces: dict[tuple[Rule, str, EarlyExit], AdaptiveLength] = {}
 
     def _protected(self) -> Tensor:
         """[V] special, control and end-of-thinking tokens: whatever stands outside the tokenizer's plain vocabulary,
@@ -134,12 +134,12 @@ class Pair:
                 f"verifier {rule.name!r} may change what the target would have written, and this pair was loaded with "
                 "allow_lossy off; choose a lossless verifier (exact, sampling, block) or load it with allow_lossy on"
             )
-        if self.sparse and rule.drafts and not (options.allow_lossy and self.allow_lossy):
+        if self.sparse and rule.speculates and not (options.allow_lossy and self.allow_lossy):
             raise BadRequest(
                 "this target checks drafts by a sparse plan, so no verifier is lossless, and allow_lossy is off; load "
                 "it without the plan, or allow lossy answers"
             )
-        rule = rule.bound(self)
+        rule = rule.bind(self)
         tokens = encode(self.tokenizer, prompt)
         if max(tokens) >= self.target.vocab:
             raise BadRequest(
@@ -162,18 +162,18 @@ class Pair:
             steps=self.steps(rule),
             referee=self._referee(options.referee),
             rewriter=self._rewriter(rule),
-            watch=options.watch(),
+            watch=options.repetition_guard(),
             spell=lambda tokens: str(self.tokenizer.decode(tokens)),
         )
-        return job, self._drafter(rule, options.drafter, options.unsure), text
+        return job, self._drafter(rule, options.drafter, options.early_exit), text
 
-    def _pace(self, rule: Rule, options: Options) -> int | Pace:
+    def _pace(self, rule: Rule, options: Options) -> int | DraftLengthPolicy:
         """A number, or what prompts before this one have taught about drafting for this rule."""
         length = options.draft_length()
         if isinstance(length, int):
             return length
-        key = (rule, options.drafter, options.unsure)
-        pace = self._paces.pop(key, None) or Auto(shortest=rule.shortest())
+        key = (rule, options.drafter, options.early_exit)
+        pace = self._paces.pop(key, None) or AdaptiveLength(shortest=rule.min_draft_tokens())
         self._paces[key] = pace  # the latest comes last, and what has not been asked for in a long time goes
         if len(self._paces) > PACES:
             del self._paces[next(iter(self._paces))]
@@ -201,7 +201,7 @@ class Pair:
             self._probes[place] = (target, draft)
         return self._probes[place]
 
-    def judge(self, folder: str = "") -> Probe:
+    def judge_probe(self, folder: str = "") -> Probe:
         """The probe that judges whole steps, from a folder that has one; by default the one that came with the pair."""
         place = Path(folder) if folder else self.probe_folder
         if place is None:
@@ -222,8 +222,8 @@ class Pair:
     def _rewriter(self, rule: Rule) -> Rule | None:
         if not isinstance(rule, StepRule) or not rule.rewrite:
             return None
-        found = verify.make(rule.rewrite).bound(self)
-        if found.unit != "token" or not found.drafts:
+        found = verify.make(rule.rewrite).bind(self)
+        if found.unit != "token" or not found.speculates:
             raise BadRequest(f"rewrite is {rule.rewrite!r}; give a rule that judges drafts token by token, or nothing")
         return found
 
@@ -258,7 +258,7 @@ class Pair:
         else:
             decoder = Decoder(job, self.target, drafter, stats, kept)
         task = self.executor.submit(decoder.decode(), stats)
-        return Ticket(task, job, stats, text, str(self.sparse) if self.sparse and job.rule.drafts else "")
+        return Ticket(task, job, stats, text, str(self.sparse) if self.sparse and job.rule.speculates else "")
 
     def _room(self, prompt: int, wanted: int | None) -> int:
         left = self.target.capacity - prompt
@@ -276,12 +276,12 @@ class Pair:
             )
         return wanted
 
-    def _drafter(self, rule: Rule, kind: str, unsure: Unsure) -> Drafter:
-        if not rule.drafts:
+    def _drafter(self, rule: Rule, kind: str, early_exit: EarlyExit) -> Drafter:
+        if not rule.speculates:
             return NoDrafter()
         if self.draft is None and rule.unit == "step":
             raise BadRequest(f"verifier {rule.name!r} needs a draft model; load the pair with draft=...")
-        if self.draft is None and unsure.ever:
+        if self.draft is None and early_exit.enabled:
             raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
         if kind == "ngram" or (kind == "auto" and self.draft is None):
             return NgramDrafter()
@@ -290,8 +290,8 @@ class Pair:
                 f"drafter {kind!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
         if kind == "cascade":
-            return CascadeDrafter(self.draft, NgramDrafter(), unsure=unsure)
-        return ModelDrafter(self.draft, unsure)
+            return CascadeDrafter(self.draft, NgramDrafter(), early_exit=early_exit)
+        return ModelDrafter(self.draft, early_exit)
 
 
 def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:

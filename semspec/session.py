@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from semspec.answer import Stream
 from semspec.errors import BadRequest
-from semspec.kept import Kept
+from semspec.loop.kept import Kept
 from semspec.options import Options
 from semspec.pair import Pair, override
-from semspec.text import Messages, encode
+from semspec.result import Stream
+from semspec.text.stream import Messages, encode
 
 
 class Session:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Origin = Literal["draft", "relaxed", "target"]
 FinishReason = Literal["stop", "length", "cancelled"]
-Fate = Literal["accepted", "refused", "handed over"]
+StepOutcome = Literal["accepted", "refused", "handed over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,21 @@ class Sampling:
 
 
 @dataclass(slots=True)
-class Rows:
+class ScoreOutput:
     """What one scoring pass says about its last `keep` tokens: row i predicts the token after fed token i."""
 
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [keep, d]
 
     @staticmethod
-    def join(parts: Sequence[Rows]) -> Rows:
+    def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
         if len(parts) == 1:
             return parts[0]
-        return Rows(torch.cat([p.logits for p in parts]), _join_hidden(parts))
+        return ScoreOutput(torch.cat([p.logits for p in parts]), _join_hidden(parts))
 
 
 @dataclass(slots=True)
-class Rolled:
+class DecodeOutput:
     """Tokens written autoregressively; row i of logits and hidden is what token i was drawn from."""
 
     tokens: list[int]
@@ -83,11 +83,11 @@ class Rolled:
     logprobs: list[TokenLogprob] | None = None
 
     @staticmethod
-    def join(parts: Sequence[Rolled]) -> Rolled:
+    def join(parts: Sequence[DecodeOutput]) -> DecodeOutput:
         if len(parts) == 1:
             return parts[0]
         logits = [p.logits for p in parts if p.logits is not None]
-        return Rolled(
+        return DecodeOutput(
             [token for p in parts for token in p.tokens],
             torch.cat(logits) if logits else None,
             _join_hidden(parts),
@@ -95,7 +95,7 @@ class Rolled:
         )
 
 
-def _join_hidden(parts: Sequence[Rows | Rolled]) -> dict[int, Tensor]:
+def _join_hidden(parts: Sequence[ScoreOutput | DecodeOutput]) -> dict[int, Tensor]:
     return {layer: torch.cat([p.hidden[layer] for p in parts]) for layer in parts[0].hidden}
 
 
@@ -106,14 +106,14 @@ class Draft:
     tokens: list[int]
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
-    cuts: tuple[int, ...] = ()  # behind which tokens whole steps of reasoning end, for rules whose unit is one
+    step_ends: tuple[int, ...] = ()  # behind which tokens whole steps of reasoning end, for rules whose unit is one
     valid: tuple[bool, ...] = ()  # a referee's word on each of these steps, where a rule asks one
 
     @property
-    def pieces(self) -> list[tuple[int, int]]:
+    def segments(self) -> list[tuple[int, int]]:
         """What is judged by itself, from where to where: every whole step, and what lies behind them, if anything."""
-        rest = not self.cuts or self.cuts[-1] < len(self.tokens)
-        return list(pairwise([0, *self.cuts, *([len(self.tokens)] if rest else [])]))
+        rest = not self.step_ends or self.step_ends[-1] < len(self.tokens)
+        return list(pairwise([0, *self.step_ends, *([len(self.tokens)] if rest else [])]))
 
     def first(self, n: int) -> Draft:
         """The same, but at most n tokens of it."""
@@ -121,7 +121,7 @@ class Draft:
             return self
         logits = None if self.logits is None else self.logits[:n]
         hidden = {layer: states[:n] for layer, states in self.hidden.items()}
-        cuts = tuple(cut for cut in self.cuts if cut <= n)
+        cuts = tuple(cut for cut in self.step_ends if cut <= n)
         return Draft(self.tokens[:n], logits, hidden, cuts, self.valid[: len(cuts)])
 
     @staticmethod
@@ -129,7 +129,7 @@ class Draft:
         """What was written in several goes, as one; without cuts."""
         if not parts:
             return Draft([])
-        whole = Rolled.join([Rolled(part.tokens, part.logits, part.hidden) for part in parts])
+        whole = DecodeOutput.join([DecodeOutput(part.tokens, part.logits, part.hidden) for part in parts])
         return Draft(whole.tokens, whole.logits, whole.hidden)
 
 
@@ -149,7 +149,7 @@ class Verdict:
     accepted: int
     next: int
     relaxed: tuple[int, ...] = ()  # draft positions that were accepted against the target's own choice
-    instead: tuple[int, ...] = ()  # what the target would have written at each of them
+    target_tokens: tuple[int, ...] = ()  # what the target would have written at each of them
     evidence: tuple[tuple[float, ...], ...] = ()  # the numbers behind each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
     state: Tensor | None = None  # what the rule wants back with this sequence's next draft
@@ -162,7 +162,7 @@ class Verdict:
         whole = Verdict(0, parts[0].next)
         for part, length in zip(parts, lengths, strict=True):
             whole.relaxed += tuple(whole.accepted + i for i in part.relaxed)
-            whole.instead += part.instead
+            whole.target_tokens += part.target_tokens
             whole.evidence += part.evidence
             whole.accepted, whole.next = whole.accepted + part.accepted, part.next
             if part.accepted != length:
@@ -175,16 +175,16 @@ class Relaxed:
     """Why a token stands that the target would not have written."""
 
     reason: str  # in the rule's words; may be empty
-    instead: int | None = None  # the token that the target would have written
+    target_token: int | None = None  # the token that the target would have written
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class DraftedStep:
     """A whole step of reasoning that the draft wrote, and what became of it."""
 
-    fate: Fate
+    outcome: StepOutcome
     tokens: list[int]  # all of it, whatever stands of it, with the words it began with if they were the target's
-    begun: int  # new tokens in front of it
+    start: int  # new tokens in front of it
 
 
 @dataclass(slots=True)
@@ -196,7 +196,9 @@ class Event:
     relaxed: dict[int, Relaxed] = field(default_factory=dict)  # index in `tokens` -> why
     drafted: int = 0
     accepted: int = 0
-    tried: list[Tried] = field(default_factory=list)  # steps of reasoning in the draft, up to the first that fell
+    drafted_steps: list[DraftedStep] = field(
+        default_factory=list
+    )  # steps of reasoning in the draft, up to the first that fell
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin
@@ -232,8 +234,8 @@ class Runner(Protocol):
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
-    def score(self, requests: Sequence[Score]) -> list[Rows]: ...
-    def roll(self, requests: Sequence[Roll]) -> list[Rolled]: ...
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
 
 # What a decoding generator may ask for. The Executor answers; see execute.py.
@@ -248,7 +250,7 @@ class Acquire:
 
 @dataclass(slots=True, eq=False)
 class Score:
-    """Feed tokens into a slot and return the last `keep` rows. Answer: Rows."""
+    """Feed tokens into a slot and return the last `keep` rows. Answer: ScoreOutput."""
 
     runner: Runner
     slot: int
@@ -259,8 +261,8 @@ class Score:
 
 
 @dataclass(slots=True, eq=False)
-class Roll:
-    """Feed tokens into a slot, then write n more or until a stop token. Answer: Rolled."""
+class Decode:
+    """Feed tokens into a slot, then write n more or until a stop token. Answer: DecodeOutput."""
 
     runner: Runner
     slot: int
@@ -276,12 +278,12 @@ class Roll:
 
 
 @dataclass(slots=True, eq=False)
-class Judge:
+class VerifyRequest:
     """Ask a rule about a draft, given the target's rows for it. Answer: Verdict."""
 
     rule: Rule
     draft: Draft
-    rows: Rows
+    rows: ScoreOutput
     sampling: Sampling
     position: int  # index in the sequence of the first draft token
     round: int  # steps of this sequence so far; makes noise fresh, see noise.py
@@ -290,9 +292,9 @@ class Judge:
     protected: Tensor | None = None  # [V] tokens that no rule may relax
 
 
-Request = Acquire | Score | Roll | Judge
-Decoding = Generator[Request | tuple[Request, ...] | Event, Any, None]
-Proposing = Generator[Request, Any, Draft]
+Request = Acquire | Score | Decode | VerifyRequest
+SequenceGenerator = Generator[Request | tuple[Request, ...] | Event, Any, None]
+ProposalGenerator = Generator[Request, Any, Draft]
 
 
 class Drafter(Protocol):
@@ -302,7 +304,7 @@ class Drafter(Protocol):
 
     def begin(self, slots: list[int]) -> None: ...
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
+    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> ProposalGenerator:
         """At most n tokens that may follow `context`."""
         ...
 

@@ -21,7 +21,7 @@ from hypothesis import settings
 from transformers.utils import logging
 
 import semspec
-from semspec import cli
+from semspec.cli import main as cli
 from tests.checkpoints import make_model, save
 
 logging.disable_progress_bar()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.model.roll import roll_by_score
-from semspec.types import Roll, Rolled, Rows, Score
+from semspec.model.decode import decode_by_score
+from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 Logits = Callable[[list[int]], list[float]]
 
@@ -71,12 +71,12 @@ class FakeRunner:
         assert 0 <= length <= len(self.held[slot]), "truncation beyond what the slot holds"
         del self.held[slot][length:]
 
-    def score(self, requests: Sequence[Score]) -> list[Rows]:
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self.diary.append(Pass("score", {r.slot: len(r.tokens) for r in requests}, self.clock.now))
         self.clock.now += self.seconds
         return [self._feed(r) for r in requests]
 
-    def _feed(self, request: Score) -> Rows:
+    def _feed(self, request: Score) -> ScoreOutput:
         assert request.tokens, "a pass over no tokens"
         rows = []
         for i, token in enumerate(request.tokens):
@@ -86,12 +86,12 @@ class FakeRunner:
                 rows.append(self.logits(self.held[request.slot]))
         assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
         logits = torch.tensor(rows).view(len(rows), self.vocab)
-        return Rows(logits, {layer: logits + layer for layer in request.layers})
+        return ScoreOutput(logits, {layer: logits + layer for layer in request.layers})
 
-    def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         before = len(self.diary)
         began = self.clock.now
-        rolled = roll_by_score(self, requests)
+        rolled = decode_by_score(self, requests)
         del self.diary[before:]  # one fused pass, not its parts
         self.diary.append(Pass("roll", {r.slot: len(o.tokens) for r, o in zip(requests, rolled, strict=True)}, began))
         return rolled

@@ -8,16 +8,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from semspec.decode import Decoder, Job
-from semspec.draft import ModelDrafter, NoDrafter, Unsure
+from semspec.draft import EarlyExit, ModelDrafter, NoDrafter
 from semspec.draft.model import NEVER
-from semspec.execute import Executor
-from semspec.stats import Stats
-from semspec.steps import Steps
-from semspec.stepwise import StepDecoder
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.step_decoder import StepDecoder
+from semspec.text.steps import Steps
 from semspec.types import Draft, Event, Sampling
-from semspec.verify.base import Decisions, Drafts, Rule
-from semspec.verify.step import StepRule
+from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.step_rule import StepRule
 from tests.fakes import FakeRunner, Logits
 
 END, BLANK, CLOSE, VOCAB = 0, 1, 2, 9  # end of text, a token that ends a step, end of thinking
@@ -31,10 +31,10 @@ class Picky(StepRule):
 
     name = "picky"
 
-    def sure(self, draft: Draft, sampling: Sampling) -> float:
+    def confidence(self, draft: Draft, sampling: Sampling) -> float:
         return 0.9 if sum(draft.tokens) % 3 else 0.5
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, (drafts.safe_ids * drafts.exists).sum(-1) % 2 == 0)
 
 
@@ -52,7 +52,7 @@ def language(seed: int) -> Logits:
 
 
 def run(
-    *jobs: Job, target: Logits, draft: Logits, slots: int = 8, unsure: Unsure = NEVER
+    *jobs: Job, target: Logits, draft: Logits, slots: int = 8, early_exit: EarlyExit = NEVER
 ) -> list[tuple[list[Event], Stats]]:
     """Decode as one batch."""
     runners = FakeRunner(target, VOCAB, slots), FakeRunner(draft, VOCAB, slots)
@@ -61,7 +61,7 @@ def run(
         stats = Stats()
         decoder: Decoder
         if job.rule.unit == "step":
-            decoder = StepDecoder(job, runners[0], ModelDrafter(runners[1], unsure), stats)
+            decoder = StepDecoder(job, runners[0], ModelDrafter(runners[1], early_exit), stats)
         else:
             decoder = Decoder(job, runners[0], NoDrafter(), stats)
         tasks.append((executor.submit(decoder.decode(), stats), stats))
@@ -111,7 +111,7 @@ def steps_of(
             return whole, step, "the end"
         whole.append(step)
         said += step
-        if len(whole) == rule.steps or rule.sure(Draft(step), Sampling()) < rule.ahead:
+        if len(whole) == rule.steps or rule.confidence(Draft(step), Sampling()) < rule.ahead:
             return whole, [], ""
         begun, room = [], min(room, rule.max_step_tokens)
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import typer
 
-from semspec import cli, tasks
+from semspec import tasks
 from semspec.bench.ablate import ablation
 from semspec.bench.arms import parse_arm
-from semspec.fit import cluster
-from semspec.specs import parse_options
+from semspec.cli import main as cli
+from semspec.probe_fit import cluster
+from semspec.registry import parse_options
 
 ROOT = Path(__file__).parent.parent
 PAPERS = ROOT / "docs" / "reproduce-papers.md"

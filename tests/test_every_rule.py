@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semspec.decode import Decoder, Job
 from semspec.draft import ModelDrafter
-from semspec.execute import Executor, Task
-from semspec.stats import Stats
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor, Task
+from semspec.loop.stats import Stats
 from semspec.types import Draft, Event, Sampling
 from semspec.verify import REGISTRY, Rule, make
 from tests.fakes import FakeRunner, Logits, chain, greedy
-from tests.verify.binding import Binding
+from tests.verify.binding import RuleResources
 
 VOCAB = 11
 FORBIDDEN = {0, 7}
@@ -28,13 +28,13 @@ OPTIONS = {  # so that each has something to relax in a language of eleven words
     "adaptive": "adaptive:start=0.9",
     "reflective": "reflective:alpha=0.9",
 }
-RULES = sorted(name for name, rule in REGISTRY.items() if rule.unit == "token" and rule.drafts)
+RULES = sorted(name for name, rule in REGISTRY.items() if rule.unit == "token" and rule.speculates)
 LOOSE = [name for name in RULES if not REGISTRY[name].lossless]
 
 
 @cache
 def rule_of(name: str) -> Rule:
-    return make(OPTIONS.get(name, name)).bound(Binding(remark=[1, 2]))
+    return make(OPTIONS.get(name, name)).bind(RuleResources(remark=[1, 2]))
 
 
 def near(one: Logits, other: Logits) -> Logits:
@@ -123,9 +123,9 @@ def as_the_events_say(asked: Asked, events: list[Event], drafts: list[tuple[list
             row = TARGET(text)
             own = row.index(max(row))
             if i in event.relaxed:
-                assert not {token, event.relaxed[i].instead} & FORBIDDEN and token != event.relaxed[i].instead
+                assert not {token, event.relaxed[i].target_token} & FORBIDDEN and token != event.relaxed[i].target_token
             if asked.sampling.greedy:
-                assert (event.relaxed[i].instead == own != token) if i in event.relaxed else token == own
+                assert (event.relaxed[i].target_token == own != token) if i in event.relaxed else token == own
             text.append(token)
     assert len(text) == len(asked.prompt) + asked.n
 

@@ -14,22 +14,22 @@ ROOT = Path(semspec.__file__).parent
 
 # From the bottom up. What stands in one row knows only rows above it here, and none of its neighbours in the row.
 ROWS = [
-    "errors noise progress pocket",
-    "types specs loops pace",
-    "stats sampling kept",
+    "errors pocket",
+    "types registry",
+    "sampling",
     "model",
-    "text probe costs",
-    "steps sparse",
+    "text probe",
+    "sparse",
     "verify",
     "draft",
-    "decode execute",
-    "stepwise options answer",
+    "loop",
+    "options result",
     "pair",
     "loading session",
     "semspec",  # the public names
-    "tasks live arguments settings",
-    "show fit bench serve info",
-    "generate chat demo sparsify",
+    "tasks",
+    "probe_fit bench serve",
+    "sparse_fit",
     "cli",
     "__main__",
 ]
@@ -39,7 +39,7 @@ FOR_TYPES = {("types", "verify")}
 
 
 def unit(module: str) -> str:
-    """semspec.fit.rows -> fit; a file of the package itself is a unit, too."""
+    """semspec.probe_fit.rows -> fit; a file of the package itself is a unit, too."""
     return [*module.split("."), "semspec"][1]
 
 
@@ -101,8 +101,8 @@ def test_imports_point_one_way() -> None:
     [
         "from semspec.pair import Pair",
         "from semspec import tasks",
-        "import semspec.fit.collect as c",
-        "def f():\n    from semspec.decode import Decoder",
+        "import semspec.probe_fit.collect as c",
+        "def f():\n    from semspec.loop.decoder import Decoder",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from semspec.pair import Pair",
         "from .. import pair",
         "try:\n    from semspec import load\nexcept ImportError:\n    pass",
@@ -115,5 +115,7 @@ def test_an_import_upwards_is_found(planted: str) -> None:
 
 
 def test_neighbours_do_not_know_each_other() -> None:
-    assert upward("semspec.fit.rows", "from semspec.bench.folder import Folder")
-    assert not upward("semspec.fit.rows", "from semspec.fit.data import Folder\nfrom semspec.pair import Pair")
+    assert upward("semspec.probe_fit.rows", "from semspec.bench.folder import Folder")
+    assert not upward(
+        "semspec.probe_fit.rows", "from semspec.probe_fit.data import Folder\nfrom semspec.pair import Pair"
+    )

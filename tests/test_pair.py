@@ -301,8 +301,8 @@ def test_a_rule_that_cannot_be_compared_is_refused(pair: semspec.Pair):
         name = "unfrozen"
         lossless = True
 
-        def judge(self, drafts):
-            return Exact().judge(drafts)
+        def verify(self, drafts):
+            return Exact().verify(drafts)
 
     with pytest.raises(BadRequest, match="make it a dataclass"):
         pair.generate(PROMPT, verifier=Loose())
@@ -324,7 +324,7 @@ def test_a_stream_that_failed_raises_after_its_last_event(pair: semspec.Pair, mo
 class Broken(Exact):
     name = "broken"
 
-    def judge(self, drafts):
+    def verify(self, drafts):
         raise RuntimeError("out of order")
 
 

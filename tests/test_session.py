@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import semspec
 from semspec import BadRequest, Options, verify
-from semspec.decode import Decoder, Job
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
-from semspec.execute import Executor
-from semspec.kept import Kept, shared
-from semspec.stats import Stats
-from semspec.types import Drafter, Rows, Score
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.kept import Kept, shared
+from semspec.loop.stats import Stats
+from semspec.types import Drafter, Score, ScoreOutput
 from tests.fakes import FakeRunner, blend, chain, greedy
 
 VOCAB = 11
@@ -28,7 +28,7 @@ TURNS = ["Mia has 4 pens. Tom has 5 more pens than Mia. How many pens does Tom h
 class Counting(FakeRunner):
     fed = 0  # tokens that passed through it
 
-    def _feed(self, request: Score) -> Rows:
+    def _feed(self, request: Score) -> ScoreOutput:
         self.fed += len(request.tokens)
         return super()._feed(request)
 

@@ -24,7 +24,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """tokens, labels and dice of a batch -> what is minimized, and two figures for the log"""
 
 
-class Rows:
+class ScoreOutput:
     """Packed rows on the device, drawn at random from all shards there are so far."""
 
     def __init__(self, folder: Path, batch: int, device: str, seed: int) -> None:
@@ -68,7 +68,7 @@ class Stepper:
     """Steps on one kind of rows. The log's figures add up in `seen`, the number of steps in `count`."""
 
     def __init__(
-        self, loss: Loss, model: Decoder, optimizers: Sequence[torch.optim.Optimizer], rows: Rows, graphs: bool
+        self, loss: Loss, model: Decoder, optimizers: Sequence[torch.optim.Optimizer], rows: ScoreOutput, graphs: bool
     ) -> None:
         self.loss, self.model, self.optimizers, self.rows = loss, model, optimizers, rows
         self.device = rows.device

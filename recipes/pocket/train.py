@@ -29,7 +29,7 @@ from recipes.pocket import export
 from recipes.pocket.measure import TEMPERATURE, Bench
 from recipes.pocket.model import SIZES, Decoder, document_mask
 from recipes.pocket.muon import Muon
-from recipes.pocket.stepper import WINDOW, Rows, Stepper, set_rate
+from recipes.pocket.stepper import WINDOW, ScoreOutput, Stepper, set_rate
 from recipes.pocket.tokenizer import save_tokenizer
 from semspec.pocket import problem
 from semspec.pocket.chat import USER
@@ -174,7 +174,7 @@ def train(arguments: argparse.Namespace) -> Run:
     compute = torch.compile(loss_of, dynamic=False) if device == "cuda" and not arguments.eager else loss_of
 
     def stepper(folder: Path, batch: int, masked: bool) -> Stepper:
-        rows = Rows(folder, batch, device, arguments.seed)
+        rows = ScoreOutput(folder, batch, device, arguments.seed)
 
         def loss(tokens: Tensor, labels: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
             return compute(model, tokens, labels, dice, arguments.dice, starts_with, masked)

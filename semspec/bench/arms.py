@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from semspec import verify
 from semspec.errors import BadRequest
-from semspec.loops import PERIOD, REPEATS
+from semspec.loop.repetition import PERIOD, REPEATS
 from semspec.options import AUTO, Options
 
 BASELINE, DRAFT = "none", "draft"

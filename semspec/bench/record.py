@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from semspec.types import Roll, Rolled, Rows, Runner, Score
+from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
 Pass = tuple[str, str, Sequence[tuple[int, ...]]]
 """Model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or written; for a
@@ -40,13 +40,13 @@ class Recorder:
     def truncate(self, slot: int, length: int) -> None:
         self.inner.truncate(slot, length)
 
-    def score(self, requests: Sequence[Score]) -> list[Rows]:
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self.passes.append((self.name, "score", [(len(r.tokens), self.length(r.slot), r.keep) for r in requests]))
         return self.inner.score(requests)
 
-    def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         before = [self.length(r.slot) for r in requests]
-        rolled = self.inner.roll(requests)
+        rolled = self.inner.decode(requests)
         rows = [
             (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits), int(r.sampling.greedy))
             for r, b, o in zip(requests, before, rolled, strict=True)

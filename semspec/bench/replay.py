@@ -22,13 +22,13 @@ from semspec.bench.folder import RunFolder
 from semspec.bench.summary import load_run, summarise
 from semspec.draft.model import GREEDY
 from semspec.errors import BadRequest
+from semspec.loop.stats import SECONDS
 from semspec.model import ModelRunner
-from semspec.model.choose import choose_device
 from semspec.model.config import Shape
-from semspec.model.plan import Plan, check
+from semspec.model.memory_plan import MemoryPlan, check
+from semspec.model.placement import choose_device
 from semspec.model.transformer import Transformer
-from semspec.stats import SECONDS
-from semspec.types import Roll, Sampling, Score
+from semspec.types import Decode, Sampling, Score
 
 
 def _dense(
@@ -125,11 +125,11 @@ def random_runner(
 
 def planned(
     name: str, config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
-) -> Plan:
+) -> MemoryPlan:
     """What memory such a runner takes at least."""
     shape = Shape.of(config)
     per_token = 2 * shape.depth * shape.kv_heads * shape.head_dim * dtype.itemsize
-    return Plan(name, device, shape.parameters * dtype.itemsize, per_token, slots, capacity)
+    return MemoryPlan(name, device, shape.parameters * dtype.itemsize, per_token, slots, capacity)
 
 
 class Replay:
@@ -173,8 +173,8 @@ class Replay:
             if kind == "score":
                 runner.score([Score(runner, i, [1] * fed, out) for i, (fed, _, out) in enumerate(rows)])
             else:
-                runner.roll([
-                    Roll(runner, i, [1] * row[0], n, self._drawn(row), 0, keep_logits=any(row[4:5]))
+                runner.decode([
+                    Decode(runner, i, [1] * row[0], n, self._drawn(row), 0, keep_logits=any(row[4:5]))
                     for i, (row, n) in enumerate(zip(rows, written(runner, rows), strict=True))
                 ])  # fmt: skip
             self._wait()

@@ -17,7 +17,7 @@ from typing import Any
 from semspec.bench.plots import draw
 from semspec.bench.summary import Sample, once
 from semspec.bench.table import COLUMNS, NOTHING, Cell, cells, columns, notes, percent, speed_heading, title
-from semspec.loops import find_loop
+from semspec.loop.repetition import find_loop
 
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
 EXAMPLES, LONGEST = 3, 1500  # problems shown, and characters of each output
@@ -180,7 +180,7 @@ def _drafts(summary: dict[str, Any]) -> str:
             counts += [(arm["relaxed_share"], 100), (arm["divergence"], 100)]
             row = [Cell(NOTHING if value is None else f"{scale * value:.2f}") for value, scale in counts]
             rows[name] = [*row, percent(arm["identical_outputs"])]
-    return _table("Drafts", "", head, rows, summary) if rows else ""
+    return _table("DraftBatch", "", head, rows, summary) if rows else ""
 
 
 def _groups(summary: dict[str, Any]) -> str:

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from semspec import tasks
-from semspec.answer import Result
 from semspec.bench.arms import Arm, arms_for
 from semspec.bench.folder import RunFolder, surroundings
 from semspec.bench.record import Pass, Recorder
 from semspec.bench.summary import load_run, summarise
 from semspec.errors import BadRequest
 from semspec.loading import load
+from semspec.loop.stats import Stats
 from semspec.pair import Pair
-from semspec.stats import Stats
+from semspec.result import Result
 from semspec.tasks import Problem, Task
-from semspec.text import encode
+from semspec.text.stream import encode
 
 LETTER = {"draft": "d", "relaxed": "r", "target": "t"}
 
@@ -182,9 +182,11 @@ class Bench:
         spell = self.pair.tokenizer.decode
         for result in turns:
             for event in result.events:
-                for step in event.tried:
-                    text, before = str(spell(step.tokens)), str(spell(result.tokens[: step.begun]))
-                    found.append({"fate": step.fate, "valid": referee(before, text) if referee else None, "text": text})
+                for step in event.drafted_steps:
+                    text, before = str(spell(step.tokens)), str(spell(result.tokens[: step.start]))
+                    found.append(
+                        {"fate": step.outcome, "valid": referee(before, text) if referee else None, "text": text}
+                    )
         return found
 
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:

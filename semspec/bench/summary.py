@@ -17,7 +17,7 @@ from typing import Any
 
 from semspec.bench.statistics import Estimate, Share, difference, discordant, mcnemar, mean, more_often, ratio
 from semspec.errors import BadRequest
-from semspec.loops import find_loop
+from semspec.loop.repetition import find_loop
 
 Sample = dict[str, Any]
 Pairs = dict[str, list[tuple[Sample, Sample]]]  # problem -> (of the arm, of the target alone)

@@ -1,9 +1,9 @@
 """Drafters: where proposals come from. Each has four verbs: begin, propose, accept, close (see types.Drafter)."""
 
 from semspec.draft.cascade import CascadeDrafter
+from semspec.draft.early_exit import EarlyExit
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
-from semspec.draft.nothing import NoDrafter
-from semspec.draft.unsure import Unsure
+from semspec.draft.none import NoDrafter
 
-__all__ = ["CascadeDrafter", "ModelDrafter", "NgramDrafter", "NoDrafter", "Unsure"]
+__all__ = ["CascadeDrafter", "EarlyExit", "ModelDrafter", "NgramDrafter", "NoDrafter"]

@@ -9,9 +9,20 @@ Source: multi-level acceleration in FLy (arXiv 2511.22972); hierarchical specula
 
 from __future__ import annotations
 
+from semspec.draft.early_exit import EarlyExit
 from semspec.draft.model import GREEDY, NEVER, ModelDrafter
-from semspec.draft.unsure import Unsure
-from semspec.types import Draft, Drafter, Judge, Proposing, Rolled, Rows, Runner, Sampling, Score, Verdict
+from semspec.types import (
+    DecodeOutput,
+    Draft,
+    Drafter,
+    ProposalGenerator,
+    Runner,
+    Sampling,
+    Score,
+    ScoreOutput,
+    Verdict,
+    VerifyRequest,
+)
 from semspec.verify.base import Rule
 from semspec.verify.exact import Exact
 
@@ -19,8 +30,8 @@ EXACT = Exact()
 
 
 class CascadeDrafter(ModelDrafter):
-    def __init__(self, runner: Runner, inner: Drafter, ahead: int = 6, unsure: Unsure = NEVER) -> None:
-        super().__init__(runner, unsure)
+    def __init__(self, runner: Runner, inner: Drafter, ahead: int = 6, early_exit: EarlyExit = NEVER) -> None:
+        super().__init__(runner, early_exit)
         self.inner, self.ahead = inner, ahead
         self.runners = [runner, *inner.runners]
 
@@ -36,7 +47,7 @@ class CascadeDrafter(ModelDrafter):
         round: int,
         rule: Rule,
         stop: frozenset[int] = frozenset(),
-    ) -> Proposing:
+    ) -> ProposalGenerator:
         if rule.keeps_draft_logits or rule.draft_layers or rule.samples_drafts or stop:
             return (yield from super().propose(context, n, sampling, round, rule, stop))
         assert self.slot is not None
@@ -48,14 +59,14 @@ class CascadeDrafter(ModelDrafter):
                 text, min(self.ahead, end - len(text) - 1), GREEDY, round, EXACT
             )
             feed = text[self.runner.length(self.slot) :] + guess.tokens
-            rows: Rows = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
-            verdict: Verdict = yield Judge(EXACT, guess, rows, GREEDY, len(text), round)
+            rows: ScoreOutput = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
+            verdict: Verdict = yield VerifyRequest(EXACT, guess, rows, GREEDY, len(text), round)
             self.inner.accept(len(text) + verdict.accepted)
             new = [*guess.tokens[: verdict.accepted], verdict.next]
             text += new
             self.runner.truncate(self.slot, len(text) - 1)
-            sure += self._sure(Rolled(new, rows.logits[: len(new)]))
-        return Draft(text[len(context) :]).first(max(sure - len(context), rule.shortest()))
+            sure += self._sure(DecodeOutput(new, rows.logits[: len(new)]))
+        return Draft(text[len(context) :]).first(max(sure - len(context), rule.min_draft_tokens()))
 
     def accept(self, length: int) -> None:
         super().accept(length)

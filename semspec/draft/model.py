@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from semspec.draft.unsure import CHUNK, Unsure
-from semspec.noise import DRAFT, stream
-from semspec.types import Draft, Proposing, Roll, Rolled, Runner, Sampling
+from semspec.draft.early_exit import CHUNK, EarlyExit
+from semspec.sampling.noise import DRAFT, stream
+from semspec.types import Decode, DecodeOutput, Draft, ProposalGenerator, Runner, Sampling
 from semspec.verify.base import Rule
 
 GREEDY = Sampling()
-NEVER = Unsure()
+NEVER = EarlyExit()
 
 
 class ModelDrafter:
-    def __init__(self, runner: Runner, unsure: Unsure = NEVER) -> None:
-        self.runner, self.unsure = runner, unsure
+    def __init__(self, runner: Runner, early_exit: EarlyExit = NEVER) -> None:
+        self.runner, self.early_exit = runner, early_exit
         self.runners = [runner]
         self.slot: int | None = None
 
@@ -28,7 +28,7 @@ class ModelDrafter:
         round: int,
         rule: Rule,
         stop: frozenset[int] = frozenset(),
-    ) -> Proposing:
+    ) -> ProposalGenerator:
         """At most n tokens, up to and including one of those to stop at."""
         assert self.slot is not None
         # The draft model's context may be the shorter one; the last token it writes need not fit, being never fed.
@@ -39,15 +39,15 @@ class ModelDrafter:
         written = sure = 0
         while sure == written < n:
             # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
-            rolled: Rolled = yield Roll(
+            rolled: DecodeOutput = yield Decode(
                 self.runner,
                 self.slot,
                 feed,
-                min(CHUNK, n - written) if self.unsure.ever else n,
+                min(CHUNK, n - written) if self.early_exit.enabled else n,
                 sampling if rule.needs_draft_logits or rule.samples_drafts else GREEDY,
                 stream(DRAFT, round),
                 stop,
-                keep_logits=rule.keeps_draft_logits or self.unsure.ever,
+                keep_logits=rule.keeps_draft_logits or self.early_exit.enabled,
                 layers=rule.draft_layers,
                 drafting=True,
             )
@@ -57,15 +57,15 @@ class ModelDrafter:
             feed = rolled.tokens[-1:]
             if feed[0] in stop:
                 break
-        whole = Rolled.join(parts)
+        whole = DecodeOutput.join(parts)
         draft = Draft(whole.tokens, whole.logits if rule.keeps_draft_logits else None, whole.hidden)
-        return draft.first(max(sure, rule.shortest()))
+        return draft.first(max(sure, rule.min_draft_tokens()))
 
-    def _sure(self, rolled: Rolled) -> int:
-        if not self.unsure.ever:
+    def _sure(self, rolled: DecodeOutput) -> int:
+        if not self.early_exit.enabled:
             return len(rolled.tokens)
         assert rolled.logits is not None
-        return self.unsure.sure(rolled.logits)
+        return self.early_exit.confident_prefix(rolled.logits)
 
     def accept(self, length: int) -> None:
         # The last draft token was never fed, and the token after the accepted ones is not the draft's.

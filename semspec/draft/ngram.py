@@ -8,7 +8,7 @@ Source: prompt lookup decoding, Saxena 2023.
 from __future__ import annotations
 
 from semspec.errors import BadRequest
-from semspec.types import Draft, Proposing, Runner, Sampling
+from semspec.types import Draft, ProposalGenerator, Runner, Sampling
 from semspec.verify.base import Rule
 
 Ngram = tuple[int, ...]
@@ -31,7 +31,7 @@ class NgramDrafter:
         self._follower.clear()
         self._history.clear()
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> Proposing:
+    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> ProposalGenerator:
         self._index(context)
         for size in range(min(self.longest, len(context) - 1), self.shortest - 1, -1):
             start = self._follower.get(tuple(context[-size:]))

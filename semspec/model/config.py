@@ -78,7 +78,7 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionSpec:
     """How a layer sees the context. Most models have one kind for all layers, some have two."""
 
     window: int | None = None  # how many tokens it sees, itself included; None: all
@@ -125,7 +125,7 @@ class Shape:
     norm_eps: float
     tied: bool  # the embedding is also the output projection
     context: int  # longest sequence the checkpoint was made for
-    sights: tuple[Sight, ...]  # of every layer
+    sights: tuple[AttentionSpec, ...]  # of every layer
     attention_scale: float  # on the products of queries and keys
     activation: str  # of the feed-forward networks, one of ACTIVATIONS
     qkv_bias: bool
@@ -245,7 +245,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _sights(config: PreTrainedConfig, name: str) -> tuple[Sight, ...]:
+def _sights(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
     """How each layer sees. Configs say it in three ways: a window for all, a kind for each layer, layers without
     rotation; rotary parameters are given once, or for each kind of layer."""
     depth = config.num_hidden_layers
@@ -254,7 +254,9 @@ def _sights(config: PreTrainedConfig, name: str) -> tuple[Sight, ...]:
     parameters = config.rope_parameters or {}
     rotary = {kind: _rotary(config, name, kind if kind in parameters else None) for kind in set(kinds)}
     sights = {
-        (kind, turned): Sight(window if kind in (None, "sliding_attention") else None, rotary[kind] if turned else None)
+        (kind, turned): AttentionSpec(
+            window if kind in (None, "sliding_attention") else None, rotary[kind] if turned else None
+        )
         for kind in rotary
         for turned in (True, False)
     }

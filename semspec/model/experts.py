@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model import few
+from semspec.model import cpu_gemm as few
 from semspec.model.int8 import Int8Linear, evenly
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from torch import Tensor
+from tqdm import tqdm
 
 from semspec.errors import ModelError
 from semspec.model.gguf_config import config_of, dialect_of
 from semspec.model.gguf_header import Header
-from semspec.progress import bar
 
 FACTORS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}  # read with the config
 
@@ -30,15 +30,15 @@ class GgufCheckpoint:
         assert isinstance(arch, MODEL_ARCH)
         self._names = get_tensor_name_map(arch, config.num_hidden_layers)
         self._unread = set(self.header.tensors) - FACTORS
-        self._bar = bar(f"reading {path.name}", bytes=True)
-        self._read, self._size = 0, sum(e.size for e in self.header.tensors.values())
+        total = sum(e.size for e in self.header.tensors.values())
+        # disable=None: nothing is drawn where nobody looks
+        self._bar = tqdm(desc=f"reading {path.name}", total=total, unit="B", unit_scale=True, disable=None, leave=False)
 
     def __enter__(self) -> GgufCheckpoint:
-        self._bar.__enter__()
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        self._bar.__exit__()
+        self._bar.close()
         if failed is None and self._unread:
             some = ", ".join(sorted(self._unread)[:3])
             raise ModelError(
@@ -58,8 +58,7 @@ class GgufCheckpoint:
         if found != shape or (expert and int(expert[1]) >= entry.shape[0]):
             raise ModelError(f"{self.header.path}: {stored}.{suffix} has shape {entry.shape}, not {shape} as expected")
         rows = slice(int(expert[1]), int(expert[1]) + 1) if expert else slice(None)
-        self._read += entry.size // entry.shape[0] if expert else entry.size
-        self._bar(self._read, self._size)
+        self._bar.update(entry.size // entry.shape[0] if expert else entry.size)
         array = self.header.values(entry, rows).reshape(shape)
         if self._dialect.interleaved and stem.endswith(("q_proj", "k_proj")):
             pairs = array.reshape(-1, self._head // 2, 2, *shape[1:])

@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 
-class Runs(Protocol):
+class GraphLauncher(Protocol):
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
         """Do `work` and return what it returns. Calls with the same key must mean the same work on the same buffers.
         `state` is what the work changes and what must not change twice if the work is tried first."""
         ...
 
 
-class Plain:
+class NoGraphs:
     """Where there are no graphs: the work itself, every time."""
 
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
         return work()
 
 
-class Graphs:
+class GraphCache:
     """All graphs share one memory pool: they never run at the same time, and results are copied away at once."""
 
     def __init__(self, device: torch.device, most: int = 64) -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
+from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
-from semspec.model.choose import choose_context, choose_device, choose_dtype
 from semspec.model.config import Shape
-from semspec.model.fast import LONGEST, Fast
-from semspec.model.fast_roll import Rolls
-from semspec.model.roll import roll_by_score
-from semspec.model.sight import Span
-from semspec.model.single import Single
+from semspec.model.decode import decode_by_score
+from semspec.model.graph_decode import GraphDecode
+from semspec.model.graph_runner import LONGEST, GraphRunner
+from semspec.model.layer_ops import DENSE, Sparsity, checks
+from semspec.model.numpy_decoder import NumpyDecoder
+from semspec.model.placement import choose_context, choose_device, choose_dtype
 from semspec.model.transformer import Transformer
-from semspec.model.way import DENSE, Sparsity, checks
 from semspec.model.weights import locate, open_checkpoint
-from semspec.types import Roll, Rolled, Rows, Score
+from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 
 class ModelRunner:
@@ -32,12 +32,12 @@ class ModelRunner:
         self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
         self.sparsity: Sparsity | None = None  # what passes that check drafts leave out
-        self.single = Single.of(transformer, self.cache)
-        self.use(Fast.of(transformer, self.cache))
+        self.single = NumpyDecoder.of(transformer, self.cache)
+        self.use(GraphRunner.of(transformer, self.cache))
 
-    def use(self, fast: Fast | None) -> None:
+    def use(self, fast: GraphRunner | None) -> None:
         """How to go about short passes; without, every operation is launched by itself."""
-        self.fast, self.rolls = fast, Rolls(fast) if fast else None
+        self.fast, self.rolls = fast, GraphDecode(fast) if fast else None
 
     @staticmethod
     def load(
@@ -77,7 +77,7 @@ class ModelRunner:
         self.cache.truncate(slot, length)
 
     @torch.inference_mode()
-    def score(self, requests: Sequence[Score]) -> list[Rows]:
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         if self.sparsity is None:
             return self._pass(requests)
         before, requests = self.sparsity.apart(requests)
@@ -85,14 +85,14 @@ class ModelRunner:
             self._noted_pass(before, self.sparsity)
         return self._noted_pass(self.sparsity.prepare(requests), self.sparsity)
 
-    def _noted_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[Rows]:
+    def _noted_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[ScoreOutput]:
         starts = [self.length(r.slot) for r in requests]
         rows = self._pass(requests)
         for r, start in zip(requests, starts, strict=True):
             sparsity.fed(r.slot, start, r.tokens, checks(r))
         return rows
 
-    def _pass(self, requests: Sequence[Score]) -> list[Rows]:
+    def _pass(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
         if self.fast is None:
             checked = self.sparsity is not None and any(checks(r) for r in requests)
@@ -100,7 +100,7 @@ class ModelRunner:
                 return [self.single.score(requests[0], starts[0], self.vocab)]
             return self._score(requests, starts)
         # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.
-        results: dict[int, Rows] = {}
+        results: dict[int, ScoreOutput] = {}
         for short in (True, False):
             which = [i for i, r in enumerate(requests) if self._is_short(r) == short]
             if which:
@@ -113,12 +113,12 @@ class ModelRunner:
         plain = self.sparsity is not None and not self.sparsity.fusible and checks(r)
         return len(r.tokens) <= LONGEST and not plain
 
-    def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[Rows]:
-        spans: list[Span] = []
+    def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[ScoreOutput]:
+        spans: list[SequenceChunk] = []
         wanted: list[int] = []
         row = 0
         for r, start in zip(requests, starts, strict=True):
-            spans.append(Span(r.slot, start, len(r.tokens)))
+            spans.append(SequenceChunk(r.slot, start, len(r.tokens)))
             row += len(r.tokens)
             wanted += range(row - r.keep, row)
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)
@@ -130,13 +130,13 @@ class ModelRunner:
         results, row = [], 0
         for r in requests:
             rows = slice(row, row := row + r.keep)
-            results.append(Rows(logits[rows], {layer: hidden[layer][rows] for layer in r.layers}))
+            results.append(ScoreOutput(logits[rows], {layer: hidden[layer][rows] for layer in r.layers}))
         return results
 
     @torch.inference_mode()
-    def roll(self, requests: Sequence[Roll]) -> list[Rolled]:
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         if self.rolls is None or any(r.logprobs is not None for r in requests):
-            return roll_by_score(self, requests)
+            return decode_by_score(self, requests)
         fed = []
         for r in requests:
             if len(r.tokens) > LONGEST:
@@ -144,7 +144,7 @@ class ModelRunner:
                 r = replace(r, tokens=r.tokens[-1:])
             fed.append(r)
         starts = [self.length(r.slot) for r in fed]
-        rolled = self.rolls.roll(fed, self.vocab)
+        rolled = self.rolls.decode(fed, self.vocab)
         if self.sparsity is not None:
             for r, start, wrote in zip(fed, starts, rolled, strict=True):
                 self.sparsity.fed(r.slot, start, [*r.tokens, *wrote.tokens[:-1]])

@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError
-from semspec.model import few
-from semspec.model.choose import choose_context, choose_device, choose_dtype
+from semspec.model import cpu_gemm as few
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
-from semspec.model.foreign import TransformersRunner, refuse_without_truncation
-from semspec.model.plan import Plan
-from semspec.model.room import graph_room
+from semspec.model.graph_memory import graph_bytes
+from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
+from semspec.model.memory_plan import MemoryPlan
+from semspec.model.placement import choose_context, choose_device, choose_dtype
 from semspec.model.runner import ModelRunner
 from semspec.model.weights import locate, tensor_shapes
 
@@ -50,7 +50,7 @@ class Source:
     def stop(self) -> frozenset[int]:
         return stop_of(self.config)
 
-    def plan(self, device: str, dtype: str, slots: int, context: int | None) -> Plan:
+    def plan(self, device: str, dtype: str, slots: int, context: int | None) -> MemoryPlan:
         place = choose_device(device)
         kind = choose_dtype(dtype, dtype_of(self.config), place)
         wide = 4 if kind == torch.int8 else kind.itemsize
@@ -62,7 +62,9 @@ class Source:
             weights = self.shape.parameters * kind.itemsize
             # Of an embedding that is not the head as well, a pass reads a few rows.
             read = weights - (0 if self.shape.tied else table * kind.itemsize)
-            if few.Ways.of(self.shape.parameters, place, kind).packed:  # all but an embedding that is no head, again
+            if few.GemmPaths.of(
+                self.shape.parameters, place, kind
+            ).packed:  # all but an embedding that is no head, again
                 weights += read
             if kind == torch.int8:  # the embedding is looked up in float32, and multiplied by in int8
                 weights += table * wide - (0 if self.shape.tied else table)
@@ -71,8 +73,8 @@ class Source:
         per_token = 2 * self.config.num_hidden_layers * heads * head * (8 if kind == torch.int8 else wide)
         fixed = self.shape is not None and self.shape.mixture is None  # experts are read as they are chosen
         context = choose_context(context, self.context)
-        graphs = graph_room(self.shape, place, wide, slots, context)
-        return Plan(self.path.name, place, weights, per_token, slots, context, read if fixed else None, graphs)
+        graphs = graph_bytes(self.shape, place, wide, slots, context)
+        return MemoryPlan(self.path.name, place, weights, per_token, slots, context, read if fixed else None, graphs)
 
     def load(self, device: str, dtype: str, slots: int, context: int | None) -> ModelRunner | TransformersRunner:
         if self.shape is not None:

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model import few
+from semspec.model import cpu_gemm as few
+from semspec.model.attention_metadata import AttentionMetadata, RotaryTables, SequenceChunk
 from semspec.model.cache import Cache
-from semspec.model.config import Shape, Sight
+from semspec.model.config import AttentionSpec, Shape
 from semspec.model.experts import ACTIVATE, Experts, FeedForward, Linear
 from semspec.model.int8 import Int8Linear
-from semspec.model.sight import Rotations, Span, View
-from semspec.model.way import DENSE, Way
+from semspec.model.layer_ops import DENSE, LayerOps
 
 
 class Tensors(Protocol):
@@ -31,7 +31,7 @@ class Tensors(Protocol):
 
 @dataclass(slots=True)
 class Layer:
-    sight: Sight
+    sight: AttentionSpec
     attention_norm: Tensor  # [width]
     qkv: Linear | Int8Linear  # queries, keys and values in one product
     query_norm: Tensor | None  # [head_dim]
@@ -53,7 +53,7 @@ class Transformer:
         self.attention_dtype = torch.float64 if int8 else dtype
         family = shape.family
 
-        ways = few.Ways.of(shape.parameters, device, dtype)
+        ways = few.GemmPaths.of(shape.parameters, device, dtype)
 
         def product(weight: Tensor, bias: Tensor | None = None) -> Linear | Int8Linear:
             if int8:
@@ -118,17 +118,17 @@ class Transformer:
         self.layers = [layer(i) for i in range(shape.depth)]
         self.norm = norm("model.norm")
         self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
-        self.rotations = {sight.rotary: Rotations(sight.rotary, device, dtype) for sight in set(shape.sights)}
+        self.rotations = {sight.rotary: RotaryTables(sight.rotary, device, dtype) for sight in set(shape.sights)}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
     def forward(
         self,
         tokens: Tensor,
-        spans: list[Span],
+        spans: list[SequenceChunk],
         cache: Cache,
         wanted: Tensor,
         layers: Iterable[int] = (),
-        way: Way = DENSE,
+        way: LayerOps = DENSE,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run packed tokens [N] through the model.
 
@@ -137,7 +137,9 @@ class Transformer:
         """
         kept: dict[int, Tensor] = {}
         want = set(layers)
-        view = View(spans, self.device, self.rotations, flash=self.device.type == "cuda" and self.dtype.itemsize == 2)
+        view = AttentionMetadata(
+            spans, self.device, self.rotations, flash=self.device.type == "cuda" and self.dtype.itemsize == 2
+        )
         x = F.embedding(tokens, self.embedding)  # [N, width]
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
@@ -163,7 +165,7 @@ class Transformer:
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot_(self._floor[size])
         return (y * length.reciprocal_().mul_(size**0.5)).to(x.dtype).mul_(weight)
 
-    def _attend(self, layer: Layer, i: int, x: Tensor, view: View, cache: Cache, way: Way) -> Tensor:
+    def _attend(self, layer: Layer, i: int, x: Tensor, view: AttentionMetadata, cache: Cache, way: LayerOps) -> Tensor:
         """Attention of every sequence over its own slot. [N, width] -> [N, heads * head_dim]"""
         s = self.shape
         heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)  # [N, q heads + k heads + v heads, d]

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from semspec.serve.pieces import Ended, Mark, Piece, Spelled
+from semspec.serve.deltas import Delta, Finished, TokenOrigin, TokenText
 from semspec.serve.reasoning import Channel, Splitter
 from semspec.serve.report import metrics_of, usage_of
 
-Parts = list[tuple[Channel, str, Mark]]
+Parts = list[tuple[Channel, str, TokenOrigin]]
 
 
 @dataclass
@@ -21,12 +21,12 @@ class Choice:
 
     splitter: Splitter
     texts: dict[Channel, str] = field(default_factory=lambda: {"reasoning": "", "content": ""})
-    logprobs: list[Spelled] = field(default_factory=list)
+    logprobs: list[TokenText] = field(default_factory=list)
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
     offset: int = 0  # characters of the tokens whose logprobs have been told
 
-    def add(self, piece: Piece) -> Parts:
+    def add(self, piece: Delta) -> Parts:
         parts = self.splitter.feed(piece.spans, final=piece.finish is not None)
         for channel, text, _ in parts:
             self.texts[channel] += text
@@ -46,12 +46,12 @@ class Answer(ABC):
     ) -> None:
         self.id, self.model, self.created = f"{self.prefix}-{name}", model, int(time.time())
         self.choices, self.n, self.trace, self.detailed = choices, n, trace, detailed
-        self.ends: list[Ended] = []
+        self.ends: list[Finished] = []
 
     # -- the whole
 
-    def take(self, message: Piece | Ended) -> None:
-        if isinstance(message, Ended):
+    def take(self, message: Delta | Finished) -> None:
+        if isinstance(message, Finished):
             self.ends.append(message)
             return
         choice = self.choices[message.choice]
@@ -79,8 +79,8 @@ class Answer(ABC):
         """Chunks before any text."""
         return []
 
-    def chunk(self, message: Piece | Ended) -> dict[str, Any] | None:
-        if isinstance(message, Ended):
+    def chunk(self, message: Delta | Finished) -> dict[str, Any] | None:
+        if isinstance(message, Finished):
             self.ends.append(message)
             return None
         choice = self.choices[message.choice]
@@ -103,7 +103,7 @@ class Answer(ABC):
     # -- both
 
     @abstractmethod
-    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]: ...
+    def logprobs(self, choice: Choice, tokens: list[TokenText]) -> dict[str, Any]: ...
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -136,7 +136,7 @@ class ChatAnswer(Answer):
             delta[key] = delta.get(key, "") + text
         return {"delta": delta}
 
-    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]:
+    def logprobs(self, choice: Choice, tokens: list[TokenText]) -> dict[str, Any]:
         return {
             "content": [
                 _entry(t.text, t.logprob) | {"top_logprobs": [_entry(text, p) for text, p in t.top]} for t in tokens
@@ -154,7 +154,7 @@ class TextAnswer(Answer):
     def delta(self, parts: Parts) -> dict[str, Any]:
         return {"text": "".join(text for _, text, _ in parts)}
 
-    def logprobs(self, choice: Choice, tokens: list[Spelled]) -> dict[str, Any]:
+    def logprobs(self, choice: Choice, tokens: list[TokenText]) -> dict[str, Any]:
         offsets = []
         for token in tokens:
             offsets.append(choice.offset)
@@ -172,7 +172,7 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
-def trace_of(piece: Piece, parts: Parts) -> dict[str, Any]:
+def trace_of(piece: Delta, parts: Parts) -> dict[str, Any]:
     """Where every piece of text came from, and why relaxed tokens stand."""
     return {
         "spans": [

@@ -14,7 +14,8 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import semspec
-from semspec.serve import refusals, speculation
+from semspec.serve import http_errors as refusals
+from semspec.serve import speculation
 from semspec.serve.auth import Keys
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semspec.serve.refusals import Refused
+from semspec.serve.http_errors import HttpError
 
 OPEN = frozenset({"/health"})
 
@@ -25,7 +25,7 @@ class Keys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN or self.knows(_presented(scope)):
             return await self.app(scope, receive, send)
-        refusal = Refused(
+        refusal = HttpError(
             401, "this server needs an API key; send it as 'Authorization: Bearer KEY'", "invalid_api_key"
         )
         await refusal.response(scope, receive, send)

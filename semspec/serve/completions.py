@@ -18,14 +18,14 @@ from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.serve import speculation
 from semspec.serve.answers import Answer, ChatAnswer, Choice, TextAnswer
+from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
-from semspec.serve.flight import Flight
+from semspec.serve.http_errors import HttpError, refused
+from semspec.serve.in_flight import InFlightRequest
 from semspec.serve.limits import Settings
-from semspec.serve.pieces import Ended
 from semspec.serve.reasoning import Splitter
-from semspec.serve.refusals import Refused, refused
 from semspec.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest
-from semspec.serve.texts import Texts
+from semspec.serve.tokenization import Texts
 
 T = TypeVar("T")
 COLDEST = 1e-4  # temperatures below this are greedy: dividing by them leaves nothing else
@@ -56,7 +56,7 @@ class Service:
             return EventStream(request, answer, flight, asked.include_usage)
         return JSONResponse(await unless_gone(request, collect(answer, flight, request)))
 
-    async def _begin(self, request: Request, asked: ChatRequest | CompletionRequest) -> tuple[Answer, Flight]:
+    async def _begin(self, request: Request, asked: ChatRequest | CompletionRequest) -> tuple[Answer, InFlightRequest]:
         limits, journal = self.settings.limits, request.scope["journal"]
         self.check_model(asked.model)
         options = self._options(asked)
@@ -88,7 +88,7 @@ class Service:
 
     def check_model(self, name: str) -> None:
         if name != self.settings.name:
-            raise Refused(404, f"there is no model {name!r} here; this server has {self.settings.name!r}", "no_model")
+            raise HttpError(404, f"there is no model {name!r} here; this server has {self.settings.name!r}", "no_model")
 
     def card(self) -> dict[str, Any]:
         """What /v1/models says."""
@@ -141,7 +141,7 @@ def _seed(seed: int | None, i: int) -> int | None:
     return None if seed is None else (seed + i + 2**63) % 2**64 - 2**63
 
 
-async def collect(answer: Answer, flight: Flight, request: Request) -> dict[str, Any]:
+async def collect(answer: Answer, flight: InFlightRequest, request: Request) -> dict[str, Any]:
     async with flight:
         try:
             async for message in flight:
@@ -152,7 +152,7 @@ async def collect(answer: Answer, flight: Flight, request: Request) -> dict[str,
     return answer.whole()
 
 
-async def events(answer: Answer, flight: Flight, usage: bool) -> AsyncIterator[str]:
+async def events(answer: Answer, flight: InFlightRequest, usage: bool) -> AsyncIterator[str]:
     """Server-sent events. An answer that fails half-way ends with an error and without [DONE]."""
     nothing = {"usage": None} if usage else {}
     for chunk in answer.opening():
@@ -174,7 +174,7 @@ def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def note(scope: Scope, ends: list[Ended]) -> None:
+def note(scope: Scope, ends: list[Finished]) -> None:
     """What the log may know of an answer."""
     if ends:
         scope["journal"] |= {
@@ -192,7 +192,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, request: Request, answer: Answer, flight: Flight, usage: bool) -> None:
+    def __init__(self, request: Request, answer: Answer, flight: InFlightRequest, usage: bool) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.request, self.answer, self.flight, self.usage = request, answer, flight, usage
@@ -212,7 +212,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Gone(Refused):
+class Gone(HttpError):
     """The client has left; nobody will read this."""
 
     def __init__(self) -> None:

@@ -18,12 +18,12 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from semspec.errors import SemspecError
-from semspec.model.remember import Remembering
+from semspec.model.prefix_cache import Remembering
 from semspec.options import Options
 from semspec.pair import Pair
-from semspec.serve.flight import Answering, Flight
-from semspec.serve.pieces import Ended, Piece, piece_of
-from semspec.serve.refusals import Refused
+from semspec.serve.deltas import Delta, Finished, delta_of
+from semspec.serve.http_errors import HttpError
+from semspec.serve.in_flight import InFlightRequest, SequenceState
 from semspec.types import Acquire
 
 log = logging.getLogger("semspec.serve")
@@ -44,7 +44,7 @@ class Engine:
         self,
         load: Callable[[], Pair],
         queue: int = 256,
-        on_end: Callable[[Ended], None] = lambda ended: None,
+        on_end: Callable[[Finished], None] = lambda ended: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load, self.queue, self.on_end, self.clock = load, queue, on_end, clock
@@ -56,7 +56,7 @@ class Engine:
         self.live = 0  # sequences taken in and not ended; counted on the event loop
         self._usual = 1.0  # seconds a sequence takes, lately
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._flights: list[Flight] = []
+        self._flights: list[InFlightRequest] = []
         self._thread = threading.Thread(target=self._run, name="semspec-engine", daemon=True)
 
     # -- the event loop's side
@@ -95,17 +95,17 @@ class Engine:
         if self.state != "ready":
             words = {"loading": "the model is being loaded", "draining": "the server is shutting down"}
             said = words.get(self.state, "the server has failed and has to be started again")
-            raise Refused(503, f"{said}; try again in a moment", self.state, retry_after=2)
+            raise HttpError(503, f"{said}; try again in a moment", self.state, retry_after=2)
         if self.live + count > self.slots + self.queue:
             rounds = (self.live + count - self.slots) / self.slots
             wait = min(60, max(1, math.ceil(rounds * self._usual)))
-            raise Refused(429, f"{self.live} sequences are being answered or wait; try again later", "busy", wait)
+            raise HttpError(429, f"{self.live} sequences are being answered or wait; try again later", "busy", wait)
 
-    async def submit(self, asking: Asking, deadline: float) -> Flight:
+    async def submit(self, asking: Asking, deadline: float) -> InFlightRequest:
         """Take a request in. When this returns, its options are known to be good and its sequences wait for slots."""
         self.admit(len(asking))
         now = self.clock()
-        flight = Flight(self, now, now + deadline, len(asking))
+        flight = InFlightRequest(self, now, now + deadline, len(asking))
         self.live += flight.count
         self._inbox.put(partial(self._take_in, flight, asking))
         try:
@@ -115,7 +115,7 @@ class Engine:
             raise
         return flight
 
-    def abort(self, flight: Flight) -> None:
+    def abort(self, flight: InFlightRequest) -> None:
         """Nobody wants this any more: its slots are free before the next pass."""
         self._inbox.put(partial(self._end, flight, None))
 
@@ -149,7 +149,7 @@ class Engine:
 
     def _fail_all(self, why: str) -> None:
         for flight in list(self._flights):
-            self._end(flight, Refused(503, why, "shutting_down"))
+            self._end(flight, HttpError(503, why, "shutting_down"))
 
     def _halt(self) -> None:
         self._fail_all("the server has been shut down")
@@ -168,7 +168,7 @@ class Engine:
             if ticket.task.error is not None:
                 raise ticket.task.error
 
-    def _take_in(self, flight: Flight, asking: Asking) -> None:
+    def _take_in(self, flight: InFlightRequest, asking: Asking) -> None:
         try:
             if self.pair is None or self.error is not None:
                 raise SemspecError("the server has failed")
@@ -176,7 +176,7 @@ class Engine:
         except Exception as error:
             self._post(partial(self._answer_submit, flight, error))
             return
-        flight.sequences = [Answering(ticket, i) for i, ticket in enumerate(tickets)]
+        flight.sequences = [SequenceState(ticket, i) for i, ticket in enumerate(tickets)]
         self._flights.append(flight)
         self._post(partial(self._answer_submit, flight, None))
 
@@ -187,15 +187,17 @@ class Engine:
         except Exception:  # the Executor has ended all its sequences; new ones may fare better
             log.error("a tick failed", exc_info=True)
         now = self.clock()
-        news: list[tuple[Flight, Piece | Ended | Exception]] = []
+        news: list[tuple[InFlightRequest, Delta | Finished | Exception]] = []
         for flight in list(self._flights):
             news += self._look_after(pair, flight, began, now)
         if news:
             self._post(partial(self._deliver, news))
 
-    def _look_after(self, pair: Pair, flight: Flight, began: float, now: float) -> list[tuple[Flight, Any]]:
+    def _look_after(
+        self, pair: Pair, flight: InFlightRequest, began: float, now: float
+    ) -> list[tuple[InFlightRequest, Any]]:
         """What the last tick, which took from `began` to `now`, brought for a request."""
-        news: list[tuple[Flight, Any]] = []
+        news: list[tuple[InFlightRequest, Any]] = []
         for sequence in flight.sequences:
             if sequence.done:
                 continue
@@ -204,7 +206,7 @@ class Engine:
                 sequence.began = began
             for event in sequence.ticket.collect():
                 sequence.began, sequence.first = sequence.began or began, sequence.first or now
-                news.append((flight, piece_of(pair, sequence.choice, event, sequence.written)))
+                news.append((flight, delta_of(pair, sequence.choice, event, sequence.written)))
                 sequence.written += len(event.tokens)
             if task.error is not None:
                 log.error("a sequence failed: %s", type(task.error).__name__, exc_info=task.error)
@@ -213,23 +215,25 @@ class Engine:
             if task.done:
                 news.append((flight, self._close(flight, sequence, now)))
         if now > flight.deadline and not all(sequence.done for sequence in flight.sequences):
-            self._end(flight, Refused(504, "the answer was not complete at the request's deadline", "deadline"))
+            self._end(flight, HttpError(504, "the answer was not complete at the request's deadline", "deadline"))
             return []
         if all(sequence.done for sequence in flight.sequences):
             self._flights.remove(flight)
         return news
 
-    def _close(self, flight: Flight, sequence: Answering, now: float, outcome: str | None = None) -> Ended:
+    def _close(
+        self, flight: InFlightRequest, sequence: SequenceState, now: float, outcome: str | None = None
+    ) -> Finished:
         """Count a sequence that has come to its end, whatever that was."""
         sequence.done = True
-        ended = Ended.of(sequence.ticket, sequence.choice, outcome)
+        ended = Finished.of(sequence.ticket, sequence.choice, outcome)
         ended.queued = (sequence.began or now) - flight.arrived
         ended.first_token = (sequence.first or now) - flight.arrived
         ended.seconds = now - flight.arrived
         self._post(partial(self._counted, ended))
         return ended
 
-    def _end(self, flight: Flight, error: Exception | None) -> None:
+    def _end(self, flight: InFlightRequest, error: Exception | None) -> None:
         """Cancel what remains of a request. Its slots are free when this returns."""
         if flight not in self._flights:
             return
@@ -250,7 +254,7 @@ class Engine:
         with contextlib.suppress(RuntimeError):  # a loop that is closed wants to know nothing any more
             self._loop.call_soon_threadsafe(call)
 
-    def _answer_submit(self, flight: Flight, error: Exception | None) -> None:
+    def _answer_submit(self, flight: InFlightRequest, error: Exception | None) -> None:
         if error is not None:
             self.live -= flight.count
         if flight.taken_in.done():  # its client has left in the meantime
@@ -261,11 +265,11 @@ class Engine:
             flight.taken_in.set_exception(error)
 
     @staticmethod
-    def _deliver(news: list[tuple[Flight, Piece | Ended | Exception]]) -> None:
+    def _deliver(news: list[tuple[InFlightRequest, Delta | Finished | Exception]]) -> None:
         for flight, message in news:
             flight.messages.put_nowait(message)
 
-    def _counted(self, ended: Ended) -> None:
+    def _counted(self, ended: Finished) -> None:
         self.live -= 1
         self._usual += 0.1 * (ended.seconds - ended.queued - self._usual)
         self.on_end(ended)

@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from semspec.serve.http_errors import refused
 from semspec.serve.metrics import Metrics
-from semspec.serve.refusals import refused
 
 log = logging.getLogger("semspec.serve")
 QUIET = frozenset({"/health", "/metrics"})  # asked for every few seconds by machines

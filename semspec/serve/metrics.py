@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
-from semspec.serve.pieces import Ended
 
 PREFIX = "semspec:"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -19,7 +19,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         rule = ("verifier",)
-        self.drafts = self._counter("spec_decode_num_drafts", "Drafts judged.", rule)
+        self.drafts = self._counter("spec_decode_num_drafts", "Drafts verified.", rule)
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens judged.", rule)
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that stood.", rule)
         self.relaxed = self._counter(
@@ -47,7 +47,7 @@ class Metrics:
         self._gauge("num_slots", "Slots there are.").set_function(lambda: engine.slots)
         self.registry.register(Prefixes(engine))
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: Finished) -> None:
         """A sequence has ended, whatever way."""
         stats, name = ended.stats, ended.verifier
         judged = stats.steps - stats.drafts.get(0, 0)
@@ -56,8 +56,8 @@ class Metrics:
         self.accepted.labels(name).inc(stats.accepted)
         self.relaxed.labels(name).inc(stats.relaxed)
         self.loops.labels(name).inc(stats.loops)
-        self.steps.labels(name).inc(stats.fates.total() - stats.fates["target"])
-        self.stood.labels(name).inc(stats.fates["accepted"])
+        self.steps.labels(name).inc(stats.step_outcomes.total() - stats.step_outcomes["target"])
+        self.stood.labels(name).inc(stats.step_outcomes["accepted"])
         self.passes.labels(name).inc(stats.target_passes)
         for i, n in enumerate(stats.accepted_per_position):
             self.positions.labels(str(i)).inc(n)

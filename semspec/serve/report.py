@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from semspec.serve.pieces import Ended
+from semspec.serve.deltas import Finished
 
 
-def usage_of(ends: Sequence[Ended], n: int) -> dict[str, int]:
+def usage_of(ends: Sequence[Finished], n: int) -> dict[str, int]:
     """Tokens are counted from ids, never from text. A prompt counts once, however many (n) answers it has."""
     written = sum(end.stats.tokens for end in ends)
     prompts = {end.choice // n: end.prompt_tokens for end in ends}
@@ -16,7 +16,7 @@ def usage_of(ends: Sequence[Ended], n: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def metrics_of(ends: Sequence[Ended], detailed: bool = False) -> dict[str, Any]:
+def metrics_of(ends: Sequence[Finished], detailed: bool = False) -> dict[str, Any]:
     """Of one answer, or None for the parts that make no sense for several."""
     if len(ends) != 1:
         return {"speculative_decoding": None}
@@ -34,7 +34,7 @@ def metrics_of(ends: Sequence[Ended], detailed: bool = False) -> dict[str, Any]:
     }
 
 
-def speculation_of(end: Ended, detailed: bool) -> dict[str, Any]:
+def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
     stats = end.stats
     longest = max([end.longest, *stats.histogram])
     said: dict[str, Any] = {

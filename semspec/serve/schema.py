@@ -63,7 +63,7 @@ class Speculation(BaseModel):
     trace: bool = Field(False, description="Say where every piece of text came from, and why relaxed tokens stand.")
 
 
-class Asked(BaseModel):
+class RequestBase(BaseModel):
     """What both kinds of completion have in common."""
 
     model_config = STRICT
@@ -126,7 +126,7 @@ class Message(BaseModel):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-class ChatRequest(Asked):
+class ChatRequest(RequestBase):
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -142,7 +142,7 @@ class ChatRequest(Asked):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(RequestBase):
     prompt: (
         Text
         | Annotated[list[Token], Field(min_length=1)]

@@ -12,9 +12,9 @@ from semspec.errors import BadRequest
 from semspec.options import AUTO, DRAFTERS, Options
 from semspec.serve.limits import Settings
 from semspec.serve.schema import Speculation
-from semspec.steps import MAX_STEP_TOKENS
+from semspec.text.steps import MAX_STEP_TOKENS
 from semspec.verify import REGISTRY, Rule
-from semspec.verify.step import StepRule
+from semspec.verify.step_rule import StepRule
 
 LONGEST_TEXT = 200  # characters of an option that is text
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -77,10 +77,10 @@ def _check(rule: Rule, draft_tokens: int | str | None, settings: Settings) -> No
         _check_range(rule, field, getattr(rule, field.name))
     most = settings.limits.draft_tokens
     step = rule.max_step_tokens if isinstance(rule, StepRule) else 0
-    if rule.shortest() > most or step > max(most, MAX_STEP_TOKENS):
+    if rule.min_draft_tokens() > most or step > max(most, MAX_STEP_TOKENS):
         raise BadRequest(
-            f"verifier {rule.name!r} with these options needs drafts of {max(step, rule.shortest())} tokens; this "
-            f"server allows at most {max(most, MAX_STEP_TOKENS) if step else most}"
+            f"verifier {rule.name!r} with these options needs drafts of {max(step, rule.min_draft_tokens())} tokens; "
+            f"this server allows at most {max(most, MAX_STEP_TOKENS) if step else most}"
         )
     if isinstance(draft_tokens, int) and draft_tokens > most:
         raise BadRequest(f"num_draft_tokens is {draft_tokens}; this server allows at most {most}")
@@ -143,7 +143,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 "lossless": rule.lossless,
                 "allowed": rule.lossless or settings.allow_lossy,
                 "unit": rule.unit,
-                "drafts": rule.drafts,
+                "drafts": rule.speculates,
                 "num_draft_tokens": min(rule.draft_tokens, settings.limits.draft_tokens),
                 "about": about(rule),
                 "options": [

@@ -8,8 +8,8 @@ from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.int8 import Int8Linear
 from semspec.probe.identity import fingerprint
+from semspec.sparse.layer_ops import Sparse
 from semspec.sparse.plan import SparsePlan
-from semspec.sparse.way import Sparse
 from semspec.types import Runner
 
 

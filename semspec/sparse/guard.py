@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from semspec.model.cache import Cache
-from semspec.model.way import checks
+from semspec.model.layer_ops import checks
 from semspec.types import Score
 
 

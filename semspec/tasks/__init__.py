@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semspec import specs
+from semspec import registry as specs
 from semspec.tasks.aime24 import Aime24
 from semspec.tasks.amc23 import Amc23
 from semspec.tasks.base import Problem, Task

@@ -5,23 +5,23 @@ A rule is asked for as an object, a name, or a name with options: "fly:window=4,
 
 from __future__ import annotations
 
-from semspec import specs
+from semspec import registry as specs
 from semspec.errors import BadRequest
 from semspec.verify.adaptive import Adaptive
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.block import Block
-from semspec.verify.cascade import CascadeRule
 from semspec.verify.controls import AcceptAll, Random
 from semspec.verify.ensemble import Ensemble
 from semspec.verify.exact import Exact
 from semspec.verify.fly import Fly
 from semspec.verify.margin import Margin
-from semspec.verify.none import Alone
+from semspec.verify.none import NoSpeculation
 from semspec.verify.reflective import Reflective
 from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.semantic import Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
+from semspec.verify.speculative_cascade import SpeculativeCascade
 from semspec.verify.step_controls import AcceptAllSteps, AcceptNoStep, Oracle, RandomStep
 from semspec.verify.threshold import Threshold
 from semspec.verify.topk import TopK
@@ -36,8 +36,8 @@ def register(rule: type[Rule]) -> type[Rule]:
     return rule
 
 
-LOSSLESS = (Alone, Exact, SpeculativeSampling, Block)
-LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, CascadeRule, Adaptive, Reflective)
+LOSSLESS = (NoSpeculation, Exact, SpeculativeSampling, Block)
+LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective)
 STEPWISE = (Semantic, SemanticPlus, SpecReason, RandomStep, AcceptAllSteps, AcceptNoStep, Oracle)
 for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
     register(_rule)
@@ -52,4 +52,4 @@ def make(spec: str | Rule) -> Rule:
     return specs.make("verifier", spec, REGISTRY)
 
 
-__all__ = ["REGISTRY", "Decisions", "Drafts", "Rule", "make", "register"]
+__all__ = ["REGISTRY", "Decisions", "DraftBatch", "Rule", "make", "register"]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 from semspec.verify.sampling import trial
 
@@ -46,7 +46,7 @@ class Adaptive(Rule):
                 f"adaptive's memory is {self.memory}; give the share that a step leaves of older ones, 0 to 1"
             )
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         stands, choice = trial(drafts)
         state = (
             self._begin(drafts) if drafts.state is None else drafts.state
@@ -58,12 +58,14 @@ class Adaptive(Rule):
         decisions.state = self._learn(drafts, state, decisions, stands, distance)
         return decisions
 
-    def _begin(self, drafts: Drafts) -> Tensor:
+    def _begin(self, drafts: DraftBatch) -> Tensor:
         none = torch.zeros_like(drafts.counts, dtype=torch.float32)
         return torch.stack([none, none + 1, none + 2 * self.start, none + 1], 1)
 
-    def _learn(self, drafts: Drafts, state: Tensor, decisions: Decisions, stands: Tensor, distance: Tensor) -> Tensor:
-        judged = drafts.exists & (drafts.steps[:-1] <= decisions.accepted[:, None])
+    def _learn(
+        self, drafts: DraftBatch, state: Tensor, decisions: Decisions, stands: Tensor, distance: Tensor
+    ) -> Tensor:
+        judged = drafts.exists & (drafts.positions[:-1] <= decisions.accepted[:, None])
         columns = []
         for which in (judged & stands, judged & ~stands):
             columns += [(distance * which).sum(-1), which.sum(-1).float()]

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from semspec import noise
-from semspec.sampling import SamplingRows, pick, process
-from semspec.types import Judge, Verdict
+from semspec.sampling import noise
+from semspec.sampling.draw import SamplingRows, pick, process
+from semspec.types import Verdict, VerifyRequest
 
 if TYPE_CHECKING:
     from semspec.probe.head import Probe
 
 
 @dataclass
-class Drafts:
+class DraftBatch:
     """The drafts of B sequences with what the target said about them. V is the vocabulary both models share."""
 
     ids: Tensor  # [B, K] draft tokens, -1 behind a shorter draft
@@ -50,26 +50,26 @@ class Drafts:
     valid: Tensor | None = None  # [B] which of those a referee calls valid
 
     @cached_property
-    def steps(self) -> Tensor:
+    def positions(self) -> Tensor:
         """[K + 1] 0, 1, ... K"""
         return torch.arange(self.ids.shape[1] + 1, device=self.ids.device)
 
     @cached_property
     def exists(self) -> Tensor:
         """[B, K] where there is a draft token"""
-        return self.steps[:-1] < self.counts[:, None]
+        return self.positions[:-1] < self.counts[:, None]
 
     @cached_property
     def rows(self) -> Tensor:
         """[B, K + 1] the row of R that predicts draft token k; behind the draft's end, its bonus row again"""
-        return self.first_row[:, None] + torch.minimum(self.steps, self.counts[:, None])
+        return self.first_row[:, None] + torch.minimum(self.positions, self.counts[:, None])
 
     @cached_property
     def draft_rows(self) -> Tensor:
         """[B, K] the row of D that draft token k was drawn from; behind the end, some row that exists"""
         last = (self.counts - 1).clamp_min(0)[:, None]
         assert self.draft_logits is not None
-        return (self.first_draft[:, None] + torch.minimum(self.steps[:-1], last)).clamp_max(
+        return (self.first_draft[:, None] + torch.minimum(self.positions[:-1], last)).clamp_max(
             max(self.draft_logits.shape[0] - 1, 0)
         )
 
@@ -98,7 +98,7 @@ class Drafts:
     def uniform(self, purpose: int) -> Tensor:
         """[B, K + 1] noise for each draft position and the one behind; fresh in every round but for TARGET"""
         stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
-        return noise.uniform(self.seed[:, None], self.position[:, None] + self.steps, stream[:, None])
+        return noise.uniform(self.seed[:, None], self.position[:, None] + self.positions, stream[:, None])
 
     def target_choice(self) -> Tensor:
         """[B, K + 1] what the target itself writes at each position: its argmax, or its draw when sampling"""
@@ -169,11 +169,11 @@ class Decisions:
     next: Tensor  # [B]
     relaxed: Tensor | None = None  # [B, K] accepted against the target's choice
     state: Tensor | None = None  # [B, S]
-    instead: Tensor | None = None  # [B, K] the target's choice
+    target_tokens: Tensor | None = None  # [B, K] the target's choice
     evidence: Tensor | None = None  # [B, K, E] float32, the numbers that `Rule.reason` puts into words
 
 
-class Binding(Protocol):
+class RuleResources(Protocol):
     """What a rule may ask of the pair it is going to judge for."""
 
     def tokens_of(self, text: str) -> list[int]: ...
@@ -182,7 +182,7 @@ class Binding(Protocol):
         """The target's and the draft's probe in this folder; "" for those that came with the pair."""
         ...
 
-    def judge(self, folder: str) -> Probe:
+    def judge_probe(self, folder: str) -> Probe:
         """The probe that judges whole steps, see `semantic+`."""
         ...
 
@@ -198,23 +198,23 @@ class Rule(ABC):
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # the draft's probabilities; else ids, and the draft writes greedily
-    drafts: ClassVar[bool] = True  # False: the target writes alone
+    speculates: ClassVar[bool] = True  # False: the target writes alone
     draft_tokens: ClassVar[int] = 8  # length of a draft where nobody says one
 
     @abstractmethod
-    def judge(self, drafts: Drafts) -> Decisions: ...
+    def verify(self, drafts: DraftBatch) -> Decisions: ...
 
     def layout(self, draft: list[int]) -> list[int]:
         """The tokens to score for a draft. It must begin with the draft; what follows is scored and thrown away."""
         return draft
 
-    def shortest(self) -> int:
+    def min_draft_tokens(self) -> int:
         """The shortest draft that it judges as it means to. Nobody who may choose makes a shorter one."""
         return 1
 
-    def usual(self) -> int:
+    def default_draft_tokens(self) -> int:
         """The length of a draft where nobody says one."""
-        return max(self.draft_tokens, self.shortest())
+        return max(self.draft_tokens, self.min_draft_tokens())
 
     @property
     def samples_drafts(self) -> bool:
@@ -236,7 +236,7 @@ class Rule(ABC):
         """Whose hidden states it wants from the draft model."""
         return ()
 
-    def bound(self, pair: Binding) -> Rule:
+    def bind(self, pair: RuleResources) -> Rule:
         """This rule for the pair it is going to judge. Rules that need words or probes get theirs here."""
         return self
 
@@ -250,27 +250,27 @@ def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
     return (ok & exists).long().cumprod(-1).sum(-1)
 
 
-def collate(judges: Sequence[Judge]) -> Drafts:
+def collate(judges: Sequence[VerifyRequest]) -> DraftBatch:
     """Lay several sequences' drafts side by side. They share rule and protected tokens; draft logits: all or none.
 
     A draft of several steps is as many drafts, one behind the other: the row that predicts a step's first token is the
-    bonus row of the step before. `join_pieces` puts together again what a rule says of them."""
+    bonus row of the step before. `join_segments` puts together again what a rule says of them."""
     device = judges[0].rows.logits.device
     rows = [j.rows.logits.shape[0] for j in judges]
-    longest = max(end - begin for j in judges for begin, end in j.draft.pieces)
+    longest = max(end - begin for j in judges for begin, end in j.draft.segments)
     table = []  # one host tensor, one copy: ids, count, first row, first draft row, seed, position, round, whole, valid
     row = draft_row = 0
     for j, height in zip(judges, rows, strict=True):
-        for i, (begin, end) in enumerate(j.draft.pieces):
+        for i, (begin, end) in enumerate(j.draft.segments):
             padded = j.draft.tokens[begin:end] + [-1] * (longest - (end - begin))
             place = [end - begin, row + begin, draft_row + begin, j.sampling.seed, j.position + begin, j.round]
-            table.append([*padded, *place, i < len(j.draft.cuts), any(j.draft.valid[i : i + 1])])
+            table.append([*padded, *place, i < len(j.draft.step_ends), any(j.draft.valid[i : i + 1])])
         row, draft_row = row + height, draft_row + len(j.draft.tokens)
     columns = torch.tensor(table).to(device, non_blocking=True)
     draft_logits = None
     if judges[0].draft.logits is not None:
         draft_logits = torch.cat([j.draft.logits.to(device) for j in judges if j.draft.logits is not None])
-    return Drafts(
+    return DraftBatch(
         ids=columns[:, :longest],
         counts=columns[:, longest],
         target_logits=torch.cat([j.rows.logits for j in judges]),
@@ -294,11 +294,11 @@ def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int,
     return {layer: torch.cat([p[layer].to(device) for p in parts]) for layer in parts[0]} or None
 
 
-def join_pieces(parts: Sequence[Verdict], judges: Sequence[Judge]) -> list[Verdict]:
+def join_segments(parts: Sequence[Verdict], judges: Sequence[VerifyRequest]) -> list[Verdict]:
     """From what was decided about pieces of drafts to what that means for each draft."""
     whole, taken = [], 0
     for j in judges:
-        lengths = [end - begin for begin, end in j.draft.pieces]
+        lengths = [end - begin for begin, end in j.draft.segments]
         whole.append(Verdict.join(parts[taken : taken + len(lengths)], lengths))
         taken += len(lengths)
     return whole
@@ -311,7 +311,7 @@ def verdicts(decisions: Decisions) -> list[Verdict]:
     parts = [
         torch.stack([d.accepted, d.next], 1),
         nothing if d.relaxed is None else d.relaxed.long(),
-        nothing if d.instead is None else d.instead,
+        nothing if d.target_tokens is None else d.target_tokens,
         nothing if d.evidence is None else d.evidence.contiguous().view(torch.int32).long().flatten(1),
     ]
     table = torch.cat(parts, 1).cpu()
@@ -327,7 +327,7 @@ def verdicts(decisions: Decisions) -> list[Verdict]:
                 accepted,
                 follows,
                 relaxed=at,
-                instead=tuple(own[i] for i in at) if own else (),
+                target_tokens=tuple(own[i] for i in at) if own else (),
                 evidence=tuple(tuple(evidence[b][i]) for i in at) if evidence else (),
                 state=None if d.state is None else d.state[b],
             )

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semspec.noise import ACCEPT
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.sampling.noise import ACCEPT
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.sampling import after_rejection
 
 
@@ -26,16 +26,16 @@ class Block(Rule):
     lossless = True
     needs_draft_logits = True
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         weight, passing = _tests(drafts)  # [B, K + 1] p_i and h_i
         # Prefix i is tested with the noise of its last token; the empty prefix always stands.
         u = torch.cat([torch.zeros_like(weight[:, :1]), drafts.uniform(ACCEPT)[:, :-1]], 1)
-        stands = (u <= passing) & (drafts.steps <= drafts.counts[:, None])
-        accepted = torch.where(stands, drafts.steps, 0).amax(-1)
+        stands = (u <= passing) & (drafts.positions <= drafts.counts[:, None])
+        accepted = torch.where(stands, drafts.positions, 0).amax(-1)
         return Decisions(accepted, after_rejection(drafts, accepted, weight.gather(1, accepted[:, None])[:, 0]))
 
 
-def _tests(drafts: Drafts) -> tuple[Tensor, Tensor]:
+def _tests(drafts: DraftBatch) -> tuple[Tensor, Tensor]:
     """[B, K + 1] p_i and h_i, one position after the other, so that only [B, V] is ever laid out."""
     ratio = drafts.target_prob_of_draft() / drafts.draft_prob_of_draft()  # [B, K]
     weight = torch.ones_like(drafts.counts, dtype=torch.float32)  # [B] p_0

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
-from semspec.noise import ACCEPT
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.sampling.noise import ACCEPT
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 
 
@@ -21,7 +21,7 @@ class AcceptAll(Rule):
     name = "accept-all"
     lossless = False
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         return conclude(drafts, drafts.exists)
 
     def reason(self, evidence: Sequence[float]) -> str:
@@ -39,7 +39,7 @@ class Random(Rule):
         if not 0 <= self.rate <= 1:
             raise BadRequest(f"random's rate is {self.rate}; give a probability from 0 to 1")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         coin = drafts.uniform(ACCEPT)[:, :-1]
         return conclude(drafts, coin < self.rate, evidence=(coin,))
 

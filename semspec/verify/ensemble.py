@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from semspec.errors import BadRequest
-from semspec.noise import ACCEPT
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.sampling.noise import ACCEPT
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 from semspec.verify.sampling import trial
 
@@ -36,7 +36,7 @@ class Ensemble(Rule):
         if not 0 < self.weight <= 1:
             raise BadRequest(f"ensemble's weight is {self.weight}; give the target's share, above 0 and at most 1")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         stands, choice = trial(drafts)
         own, others = drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token()  # [B, K, V]
         mixed = self.weight * own + (1 - self.weight) * others

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semspec.verify.base import Decisions, Drafts, Rule, accepted_prefix
+from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Exact(Rule):
     name = "exact"
     lossless = True
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]
         accepted = accepted_prefix(drafts.ids == choice[:, :-1], drafts.exists)  # [B]
         return Decisions(accepted, choice.gather(1, accepted[:, None])[:, 0])

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.noise import SECOND
-from semspec.sampling import pick
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.sampling.draw import pick
+from semspec.sampling.noise import SECOND
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
 
 
@@ -52,10 +52,10 @@ class Fly(Rule):
         if self.top < 1:
             raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
 
-    def shortest(self) -> int:
+    def min_draft_tokens(self) -> int:
         return self.window + 1
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]
         match = (drafts.ids == choice[:, :-1]) & drafts.exists
         if not drafts.target_sampling.all_greedy:
@@ -71,23 +71,23 @@ class Fly(Rule):
             return "the target's second draw"
         return f"entropy {entropy:.2f} >= {self.theta:g}, {needed:.0f} matches follow"
 
-    def _entropy(self, drafts: Drafts) -> Tensor:
+    def _entropy(self, drafts: DraftBatch) -> Tensor:
         """[B, K] how undecided the target is at each draft token"""
         probs = drafts.beliefs  # [R, V]
         entropy = partial_entropy(probs, self.top) if self.entropy == "partial" else normalised_entropy(probs)
         return entropy[drafts.rows[:, :-1]]
 
-    def _window(self, drafts: Drafts) -> Tensor:
+    def _window(self, drafts: DraftBatch) -> Tensor:
         """[B, 1] how far the window reaches"""
         return torch.minimum(torch.full_like(drafts.counts, self.window), (drafts.counts - 1).clamp_min(0))[:, None]
 
-    def _needed(self, drafts: Drafts) -> Tensor:
+    def _needed(self, drafts: DraftBatch) -> Tensor:
         """[B, 1] how many matches must follow"""
         return (self._window(drafts) - int(self.reading == "code")).clamp_min(0)
 
-    def _followed(self, drafts: Drafts, match: Tensor, needed: Tensor) -> Tensor:
+    def _followed(self, drafts: DraftBatch, match: Tensor, needed: Tensor) -> Tensor:
         """[B, K] whether a whole window of matches follows within the draft"""
-        at = drafts.steps[:-1]  # [K]
+        at = drafts.positions[:-1]  # [K]
         # Matches among the tokens j+1 .. j+needed, from running sums: before[i] counts the matches in front of i.
         before = torch.cat([torch.zeros_like(drafts.counts)[:, None], match.long().cumsum(-1)], 1)  # [B, K + 1]
         end = (at + 1 + needed).clamp_max(match.shape[1])

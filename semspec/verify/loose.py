@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semspec.verify.base import Decisions, Drafts, accepted_prefix
+from semspec.verify.base import Decisions, DraftBatch, accepted_prefix
 
 
 def conclude(
-    drafts: Drafts,
+    drafts: DraftBatch,
     allowed: Tensor,
     choice: Tensor | None = None,
     agrees: Tensor | None = None,
@@ -28,17 +28,17 @@ def conclude(
     choice = drafts.target_choice() if choice is None else choice
     agrees = drafts.ids == choice[:, :-1] if agrees is None else agrees
     accepted = accepted_prefix(agrees | (allowed & relaxable(drafts, choice)), drafts.exists)
-    inside = drafts.steps[:-1] < accepted[:, None]
+    inside = drafts.positions[:-1] < accepted[:, None]
     return Decisions(
         accepted,
         choice.gather(1, accepted[:, None])[:, 0],
         relaxed=inside & ~agrees,
-        instead=choice[:, :-1],
+        target_tokens=choice[:, :-1],
         evidence=torch.stack([e.float() for e in evidence], -1) if evidence else None,
     )
 
 
-def relaxable(drafts: Drafts, choice: Tensor) -> Tensor:
+def relaxable(drafts: DraftBatch, choice: Tensor) -> Tensor:
     """[B, K] where neither the draft's token nor the target's is protected, and the draft's is possible at all"""
     possible = drafts.exists & (drafts.belief_in_draft() > 0)
     if drafts.protected is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 
 
@@ -26,7 +26,7 @@ class Margin(Rule):
         if not 0 < self.ratio <= 1:
             raise BadRequest(f"margin's ratio is {self.ratio}; give a share of the best token's probability, 0 to 1")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         best = drafts.beliefs.amax(-1)[drafts.rows[:, :-1]]  # [B, K]
         p = drafts.belief_in_draft()
         return conclude(drafts, p >= self.ratio * best, evidence=(p, best))

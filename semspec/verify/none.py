@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule
 
 
 @dataclass(frozen=True)
-class Alone(Rule):
+class NoSpeculation(Rule):
     name = "none"
     lossless = True
-    drafts = False
+    speculates = False
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         return Decisions(torch.zeros_like(drafts.counts), drafts.target_choice()[:, 0])

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Binding, Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
 from semspec.verify.loose import conclude
 
 PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
@@ -36,18 +36,18 @@ class Reflective(Rule):
         if not 0 <= self.alpha <= 1:
             raise BadRequest(f"reflective's alpha is {self.alpha}; give the second reading's weight, 0 to 1")
 
-    def bound(self, pair: Binding) -> Rule:
+    def bind(self, pair: RuleResources) -> Rule:
         return replace(self, tokens=tuple(pair.tokens_of(self.prompt)))
 
     def layout(self, draft: list[int]) -> list[int]:
         return [*draft, *self.tokens, *draft] if draft else []
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         fused = self._fused(drafts)
         allowed = drafts.ids == fused.target_choice()[:, :-1]
         return conclude(drafts, allowed, evidence=(drafts.belief_in_draft(), fused.belief_in_draft()))
 
-    def _fused(self, drafts: Drafts) -> Drafts:
+    def _fused(self, drafts: DraftBatch) -> DraftBatch:
         """The same drafts under the fused logits."""
         first, rows = drafts.target_logits.float(), drafts.rows
         # [B, K + 1] the rows of the second copy. A draft of no tokens has none, and nothing to be judged by them.

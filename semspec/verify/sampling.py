@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semspec.noise import ACCEPT, RESIDUAL
-from semspec.sampling import pick
-from semspec.verify.base import Decisions, Drafts, Rule, accepted_prefix
+from semspec.sampling.draw import pick
+from semspec.sampling.noise import ACCEPT, RESIDUAL
+from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class SpeculativeSampling(Rule):
     lossless = True
     needs_draft_logits = True
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()  # [B, K]
         accepted = accepted_prefix(drafts.uniform(ACCEPT)[:, :-1] * q < p, drafts.exists)  # [B]
         return Decisions(accepted, after_rejection(drafts, accepted, torch.ones_like(accepted, dtype=p.dtype)))
 
 
-def trial(drafts: Drafts) -> tuple[Tensor, Tensor]:
+def trial(drafts: DraftBatch) -> tuple[Tensor, Tensor]:
     """What the rule would do at each draft token if it came to it, for rules that loosen it.
 
     [B, K] whether the token would stand, [B, K + 1] what would be written in its place, or behind the draft.
@@ -45,7 +45,7 @@ def trial(drafts: Drafts) -> tuple[Tensor, Tensor]:
     return drafts.uniform(ACCEPT)[:, :-1] * q < p, torch.stack(instead, 1)
 
 
-def after_rejection(drafts: Drafts, accepted: Tensor, scale: Tensor) -> Tensor:
+def after_rejection(drafts: DraftBatch, accepted: Tensor, scale: Tensor) -> Tensor:
     """[B] draw from norm(max(scale * p - q, 0)) behind the accepted tokens; behind the whole draft, from p itself."""
     p, q = drafts.target_distribution(accepted), drafts.draft_distribution(accepted)  # [B, V]
     whole = accepted >= drafts.counts

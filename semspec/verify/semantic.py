@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.noise import ACCEPT
 from semspec.probe.head import Probe
+from semspec.sampling.noise import ACCEPT
 from semspec.types import Draft, Sampling
-from semspec.verify.base import Binding, Decisions, Drafts, Rule
-from semspec.verify.seen import seen
-from semspec.verify.step import StepRule
+from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.probe_inputs import probe_inputs
+from semspec.verify.step_rule import StepRule
 
 LEAST = 0.02  # the smallest p that a ratio is trusted with
 
@@ -50,7 +50,7 @@ class Semantic(StepRule):
             if getattr(self, name) < 0:
                 raise BadRequest(f"semantic's {name} is {getattr(self, name)}; give 0 (off) or a positive number")
 
-    def bound(self, pair: Binding) -> Rule:
+    def bind(self, pair: RuleResources) -> Rule:
         target, draft = pair.probes(self.probes)
         numbers = pair.numbers() if target.features.evidence else None
         return replace(self, target_probe=target, draft_probe=draft, numbers=numbers)
@@ -67,17 +67,17 @@ class Semantic(StepRule):
     def draft_layers(self) -> tuple[int, ...]:
         return self.draft_probe.layers if self.draft_probe else ()
 
-    def sure(self, draft: Draft, sampling: Sampling) -> float:
+    def confidence(self, draft: Draft, sampling: Sampling) -> float:
         """The probability, by its own probe, that the draft writes a step of this meaning."""
         assert self.draft_probe is not None
         device = next(iter(draft.hidden.values())).device
         first, count = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([len(draft.tokens)], device=device)
         return float(self.draft_probe(draft.hidden, first, count))
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"
         assert drafts.draft_hidden is not None
-        shown = seen(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
+        shown = probe_inputs(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
         q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
         p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
         p = p.to(q.device).clamp_min(LEAST)
@@ -86,7 +86,7 @@ class Semantic(StepRule):
         usual = self._usual(drafts)
         return self.conclude(drafts, usual | (means_it & (q >= self.floor * p)), (q, p, usual))
 
-    def _usual(self, drafts: Drafts) -> Tensor:
+    def _usual(self, drafts: DraftBatch) -> Tensor:
         """[B] whether the target had every token of the step among its likeliest"""
         if not self.top:
             return drafts.counts < 0

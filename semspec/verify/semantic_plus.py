@@ -27,9 +27,9 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.probe.head import Probe
 from semspec.types import Draft, Sampling
-from semspec.verify.base import Binding, Decisions, Drafts, Rule
-from semspec.verify.seen import seen
-from semspec.verify.step import StepRule
+from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.probe_inputs import probe_inputs
+from semspec.verify.step_rule import StepRule
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class SemanticPlus(StepRule):
         if self.least > 1:
             raise BadRequest(f"semantic+'s least is {self.least}; give a probability from 0 to 1")
 
-    def bound(self, pair: Binding) -> Rule:
-        judge = pair.judge(self.probes)
+    def bind(self, pair: RuleResources) -> Rule:
+        judge = pair.judge_probe(self.probes)
         least = self.least if self.least >= 0 else float(judge.data.get("least", 0.5))
         return replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
 
@@ -80,17 +80,17 @@ class SemanticPlus(StepRule):
     def layers(self) -> tuple[int, ...]:
         return self.judge_probe.layers if self.judge_probe else ()
 
-    def sure(self, draft: Draft, sampling: Sampling) -> float:
+    def confidence(self, draft: Draft, sampling: Sampling) -> float:
         """The probability that the draft gave the numbers of its step; words can be put in many ways, numbers cannot.
         A step without a number is taken as any rule takes it."""
         assert self.numbers is not None
-        own = self.own(draft, sampling)
+        own = self.draft_logprobs(draft, sampling)
         number = self.numbers.to(own.device)[torch.tensor(draft.tokens, device=own.device)]
         if not number.any():
-            return super().sure(draft, sampling)
+            return super().confidence(draft, sampling)
         return math.exp(own[number].sum().item())
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         sure = self._judged(drafts, drafts.counts)
         stands = sure >= self.least
         if not self.part or not drafts.ids.shape[1]:
@@ -100,13 +100,13 @@ class SemanticPlus(StepRule):
         part = torch.where(of_part >= self.least, before, 0)
         return self.conclude(drafts, stands, (torch.where(stands, sure, of_part),), part)
 
-    def _judged(self, drafts: Drafts, counts: Tensor) -> Tensor:
+    def _judged(self, drafts: DraftBatch, counts: Tensor) -> Tensor:
         """[B] what the judge says of the first so many tokens [B] of each step"""
         assert self.judge_probe is not None, "a rule judges once it is bound to a pair"
-        shown = seen(drafts, self.judge_probe.features.evidence, self.numbers, counts, self.samples_drafts)
+        shown = probe_inputs(drafts, self.judge_probe.features.evidence, self.numbers, counts, self.samples_drafts)
         return self.judge_probe(drafts.hidden or {}, drafts.first_row, counts, shown)
 
-    def _least_likely(self, drafts: Drafts) -> Tensor:
+    def _least_likely(self, drafts: DraftBatch) -> Tensor:
         """[B] the place in each step of the token that the target finds least likely"""
         logp = drafts.target_logits.float().log_softmax(-1)[drafts.rows[:, :-1], drafts.safe_ids]
         return torch.where(drafts.exists, logp, 1.0).argmin(-1)

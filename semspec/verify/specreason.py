@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Binding, Decisions, Drafts, Rule
-from semspec.verify.step import StepRule
+from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.step_rule import StepRule
 
 QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to 9 (excellent)? One digit: "
 
@@ -32,7 +32,7 @@ class SpecReason(StepRule):
         if not 0 <= self.least <= 9:
             raise BadRequest(f"specreason's least is {self.least}; give a score from 0 to 9")
 
-    def bound(self, pair: Binding) -> Rule:
+    def bind(self, pair: RuleResources) -> Rule:
         digits = [pair.tokens_of(str(i))[-1:] for i in range(10)]
         if len({digit[0] for digit in digits if digit}) < 10:
             raise BadRequest("specreason needs a tokenizer with a token for every digit; this one has none")
@@ -41,7 +41,7 @@ class SpecReason(StepRule):
     def layout(self, draft: list[int]) -> list[int]:
         return [*draft, *self.tokens] if draft else []
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         asked = drafts.target_logits[drafts.first_row + drafts.counts + len(self.tokens)]  # [B, V]
         score = asked[:, list(self.digits)].argmax(-1)
         return self.conclude(drafts, score >= self.least, (score,))

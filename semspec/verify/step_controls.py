@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from semspec.errors import BadRequest
-from semspec.noise import ACCEPT
-from semspec.verify.base import Decisions, Drafts
-from semspec.verify.step import StepRule
+from semspec.sampling.noise import ACCEPT
+from semspec.verify.base import Decisions, DraftBatch
+from semspec.verify.step_rule import StepRule
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RandomStep(StepRule):
         if not 0 <= self.rate <= 1:
             raise BadRequest(f"random-step's rate is {self.rate}; give a probability from 0 to 1")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         coin = drafts.uniform(ACCEPT)[:, 0]
         return self.conclude(drafts, coin < self.rate, (coin,))
 
@@ -42,7 +42,7 @@ class RandomStep(StepRule):
 class AcceptAllSteps(StepRule):
     name = "accept-all-steps"
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, torch.ones_like(drafts.counts, dtype=torch.bool))
 
     def reason(self, evidence: Sequence[float]) -> str:
@@ -53,7 +53,7 @@ class AcceptAllSteps(StepRule):
 class AcceptNoStep(StepRule):
     name = "accept-no-step"
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, torch.zeros_like(drafts.counts, dtype=torch.bool))
 
 
@@ -62,7 +62,7 @@ class Oracle(StepRule):
     name = "oracle"
     refereed = True
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         assert drafts.valid is not None, "the loop brings a referee's word"
         return self.conclude(drafts, drafts.valid)
 

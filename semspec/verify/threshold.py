@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from semspec.errors import BadRequest
-from semspec.noise import ACCEPT
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.sampling.noise import ACCEPT
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 
 
@@ -36,7 +36,7 @@ class Threshold(Rule):
             if not 0 < value <= 1:
                 raise BadRequest(f"threshold's {name} is {value}; give a probability above 0, or 1 for lossless")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         p, belief = drafts.target_prob_of_draft(), drafts.belief_in_draft()  # [B, K]
         # Given that the target drew another token, a toss that brings the chance of y_j from p up to p / acc.
         toss = ((p / self.acc).clamp_max(1.0) - p) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)

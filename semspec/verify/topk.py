@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 
 
@@ -29,7 +29,7 @@ class TopK(Rule):
         if not 0 <= self.delta <= 1:
             raise BadRequest(f"topk's delta is {self.delta}; give a difference of probabilities from 0 to 1")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         best = drafts.beliefs.topk(min(self.top, drafts.beliefs.shape[-1]), dim=-1).values[drafts.rows[:, :-1]]
         p = drafts.belief_in_draft()  # [B, K]
         allowed = (p >= best[..., -1]) & (p >= best[..., 0] - self.delta)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, Drafts, Rule
+from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude
 
 
@@ -29,7 +29,7 @@ class Typical(Rule):
             given = f"epsilon {self.epsilon} and alpha {self.alpha}"
             raise BadRequest(f"typical has {given}; give an epsilon above 0 and at most 1, an alpha above 0")
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         probs = drafts.beliefs
         entropy = -torch.special.xlogy(probs, probs).sum(-1)  # [R]
         floor = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)[drafts.rows[:, :-1]]  # [B, K]

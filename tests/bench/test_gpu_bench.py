@@ -14,8 +14,8 @@ from bench import gpu_grouped
 from bench.gpu import Bench
 from bench.gpu_arms import Arm, in_turns, kernels, parse, told
 from bench.gpu_breakdown import Kernel, short, table
-from semspec import costs
-from semspec.model.kernels import Choices, reference_kernels
+from semspec.loop import profile as costs
+from semspec.model.kernels import KernelFlags, reference_kernels
 
 
 def test_time_is_kernels_and_gaps_and_nothing_twice() -> None:
@@ -34,7 +34,7 @@ def test_names_without_what_changes() -> None:
 
 
 def test_choices_are_read_and_told() -> None:
-    assert parse("") == Choices() and parse("gate=0,small=16") == Choices(gate=False, small=16)
+    assert parse("") == KernelFlags() and parse("gate=0,small=16") == KernelFlags(gate=False, small=16)
     assert told(parse("small=0,gate=0")) == "cuBLAS+turn"
     for wrong in ("fast=1", "gate", "small=-1"):
         with pytest.raises(ValueError, match="is no choice"):
@@ -48,11 +48,11 @@ def test_an_arm_has_its_tiles_in_passes_of_its_size_only(monkeypatch: pytest.Mon
     def launch(q: Tensor, **options: Any) -> Any:
         return options
 
-    made = replace(reference_kernels(), attend=launch, turn_and_attend=launch)
+    made = replace(reference_kernels(), attend=launch, rope_cache_attend=launch)
     monkeypatch.setattr("bench.gpu_arms.triton_kernels", lambda: made)
     found = kernels(Arm(tiles=(64, 32, 16, 4, 2), queries=16))
     assert found.attend(torch.zeros(1, 16, 4, 8), chosen=None) == {"chosen": None, "tiles": Tiles(64, 32, 16, 4, 2)}
-    assert found.attend(torch.zeros(1, 9, 4, 8)) == found.turn_and_attend(torch.zeros(8, 16, 4, 8)) == {}
+    assert found.attend(torch.zeros(1, 9, 4, 8)) == found.rope_cache_attend(torch.zeros(8, 16, 4, 8)) == {}
 
 
 def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,8 @@ def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: p
     def broken() -> float:
         raise RuntimeError("no such instruction")
 
-    slow, fast = Arm(), Arm(Choices(gate=False))
-    wrong = Arm(Choices(gate=False), (16, 128, 32, 4, 2))
+    slow, fast = Arm(), Arm(KernelFlags(gate=False))
+    wrong = Arm(KernelFlags(gate=False), (16, 128, 32, 4, 2))
     times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), wrong: broken})
     assert times == {slow: 2, fast: 1} and calls[:4] == ["slow", "fast", "slow", "fast"]
     assert (
@@ -87,7 +87,7 @@ def test_experts_and_channels_are_measured_and_their_limits_count_what_is_read(
     monkeypatch.setattr(gpu_grouped, "SIZES", (2,))
     asked = SimpleNamespace(
         device="cpu", shape="tiny", long_shape="tiny", mixture_shape="tiny-moe", context=64, repeats=1, plain=False,
-        choices=Choices(),
+        choices=KernelFlags(),
     )  # fmt: skip
     with torch.inference_mode():
         made = Bench(asked)  # type: ignore[arg-type]

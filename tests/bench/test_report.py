@@ -15,7 +15,7 @@ import pytest
 from semspec.bench.report import write_report
 from semspec.bench.summary import summarise
 from semspec.errors import BadRequest
-from semspec.stats import Stats
+from semspec.loop.stats import Stats
 from tests.bench.test_summary import LABEL, LOOP, many, run_of
 
 pytest.importorskip("matplotlib", reason="the report needs matplotlib; pip install 'semspec[bench]'")

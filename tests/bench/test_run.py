@@ -17,15 +17,15 @@ import torch
 import typer
 
 import semspec
-from semspec.bench import commands
 from semspec.bench import replay as replaying
 from semspec.bench.ablate import ablation
 from semspec.bench.arms import arms_for, parse_arm
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import load_run
+from semspec.cli import bench as commands
 from semspec.errors import BadRequest, ModelError
-from semspec.loops import Watch
-from semspec.model import plan
+from semspec.loop.repetition import RepetitionGuard
+from semspec.model import memory_plan as plan
 from semspec.model.config import Shape
 from semspec.types import Sampling
 from semspec.verify import make
@@ -169,7 +169,7 @@ def test_a_replay_computes_in_vain_what_a_gpu_would():
 def test_a_replay_draws_as_the_run_did(monkeypatch: pytest.MonkeyPatch):
     player = replaying.Replay("tiny", 1, 64, "cpu", sampling=Sampling(0.6))
     rolled = []
-    monkeypatch.setattr(player.runners["draft"], "roll", rolled.extend)
+    monkeypatch.setattr(player.runners["draft"], "decode", rolled.extend)
     player.play([["draft", "roll", [row]] for row in ([1, 9, 3, 40, 1, 0], [1, 9, 3, 40, 0, 0], [1, 9, 3, 40, 0, 1])])
     assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False), (0.0, False)]
 
@@ -210,7 +210,7 @@ def test_methods_are_read_with_their_draft_length_and_drafter():
     for given, spec, used in [(None, "fly", 15), (None, "exact", 8), (4, "fly", 4), (4, "fly:k=6", 6)]:
         arm = parse_arm(spec, given)
         assert arm.to_dict()["num_draft_tokens"] == arm.options().draft_length() == used, "what is used is recorded"
-    assert parse_arm("fly:loop_repeats=0,loop_period=64").options().watch() == Watch(0, 64)
+    assert parse_arm("fly:loop_repeats=0,loop_period=64").options().repetition_guard() == RepetitionGuard(0, 64)
     for spec, message in [
         ("exact:loop_repeats=2.5", "loop_repeats is '2.5'; give a whole number"),
         ("exact:k=0", "give a draft length of 1 or more"),

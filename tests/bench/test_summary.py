@@ -12,7 +12,7 @@ import pytest
 
 from semspec.bench.summary import load_run, summarise
 from semspec.errors import BadRequest
-from semspec.stats import Stats
+from semspec.loop.stats import Stats
 
 LABEL = "decisions: pocket, cost: pocket on CPU"
 LOOP = [*range(10), *([1, 2, 3, 4, 5] * 20)]

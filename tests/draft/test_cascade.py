@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec import verify
-from semspec.decode import Decoder, Job
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter
-from semspec.execute import Executor
-from semspec.stats import Stats
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
 from semspec.types import Drafter, Sampling
 from tests.fakes import FakeRunner, Logits, blend, chain, greedy
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec import noise
 from semspec.draft import ModelDrafter
-from semspec.sampling import SamplingRows, process
-from semspec.types import Draft, Roll, Sampling
+from semspec.sampling import noise
+from semspec.sampling.draw import SamplingRows, process
+from semspec.types import Decode, Draft, Sampling
 from semspec.verify import make
 from tests.fakes import FakeRunner, chain, greedy
 
@@ -27,9 +27,9 @@ def begun(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
     return runner, drafter
 
 
-def asked(drafter: ModelDrafter, rule: str) -> Roll:
+def asked(drafter: ModelDrafter, rule: str) -> Decode:
     request = next(drafter.propose(PROMPT, K, WARM, 2, make(rule)))
-    assert isinstance(request, Roll)
+    assert isinstance(request, Decode)
     return request
 
 
@@ -41,8 +41,8 @@ def propose(
     try:
         request = next(asking)
         while True:
-            assert isinstance(request, Roll)
-            request = asking.send(runner.roll([request])[0])
+            assert isinstance(request, Decode)
+            request = asking.send(runner.decode([request])[0])
     except StopIteration as done:
         draft: Draft = done.value
         return draft

@@ -11,7 +11,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, blocks, channels, draws, experts, products, small, tiles
+from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp, tiles
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
@@ -72,14 +72,14 @@ def main() -> None:
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     turning |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64}
-    results["turn_and_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
+    results["rope_cache_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
     results["join"] = built(
         attention._join,
         {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
         {"D": 128, "BLOCK_D": 128, "SPLITS": 32},
     )
     results["add_norm"] = built(
-        small._add_norm,
+        elementwise._add_norm,
         {"x": HALF, "added": WIDE, "weight": HALF, "inner": HALF, "normed": HALF, "eps": "fp32", "part": "i32"},
         {"SIZE": 5120, "BLOCK": 8192, "INNER": True, "PARTS": 4},
         warps=16,
@@ -89,10 +89,12 @@ def main() -> None:
         "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
     }  # fmt: skip
     constants = {"HEADS": 40, "KV_HEADS": 8, "D": 128, "HALF": 48, "REST": 32, "BLOCK_HALF": 64, "BLOCK_REST": 32}
-    results["turn_and_keep"] = built(small._turn_and_keep, turn, constants | {"NORMED": True}, warps=1)
-    results["gated"] = built(small._gated, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True})
+    results["rope_and_cache"] = built(elementwise._rope_and_cache, turn, constants | {"NORMED": True}, warps=1)
+    results["gated"] = built(
+        elementwise._act_and_mul, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True}
+    )
     results["note"] = built(
-        small._note,
+        elementwise._advance,
         {"state": WHOLE, "tokens": WHOLE, "stops": "*i1", "out": WHOLE, "batch": "i32", "stride": "i32"},
         {"BLOCK": 8},
         warps=1,
@@ -103,11 +105,11 @@ def main() -> None:
         ("product, parts", (1536, 8960), True, False),
         ("product, gated", (17920, 1536), False, True),
     ):
-        cut = products.Skinny.of(size, card, parts, gated)
+        cut = gemm.SkinnyGemmConfig.of(size, card, parts, gated)
         constants = {"INPUTS": size[1], "BLOCK_M": 16, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth}
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
-        results[name] = built(products._product, types, constants, cut.warps, cut.stages)
+        results[name] = built(gemm._product, types, constants, cut.warps, cut.stages)
     print(json.dumps(results | grouped() | choosing() | drawing()))
 
 
@@ -118,7 +120,7 @@ def grouped() -> dict[str, Any]:
     sizes: dict[str, Any] = {"WIDTH": 2048, "HIDDEN": 768, "CHOSEN": 8}
     for most in (0, 3):
         results[f"route, {most} skipped"] = built(
-            experts._route,
+            moe._route,
             {
                 "logits": WIDE, "betas": WIDE, "counts": WHOLE, "marks": WHOLE, "weights": WIDE, "index": SHORT,
                 "parts": WIDE, "queries": "i32", "rows": "i32",
@@ -129,25 +131,26 @@ def grouped() -> dict[str, Any]:
             },
         )  # fmt: skip
     listing = {"index": SHORT, **lists, "picks": "i32"}
-    results["list"] = built(experts._list, listing, {"BLOCK_E": 128, "BLOCK": 128}, warps=1)
+    results["list"] = built(moe._list, listing, {"BLOCK_E": 128, "BLOCK": 128}, warps=1)
     marking = {"gate": HALF, "active": HALF, "made": HALF, "flags": SHORT, "totals": SHORT, "counts": WHOLE}
     marking |= {"marks": WHOLE, "batch": "i32", "queries": "i32", "threshold": "fp32"}
-    constants: dict[str, Any] = {"CHANNELS": 27648, "BLOCK": channels.BLOCK, "BLOCK_Q": 16, "SILU": True}
-    results["mark"] = built(channels._mark, marking, constants)
+    constants: dict[str, Any] = {"CHANNELS": 27648, "BLOCK": sparse_mlp.BLOCK, "BLOCK_Q": 16, "SILU": True}
+    results["mark"] = built(sparse_mlp._mark, marking, constants)
     listing = {"flags": SHORT, "totals": SHORT, "listed": SHORT, "number": SHORT}
-    constants = {"CHANNELS": 27648, "BLOCK": channels.BLOCK, "BLOCKS": 216, "BLOCK_T": 256}
-    results["list of channels"] = built(channels._list, listing, constants, warps=1)
+    constants = {"CHANNELS": 27648, "BLOCK": sparse_mlp.BLOCK, "BLOCKS": 216, "BLOCK_T": 256}
+    results["list of channels"] = built(sparse_mlp._list, listing, constants, warps=1)
     wide: dict[str, Any] = {"WIDTH": 5120, "CHANNELS": 27648, "BIASED": False}
     some = {"weight": HALF, "bias": HALF, "listed": SHORT, "number": SHORT, "rows": "i32"}
     for rows in (16, 64):
         for name, kernel, types, constants, cut in (
-            ("gate_up", experts._gate_up, {"x": HALF, "weight": HALF, **lists, "out": HALF, "picks": "i32",
-             "experts": "i32"}, sizes | {"SILU": True}, experts.CUTS[0]),
-            ("down", experts._down, {"made": HALF, "weight": HALF, "weights": WIDE, **lists, "parts": WIDE,
-             "picks": "i32", "rows": "i32", "experts": "i32"}, sizes, experts.CUTS[1]),
-            ("up of channels", channels._up, {"x": HALF, **some, "active": HALF, "out": HALF}, wide, channels.CUTS[0]),
-            ("down of channels", channels._down, {"made": HALF, **some, "parts": WIDE}, wide | {"SPLITS": 6},
-             channels.CUTS[1]),
+            ("gate_up", moe._gate_up, {"x": HALF, "weight": HALF, **lists, "out": HALF, "picks": "i32",
+             "experts": "i32"}, sizes | {"SILU": True}, moe.CUTS[0]),
+            ("down", moe._down, {"made": HALF, "weight": HALF, "weights": WIDE, **lists, "parts": WIDE,
+             "picks": "i32", "rows": "i32", "experts": "i32"}, sizes, moe.CUTS[1]),
+            ("up of channels", sparse_mlp._up, {"x": HALF, **some, "active": HALF, "out": HALF}, wide,
+             sparse_mlp.CUTS[0]),
+            ("down of channels", sparse_mlp._down, {"made": HALF, **some, "parts": WIDE}, wide | {"SPLITS": 6},
+             sparse_mlp.CUTS[1]),
         ):  # fmt: skip
             constants = constants | {"BLOCK_M": rows, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth}
             results[f"{name}, {rows} rows"] = built(kernel, types, constants, cut.warps, cut.stages)
@@ -182,12 +185,12 @@ def choosing() -> dict[str, Any]:
 def drawing() -> dict[str, Any]:
     """From a vocabulary of 152,064."""
     numbers = {"rows": "i32", "stride": "i32", "size": "i32", "parts": "i32"}
-    sizes: dict[str, Any] = {"PART": draws.PART, "PARTS": 256}
+    sizes: dict[str, Any] = {"PART": sample.PART, "PARTS": 256}
     known = {"logits": HALF, "wishes": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
     return {
-        "peaks": built(draws._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
-        "weigh tokens": built(draws._weigh, known | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),
-        "pick": built(draws._pick, known | {"tokens": WHOLE} | numbers, sizes),
+        "peaks": built(sample._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
+        "weigh tokens": built(sample._weigh, known | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),
+        "pick": built(sample._pick, known | {"tokens": WHOLE} | numbers, sizes),
     }
 
 

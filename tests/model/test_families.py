@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import semspec
-from semspec.model import ModelRunner, few
+from semspec.model import ModelRunner
+from semspec.model import cpu_gemm as few
 from semspec.model.experts import Linear
-from semspec.noise import TARGET
-from semspec.types import Roll, Rows, Sampling, Score
+from semspec.sampling.noise import TARGET
+from semspec.types import Decode, Sampling, Score, ScoreOutput
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
 
 LENGTH = 150
@@ -34,7 +35,7 @@ class Case:
             out = self.model(torch.tensor([tokens]), output_hidden_states=True)
         return out.logits[0], [hidden[0] for hidden in out.hidden_states]
 
-    def score(self, slot: int, tokens: list[int], layers: tuple[int, ...] = ()) -> Rows:
+    def score(self, slot: int, tokens: list[int], layers: tuple[int, ...] = ()) -> ScoreOutput:
         return self.runner.score([Score(self.runner, slot, tokens, len(tokens), layers)])[0]
 
 
@@ -51,7 +52,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder: Path = save(model, tmp_path_factory.mktemp(name))
     with pytest.MonkeyPatch.context() as patch:
         if request.param in OTHER_WAYS:
-            patch.setattr(few.Ways, "of", lambda *_: few.Ways(turned=True, packed=few.can_pack()))
+            patch.setattr(few.GemmPaths, "of", lambda *_: few.GemmPaths(turned=True, packed=few.can_pack()))
         runner = ModelRunner.load(folder, device="cpu", slots=3)
     head = runner.transformer.head
     assert isinstance(head, Linear) and head.turned == (request.param in OTHER_WAYS)
@@ -138,7 +139,7 @@ def test_a_batch_of_ragged_passes_gives_what_each_sequence_gives_alone(case: Cas
 def test_greedy_text_of_512_tokens_is_that_of_transformers(case: Case) -> None:
     prompt = text(7, 20)
     slot = case.runner.acquire()
-    ours = case.runner.roll([Roll(case.runner, slot, prompt, 512, Sampling(), TARGET)])[0].tokens
+    ours = case.runner.decode([Decode(case.runner, slot, prompt, 512, Sampling(), TARGET)])[0].tokens
     case.runner.release(slot)
     case.model.generation_config.eos_token_id = None
     theirs = case.model.generate(torch.tensor([prompt]), max_new_tokens=512, do_sample=False)[0, len(prompt) :]

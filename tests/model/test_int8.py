@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import semspec
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.choose import choose_dtype
 from semspec.model.int8 import Int8Linear
+from semspec.model.placement import choose_dtype
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 

@@ -13,7 +13,19 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-from semspec.model.kernels import COUNT, FIELDS, LEFT, START, STEP, STOPS, Chosen, attention, products, reference, small  # noqa: E402  # noqa: E402
+from semspec.model.kernels import (  # noqa: E402  # noqa: E402
+    COUNT,
+    FIELDS,
+    LEFT,
+    START,
+    STEP,
+    STOPS,
+    SelectedBlocks,
+    attention,
+    elementwise,
+    gemm,
+    reference,
+)
 from semspec.model.kernels import tiles as cuts  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
@@ -126,7 +138,7 @@ def test_attention_to_chosen_blocks(
             for block in (~keep).nonzero()[:, 0].tolist():
                 for buffer in cache:
                     buffer[slot, h, block * span : (block + 1) * span] = float("nan")
-    chosen = Chosen(lists.to(DEVICE), counts.to(DEVICE), span)
+    chosen = SelectedBlocks(lists.to(DEVICE), counts.to(DEVICE), span)
     tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
     zeroed = [c.double().nan_to_num() for c in cache]
     exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
@@ -141,7 +153,7 @@ def test_all_blocks_chosen_are_all_of_the_cache() -> None:
     for kernels in (attention, reference):
         dense = kernels.attend(q, keys, values, *places, 0.3)
         torch.testing.assert_close(
-            kernels.attend(q, keys, values, *places, 0.3, chosen=Chosen(lists, counts, 16)), dense
+            kernels.attend(q, keys, values, *places, 0.3, chosen=SelectedBlocks(lists, counts, 16)), dense
         )
 
 
@@ -176,12 +188,12 @@ def test_rotation_cache_write_and_attention_of_single_tokens(
         for half_cache in cache:  # what the place held before must not be seen, nor what lies behind it
             half_cache[slot, :, start:] = float("nan")
     exact_cache = [c.double() for c in cache]
-    exact = reference.turn_and_attend(
+    exact = reference.rope_cache_attend(
         qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
         tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
     )  # fmt: skip
     tiles = cuts.Tiles(16, 16, splits, warps=4, stages=2)
-    ours = attention.turn_and_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
+    ours = attention.rope_cache_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
     close(ours, exact, dtype)
     for mine, theirs in zip(cache, exact_cache, strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan()), "written beside its place"
@@ -231,7 +243,7 @@ def test_long_caches_have_the_tiles_that_were_measured_for_them_and_nothing_else
     q, keys = (noise(size, random(1), torch.float32) for size in [(1, 2, 1, 16), (1, 1, 40, 16)])
     places = [whole([0]), whole([20]), whole([2])]
     none = [torch.zeros(size, dtype=torch.int32, device=DEVICE) for size in [(1, 1, 1), (1, 1)]]
-    for options in ({}, {"window": 9}, {"chosen": Chosen(*none, 16)}):
+    for options in ({}, {"window": 9}, {"chosen": SelectedBlocks(*none, 16)}):
         attention.attend(q, keys, keys, *places, 0.3, **options)
     assert asked == [40, 0, 0], "windows and chosen blocks are not long, and blocks of 64 need tiles of 64 or less"
 
@@ -249,7 +261,7 @@ def test_residual_and_norm(rows: int, size: int, dtype: torch.dtype, adds: bool,
     exact = reference.add_norm(
         exact_x, added.double() if adds else None, weight.double(), 1e-5, *(o.double() for o in options)
     )
-    ours = small.add_norm(x, added if adds else None, weight, 1e-5, *options)
+    ours = elementwise.add_norm(x, added if adds else None, weight, 1e-5, *options)
     close(ours, exact, dtype)
     close(x, exact_x, dtype)
 
@@ -266,13 +278,13 @@ def test_products_of_few_rows(rows: int, size: tuple[int, int], dtype: torch.dty
     generator = random(rows)
     x, weight = noise((rows, size[1]), generator, dtype), noise(size, generator, dtype)
     bias = noise((size[0],), generator, dtype) if biased else None
-    ours = products.product(x, weight, bias, products.Skinny(16, 16, splits))
+    ours = gemm.product(x, weight, bias, gemm.SkinnyGemmConfig(16, 16, splits))
     whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
     if splits > 1:
         assert ours.shape == (splits, rows, size[0]) and ours.dtype == torch.float32
         before = noise((rows, size[0]), generator, dtype)
         stream = before.clone()
-        small.add_norm(stream, ours, torch.ones(size[0], device=DEVICE, dtype=dtype), 1e-5)
+        elementwise.add_norm(stream, ours, torch.ones(size[0], device=DEVICE, dtype=dtype), 1e-5)
         close(stream, before.double() + whole, dtype)
         ours = ours.sum(0).to(dtype)
     close(ours, whole, dtype)
@@ -289,9 +301,9 @@ def test_products_with_an_activation(
     generator = random(rows)
     x, weight = noise((rows, size[1]), generator, dtype), noise((2 * size[0], size[1]), generator, dtype)
     bias = noise((2 * size[0],), generator, dtype) if biased else None
-    ours = products.product(x, weight, bias, products.Skinny(16, 16, 1), activation)
+    ours = gemm.product(x, weight, bias, gemm.SkinnyGemmConfig(16, 16, 1), activation)
     whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
-    close(ours, reference.gated(whole, activation), dtype)
+    close(ours, reference.act_and_mul(whole, activation), dtype)
 
 
 @given(
@@ -301,21 +313,21 @@ def test_products_with_an_activation(
 def test_products_fit_into_any_card(
     size: tuple[int, int], parts: bool, gated: bool, itemsize: int, kilobytes: int
 ) -> None:
-    cut = products.Skinny.of(size, cuts.Card(80, kilobytes * 1024), parts and not gated, gated, itemsize)
+    cut = gemm.SkinnyGemmConfig.of(size, cuts.Card(80, kilobytes * 1024), parts and not gated, gated, itemsize)
     weights = cut.columns * (2 if gated else 1)
-    assert cut.stages * cut.depth * (weights + products.ROWS) * itemsize <= kilobytes * 1024
+    assert cut.stages * cut.depth * (weights + gemm.ROWS) * itemsize <= kilobytes * 1024
     assert cut.columns >= 16 and cut.depth >= 16 and (not gated or cut.splits == 1)
 
 
 def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
     h200 = cuts.Card(132, 227 * 1024)
     for size, parts, cut in (
-        ((2048, 1536), False, products.Skinny(16, 256, 1, stages=6)),
-        ((1536, 1536), True, products.Skinny(16, 128, 4, stages=6)),
-        ((17920, 1536), False, products.Skinny(64, 64, 1, stages=6)),
-        ((1536, 8960), True, products.Skinny(32, 256, 4, stages=4)),
+        ((2048, 1536), False, gemm.SkinnyGemmConfig(16, 256, 1, stages=6)),
+        ((1536, 1536), True, gemm.SkinnyGemmConfig(16, 128, 4, stages=6)),
+        ((17920, 1536), False, gemm.SkinnyGemmConfig(64, 64, 1, stages=6)),
+        ((1536, 8960), True, gemm.SkinnyGemmConfig(32, 256, 4, stages=4)),
     ):
-        assert products.Skinny.of(size, h200, parts) == cut
+        assert gemm.SkinnyGemmConfig.of(size, h200, parts) == cut
 
 
 @given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
@@ -330,12 +342,12 @@ def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, turned: float,
     turns = (angles.cos(), angles.sin()) if half else None
     norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
     exact_cache = [c.double() for c in cache]
-    exact = reference.turn_and_keep(
+    exact = reference.rope_and_cache(
         qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
         tuple(n.double() for n in norms) if norms else None, 1e-5,
     )  # fmt: skip
     untouched = [c.clone() for c in cache]
-    ours = small.turn_and_keep(qkv, *cache, *places, turns, case["heads"], norms, 1e-5)
+    ours = elementwise.rope_and_cache(qkv, *cache, *places, turns, case["heads"], norms, 1e-5)
     for b, count in enumerate(case["counts"]):
         close(ours[b, :count], exact[b, :count], dtype)
     for mine, theirs, before in zip(cache, exact_cache, untouched, strict=True):
@@ -350,7 +362,7 @@ def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, turned: float,
 @few
 def test_gated_activation(rows: int, size: int, dtype: torch.dtype, activation: str) -> None:
     gate_up = 3 * noise((rows, 2 * size), random(size), dtype)
-    close(small.gated(gate_up, activation), reference.gated(gate_up.double(), activation), dtype)
+    close(elementwise.act_and_mul(gate_up, activation), reference.act_and_mul(gate_up.double(), activation), dtype)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 7)), min_size=1, max_size=5))
@@ -365,6 +377,6 @@ def test_what_is_written_is_noted(lanes: list[tuple[int, int, int]]) -> None:
     tokens, out = whole([token for _, _, token in lanes]), torch.full((3, len(lanes)), -7, device=DEVICE)
     expected = out.clone()
     for _ in range(2):  # the second step starts from what the first noted
-        small.note(ours, tokens, stops, out)
-        reference.note(theirs, tokens, stops, expected)
+        elementwise.advance(ours, tokens, stops, out)
+        reference.advance(theirs, tokens, stops, expected)
     assert torch.equal(ours, theirs) and torch.equal(out, expected)

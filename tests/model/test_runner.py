@@ -12,9 +12,9 @@ from torch import Tensor
 
 from semspec.errors import BadRequest, SemspecError
 from semspec.model import ModelRunner
-from semspec.model.choose import choose_context, choose_device, choose_dtype
-from semspec.noise import TARGET
-from semspec.types import Roll, Sampling, Score
+from semspec.model.placement import choose_context, choose_device, choose_dtype
+from semspec.sampling.noise import TARGET
+from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import VOCAB, edit_config, make_model, save
 
 tokens_of_one = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
@@ -54,8 +54,8 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def roll(runner: ModelRunner, slot: int, tokens: list[int], n: int, **options: object) -> Roll:
-    return Roll(runner, slot, tokens, n, options.pop("sampling", Sampling()), TARGET, **options)  # type: ignore[arg-type]
+def roll(runner: ModelRunner, slot: int, tokens: list[int], n: int, **options: object) -> Decode:
+    return Decode(runner, slot, tokens, n, options.pop("sampling", Sampling()), TARGET, **options)  # type: ignore[arg-type]
 
 
 # -- slots
@@ -181,20 +181,20 @@ def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(folder: Path) -> No
 
 def test_the_last_token_of_a_roll_is_not_fed(runner: ModelRunner) -> None:
     slot = runner.acquire()
-    (rolled,) = runner.roll([roll(runner, slot, [1, 2, 3], 5)])
+    (rolled,) = runner.decode([roll(runner, slot, [1, 2, 3], 5)])
     assert len(rolled.tokens) == 5 and runner.length(slot) == 3 + 4
-    (more,) = runner.roll([roll(runner, slot, rolled.tokens[-1:], 5)])
+    (more,) = runner.decode([roll(runner, slot, rolled.tokens[-1:], 5)])
     runner.truncate(slot, 0)
-    (whole,) = runner.roll([roll(runner, slot, [1, 2, 3], 10)])
+    (whole,) = runner.decode([roll(runner, slot, [1, 2, 3], 10)])
     assert rolled.tokens + more.tokens == whole.tokens
 
 
 def test_a_roll_ends_with_a_stop_token(runner: ModelRunner) -> None:
     slot = runner.acquire()
-    (free,) = runner.roll([roll(runner, slot, [1, 2, 3], 12)])
+    (free,) = runner.decode([roll(runner, slot, [1, 2, 3], 12)])
     runner.truncate(slot, 0)
     stop = free.tokens[4]
-    (stopped,) = runner.roll([roll(runner, slot, [1, 2, 3], 12, stop=frozenset([stop]))])
+    (stopped,) = runner.decode([roll(runner, slot, [1, 2, 3], 12, stop=frozenset([stop]))])
     assert stopped.tokens == free.tokens[: free.tokens.index(stop) + 1]
 
 
@@ -204,17 +204,17 @@ def test_rolls_of_different_lengths_together_equal_each_alone(runner: ModelRunne
     alone = []
     for prompt, n, sampling in plans:
         slot = runner.acquire()
-        alone.append(runner.roll([roll(runner, slot, prompt, n, sampling=sampling)])[0].tokens)
+        alone.append(runner.decode([roll(runner, slot, prompt, n, sampling=sampling)])[0].tokens)
         runner.release(slot)
     slots = [runner.acquire() for _ in plans]
     requests = [roll(runner, s, prompt, n, sampling=o) for s, (prompt, n, o) in zip(slots, plans, strict=True)]
-    assert [rolled.tokens for rolled in runner.roll(requests)] == alone
+    assert [rolled.tokens for rolled in runner.decode(requests)] == alone
 
 
 def test_a_roll_returns_what_its_tokens_were_drawn_from(runner: ModelRunner) -> None:
     slot = runner.acquire()
     options = {"sampling": Sampling(0.8, top_k=9), "keep_logits": True, "layers": (1, 3), "logprobs": 2}
-    (rolled,) = runner.roll([roll(runner, slot, [1, 2, 3], 4, **options)])
+    (rolled,) = runner.decode([roll(runner, slot, [1, 2, 3], 4, **options)])
     rows = fresh(runner, [1, 2, 3, *rolled.tokens])[2:6]
     assert rolled.logits is not None and rolled.logits.shape == (4, VOCAB)
     assert ((rolled.logits > float("-inf")).sum(-1) == 9).all()

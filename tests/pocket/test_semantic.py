@@ -45,8 +45,10 @@ def test_a_batch_in_different_phases_equals_singles(pair: Pair, prompts: list[An
     fates: Counter[str] = Counter()
     for (prompt, options), result in zip(asked, together, strict=True):
         alone = pair.generate(prompt, options)
-        assert (result.tokens, result.stats.fates) == (alone.tokens, alone.stats.fates), options.verifier
+        assert (result.tokens, result.stats.step_outcomes) == (alone.tokens, alone.stats.step_outcomes), (
+            options.verifier
+        )
         assert [e.origins for e in result.events] == [e.origins for e in alone.events]
-        fates += result.stats.fates
+        fates += result.stats.step_outcomes
     assert fates["accepted"] and fates["refused"] and fates["target"], fates
     assert pair.target.free == len(asked), "every slot was given back"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES, OF_TARGET, at_one, confidence, select, width_of
-from semspec.sampling import SamplingRows, process
+from semspec.sampling.draw import SamplingRows, process
 from semspec.types import Sampling
 
 

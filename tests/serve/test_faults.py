@@ -15,7 +15,7 @@ import pytest
 
 from semspec.serve.logs import Lines
 from semspec.serve.speculation import option_fields
-from semspec.verify import REGISTRY, Decisions, Drafts, Rule
+from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule
 from semspec.verify.exact import Exact
 from tests.serve.live import JSON, Live, until
 
@@ -115,10 +115,10 @@ class Raises(Rule):
     lossless = True
     rounds: int = 3
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         if int(drafts.round.max()) >= self.rounds:
             raise Broken("the secret prompt")
-        return Exact().judge(drafts)
+        return Exact().verify(drafts)
 
 
 def test_a_verifier_that_raises_fails_its_own_request(tiny: Live, monkeypatch, caplog: pytest.LogCaptureFixture):
@@ -143,7 +143,7 @@ def test_a_verifier_that_raises_fails_its_own_request(tiny: Live, monkeypatch, c
 
 
 def test_the_log_tells_of_a_loop_without_its_words(caplog: pytest.LogCaptureFixture):
-    logging.getLogger("semspec.decode").warning("%s: %s", "it looped", "a secret", extra={"public": "it looped"})
+    logging.getLogger("semspec.loop.decoder").warning("%s: %s", "it looped", "a secret", extra={"public": "it looped"})
     assert "a secret" in caplog.text
     assert json.loads(Lines().format(caplog.records[0]))["event"] == "it looped"
 

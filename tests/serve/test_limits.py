@@ -17,7 +17,7 @@ import pytest
 
 import semspec
 from semspec import BadRequest
-from semspec.serve.commands import keys
+from semspec.cli.serve import keys
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.schema import Speculation
 from semspec.serve.speculation import apply

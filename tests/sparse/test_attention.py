@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
+from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
-from semspec.model.sight import Span
 from semspec.sparse import AttentionPlan
 from semspec.sparse.attention import Kept, block_scores, choose, listed
+from semspec.sparse.layer_ops import Sparse, SparseLayerOps
 from semspec.sparse.means import Means
-from semspec.sparse.way import Sparse, SparseWay
-from semspec.types import Roll, Sampling, Score
+from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import check, course, load, read, text, with_plan
 
@@ -186,9 +186,9 @@ def test_off_or_with_a_full_budget_it_is_dense_to_the_last_bit(runner: ModelRunn
 def test_the_sparse_way_over_all_blocks_is_the_dense_one(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by a short cut: blocks are scored, listed, gathered and masked, and all of them are chosen."""
     monkeypatch.setattr(Sparse, "attends_sparsely", lambda self, start: self.means is not None)
-    passes: list[SparseWay] = []
-    made = SparseWay.__init__
-    monkeypatch.setattr(SparseWay, "__init__", lambda self, *a: (passes.append(self), made(self, *a))[1])
+    passes: list[SparseLayerOps] = []
+    made = SparseLayerOps.__init__
+    monkeypatch.setattr(SparseLayerOps, "__init__", lambda self, *a: (passes.append(self), made(self, *a))[1])
     ours = course(with_plan(runner, attention=AttentionPlan(block=8, dense_below=0, rho=1.0)))
     for one, dense in zip(ours, course(runner), strict=True):
         assert torch.equal(one, dense)
@@ -209,7 +209,7 @@ def test_reading_and_writing_stay_dense(runner: ModelRunner) -> None:
         [
             one.score([Score(one, slot, text(2, 40), 1)])[0].logits,
             one.score([Score(one, slot, text(3, 1), 1)])[0].logits,
-            torch.tensor(one.roll([Roll(one, slot, [5], 6, Sampling(), 0)])[0].tokens),
+            torch.tensor(one.decode([Decode(one, slot, [5], 6, Sampling(), 0)])[0].tokens),
         ]
         for one in (thin, runner)
     )
@@ -248,8 +248,8 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     read(thin, slot, text(1, 100))
     before = check(thin, slot, text(2, 5))
     thin.truncate(slot, 100)
-    way = thin.sparsity.way([Score(thin, slot, text(2, 5), 5)], [Span(slot, 100, 5)])
-    assert isinstance(way, SparseWay)
+    way = thin.sparsity.way([Score(thin, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
+    assert isinstance(way, SparseLayerOps)
     original = way._choose
 
     def watched(layer: int, place: int, q: torch.Tensor) -> Kept:
@@ -282,7 +282,7 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
     keys, values = torch.randn(2, 2, start + n, 16)
     thin.cache.keys[1, slot, :, :start] = keys[:, :start]
     q = torch.randn(4, n, 16)
-    span = Span(slot, start, n)
+    span = SequenceChunk(slot, start, n)
     way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [span])
     ours = way.attend(1, 0, q, keys, values, None, 0.3)
     blocks = keys[None, :, :56].unflatten(2, (7, 8))
@@ -301,8 +301,8 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
 
 def test_layers_that_are_no_anchors_do_not_choose(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     chose: list[int] = []
-    original = SparseWay._choose
-    monkeypatch.setattr(SparseWay, "_choose", lambda self, i, p, q: (chose.append(i), original(self, i, p, q))[1])
+    original = SparseLayerOps._choose
+    monkeypatch.setattr(SparseLayerOps, "_choose", lambda self, i, p, q: (chose.append(i), original(self, i, p, q))[1])
     for anchors, expected in (((0, 2), [0, 2]), ((3,), [0, 3]), (None, [0, 1, 2, 3])):
         thin = with_plan(runner, attention=AttentionPlan(block=8, dense_below=32, rho=0.1, anchors=anchors))
         course(thin, rounds=1)

@@ -16,10 +16,10 @@ from semspec.model import ModelRunner
 from semspec.model.experts import left_out
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
-from semspec.sparsify.calibrate import Wish, anchors, calibrate, plan_from
-from semspec.sparsify.quality import Tally, joined, measure, picked, variants
-from semspec.sparsify.table import in_markdown
-from semspec.sparsify.watch import Notes, Watching, overlap
+from semspec.sparse_fit.calibrate import Wish, anchors, calibrate, plan_from
+from semspec.sparse_fit.observe import Notes, Watching, overlap
+from semspec.sparse_fit.quality import Tally, joined, measure, picked, variants
+from semspec.sparse_fit.table import in_markdown
 from semspec.tasks import Problem, Task
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import course, load

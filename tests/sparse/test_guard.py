@@ -7,7 +7,7 @@ import torch
 
 from semspec.model import ModelRunner
 from semspec.sparse import AttentionPlan
-from semspec.types import Roll, Sampling
+from semspec.types import Decode, Sampling
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import check, course, load, read, text, with_plan
 
@@ -32,7 +32,7 @@ def played(runner: ModelRunner, rounds: int, writes: bool = False) -> list[torch
         logits.append(check(runner, slot, text(10 + i, 6)))
         runner.truncate(slot, runner.length(slot) - 1 - i % 4)
         if writes and i == 1:
-            runner.roll([Roll(runner, slot, [7], 3, Sampling(), 0)])
+            runner.decode([Decode(runner, slot, [7], 3, Sampling(), 0)])
     return logits
 
 

@@ -7,7 +7,7 @@ import pytest
 import semspec
 from semspec import loading
 from semspec.model import ModelRunner
-from semspec.model.plan import Plan
+from semspec.model.memory_plan import MemoryPlan
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, SparsePlan
 from semspec.sparse.means import Means
@@ -15,7 +15,7 @@ from semspec.sparse.means import Means
 
 @pytest.mark.parametrize(("score", "rest"), [("share", "nothing"), ("share", "mean"), ("reach", "mean")])
 def test_what_is_told_is_what_is_taken(score: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Plan] = []
+    told: list[MemoryPlan] = []
     monkeypatch.setattr(loading, "check", told.extend)
     plan = AttentionPlan(block=16, score=score, rest=rest)
     name = fingerprint(semspec.load("pocket", device="cpu", slots=1, context=64).target)

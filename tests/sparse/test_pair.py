@@ -10,7 +10,7 @@ import pytest
 import semspec
 from semspec.bench.run import Bench, Config
 from semspec.errors import BadRequest
-from semspec.model.remember import Remembering
+from semspec.model.prefix_cache import Remembering
 from semspec.sparse import AttentionPlan, SparsePlan, apply, plan_of
 from semspec.verify import REGISTRY
 

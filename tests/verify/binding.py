@@ -11,7 +11,7 @@ from semspec.probe.head import Probe, head_for
 WIDTH = 8
 
 
-class Binding:
+class RuleResources:
     """Spells by letters (every digit another token below 50) and has untrained probes for states of width 8."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Binding:
         target, draft = self._probes
         return target, draft
 
-    def judge(self, folder: str) -> Probe:
+    def judge_probe(self, folder: str) -> Probe:
         head = head_for(self._sees, inputs(self._sees), (4,), 0.0)
         return Probe(head, self._sees, "fake", data={"least": 0.25})
 

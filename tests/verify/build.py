@@ -1,4 +1,4 @@
-"""Drafts for rules to judge: a few written out by hand, or very many drawn from random languages."""
+"""DraftBatch for rules to judge: a few written out by hand, or very many drawn from random languages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from semspec import noise
-from semspec.sampling import SamplingRows, pick, process
+from semspec.sampling import noise
+from semspec.sampling.draw import SamplingRows, pick, process
 from semspec.types import Sampling
-from semspec.verify import Decisions, Drafts, Rule
+from semspec.verify import Decisions, DraftBatch, Rule
 from tests.chi import chi_square, count
 
 CPU = torch.device("cpu")
@@ -33,15 +33,15 @@ class One:
     round: int = 0
 
 
-def build(*ones: One) -> Drafts:
-    """Lay drafts side by side, as the definition of `Drafts` says."""
+def build(*ones: One) -> DraftBatch:
+    """Lay drafts side by side, as the definition of `DraftBatch` says."""
     longest = max(len(one.ids) for one in ones)
     heights = [len(one.target) for one in ones]
     counts = [len(one.ids) for one in ones]
     certain = all(one.draft is None for one in ones)
     draft_rows = [row for one in ones for row in one.draft or []]
     vocab = len(ones[0].target[0])
-    return Drafts(
+    return DraftBatch(
         ids=torch.tensor([one.ids + [-1] * (longest - len(one.ids)) for one in ones]).view(len(ones), longest).long(),
         counts=torch.tensor(counts),
         target_logits=torch.tensor([row for one in ones for row in one.target]),
@@ -57,7 +57,7 @@ def build(*ones: One) -> Drafts:
 
 def judge(rule: Rule, *ones: One) -> list[tuple[int, int]]:
     """(accepted, next) of each."""
-    decisions = rule.judge(build(*ones))
+    decisions = rule.verify(build(*ones))
     return list(zip(decisions.accepted.tolist(), decisions.next.tolist(), strict=True))
 
 
@@ -134,7 +134,7 @@ class Crowd:
     def seeds(self) -> Tensor:
         return torch.arange(len(self.tokens))
 
-    def drafts(self, k: int, round: int) -> Drafts:
+    def drafts(self, k: int, round: int) -> DraftBatch:
         """Everybody drafts k tokens, with the noise that the real drafter would use in this round."""
         n = len(self.tokens)
         processed = self.draft.processed(self.sampling)
@@ -147,7 +147,7 @@ class Crowd:
             ids.append(token)
             states.append(state)
         rows = torch.stack(states, 1)  # [N, K + 1]
-        return Drafts(
+        return DraftBatch(
             ids=torch.stack(ids, 1),
             counts=torch.full([n], k),
             target_logits=self.target.table[rows.flatten()],
@@ -160,7 +160,7 @@ class Crowd:
             round=torch.full([n], round),
         )
 
-    def commit(self, drafts: Drafts, decisions: Decisions) -> None:
+    def commit(self, drafts: DraftBatch, decisions: Decisions) -> None:
         """Write down what the rule let stand and the token that follows."""
         for i in range(drafts.ids.shape[1] + 1):
             drafted = drafts.ids[:, min(i, drafts.ids.shape[1] - 1)]
@@ -209,7 +209,7 @@ def fit(
     for i, round in enumerate(rounds):
         drafts = crowd.drafts(k, i)
         drafts.round = torch.full_like(drafts.round, round)
-        crowd.commit(drafts, rule.judge(drafts))
+        crowd.commit(drafts, rule.verify(drafts))
     crowd.complete()
     return crowd.p_value()
 
@@ -225,7 +225,7 @@ class ResamplesFromTarget(Rule):
     lossless = True
     needs_draft_logits = True
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()
         ok = drafts.uniform(noise.ACCEPT)[:, :-1] * q < p
         accepted = ok.long().cumprod(-1).sum(-1)
@@ -239,6 +239,6 @@ class AcceptsEverything(Rule):
     lossless = True
     needs_draft_logits = True
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         u = drafts.uniform(noise.RESIDUAL).gather(1, drafts.counts[:, None])[:, 0]
         return Decisions(drafts.counts, pick(drafts.target_distribution(drafts.counts), u))

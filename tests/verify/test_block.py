@@ -20,7 +20,7 @@ RULE = Block()
 def accepted(target: Language, draft: Language, k: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """What `block` and `sampling` accept of the same 100,000 drafts, with the same noise."""
     drafts = Crowd.of(target, draft, 100_000, k + 1, PLAIN).drafts(k, round=0)
-    return RULE.judge(drafts).accepted.double(), SpeculativeSampling().judge(drafts).accepted.double()
+    return RULE.verify(drafts).accepted.double(), SpeculativeSampling().verify(drafts).accepted.double()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -81,7 +81,7 @@ def test_the_papers_example_accepts_eleven_ninths_against_ten_ninths() -> None:
 
 def test_a_draft_of_one_token_is_judged_as_by_sampling() -> None:
     drafts = Crowd.of(*languages(1), 100_000, 2, PLAIN).drafts(1, round=0)
-    block, sampling = RULE.judge(drafts), SpeculativeSampling().judge(drafts)
+    block, sampling = RULE.verify(drafts), SpeculativeSampling().verify(drafts)
     assert torch.equal(block.accepted, sampling.accepted)
     assert torch.equal(block.next, sampling.next)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from semspec.noise import ACCEPT, RESIDUAL, stream, uniform
+from semspec.sampling.noise import ACCEPT, RESIDUAL, stream, uniform
 from semspec.types import Sampling
 from semspec.verify import Rule, make
 from semspec.verify.exact import Exact
@@ -80,7 +80,7 @@ def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozense
 def decide(rule: Rule, ones: list[One], protected: frozenset[int] = frozenset()) -> list[tuple[int, int, list[int]]]:
     drafts = build(*ones)
     drafts.protected = torch.tensor([v in protected for v in range(drafts.target_logits.shape[1])])
-    d = rule.judge(drafts)
+    d = rule.verify(drafts)
     assert d.relaxed is not None
     marks = [[i for i, r in enumerate(row) if r] for row in d.relaxed.tolist()]
     return list(zip(d.accepted.tolist(), d.next.tolist(), marks, strict=True))
@@ -159,15 +159,15 @@ def test_a_rule_is_its_formula(spec: str, reference: Callable, kind: str):
 )
 def test_at_its_limit_a_rule_is_lossless(loose: str, strict: Rule):
     ones = [random_one(seed, seed % 7, MIXED[seed % 2]) for seed in range(120)]
-    found, wanted = make(loose).judge(build(*ones)), strict.judge(build(*ones))
+    found, wanted = make(loose).verify(build(*ones)), strict.verify(build(*ones))
     assert torch.equal(found.accepted, wanted.accepted) and torch.equal(found.next, wanted.next)
     assert found.relaxed is not None and not found.relaxed.any()
 
 
 def test_token_deferral_at_its_limits_when_greedy():
     ones = [random_one(seed, seed % 7, Sampling()) for seed in range(90)]
-    strict, loose = (make(f"cascade-rule:defer=token,alpha={a}").judge(build(*ones)) for a in (0, 1))
-    assert torch.equal(strict.accepted, Exact().judge(build(*ones)).accepted)
+    strict, loose = (make(f"cascade-rule:defer=token,alpha={a}").verify(build(*ones)) for a in (0, 1))
+    assert torch.equal(strict.accepted, Exact().verify(build(*ones)).accepted)
     assert torch.equal(loose.accepted, build(*ones).counts)
 
 
@@ -226,7 +226,7 @@ def test_the_threshold_moves_with_each_sequences_own_past(spec: str):
     for step in range(12):
         drafts = build(*(text[step] for text in texts))
         drafts.state = state
-        d = rule.judge(drafts)
+        d = rule.verify(drafts)
         state = d.state
         assert d.relaxed is not None and state is not None and state.isfinite().all()
         for b, (accepted, row) in enumerate(zip(d.accepted.tolist(), d.relaxed.tolist(), strict=True)):

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec import noise
-from semspec.sampling import draw
-from semspec.types import Draft, Judge, Rows, Sampling, Verdict
-from semspec.verify.base import Decisions, Drafts, collate, verdicts
+from semspec.sampling import noise
+from semspec.sampling.draw import draw
+from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
+from semspec.verify.base import Decisions, DraftBatch, collate, verdicts
 from semspec.verify.exact import Exact
-from semspec.verify.none import Alone
+from semspec.verify.none import NoSpeculation
 from tests.verify.build import One, build, hot, judge, random_one
 
 WARM = Sampling(1.0, seed=11)
@@ -77,7 +77,7 @@ def test_ties_go_to_the_first_token_as_in_plain_decoding() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 10**6)), min_size=1, max_size=7))
 def test_a_batch_is_judged_as_its_members_one_at_a_time(batch: list[tuple[int, bool, int]]) -> None:
     ones = [random_one(seed, k, Sampling(1.0) if warm else Sampling()) for k, warm, seed in batch]
-    for rule in (Exact(), Alone()):
+    for rule in (Exact(), NoSpeculation()):
         assert judge(rule, *ones) == [judge(rule, one)[0] for one in ones]
 
 
@@ -104,18 +104,18 @@ def test_a_guess_of_the_targets_draw_is_accepted() -> None:
 
 
 def test_none_accepts_nothing_and_writes_the_targets_token() -> None:
-    assert judge(Alone(), One(says(1, 2), [1]), One(says(3), [])) == [(0, 1), (0, 3)]
+    assert judge(NoSpeculation(), One(says(1, 2), [1]), One(says(3), [])) == [(0, 1), (0, 3)]
     warm = random_one(4, 2, Sampling(1.0))
-    assert judge(Alone(), warm) == [(0, build(warm).target_choice()[0, 0].item())]
+    assert judge(NoSpeculation(), warm) == [(0, build(warm).target_choice()[0, 0].item())]
 
 
 def test_collating_requests_gives_the_drafts_of_the_definition() -> None:
     ones = [random_one(seed, k, Sampling(0.8, top_k=seed)) for seed, k in [(1, 3), (2, 0), (3, 5), (4, 1)]]
     requests = [
-        Judge(
+        VerifyRequest(
             Exact(),
             Draft(one.ids, torch.tensor(one.draft).view(-1, 6)),
-            Rows(torch.tensor(one.target)),
+            ScoreOutput(torch.tensor(one.target)),
             one.sampling,
             one.position,
             one.round,
@@ -131,12 +131,12 @@ def test_collating_requests_gives_the_drafts_of_the_definition() -> None:
 
 
 def test_collating_keeps_state_and_hidden_states_in_order() -> None:
-    def request(k: int, mark: float) -> Judge:
-        rows = Rows(torch.zeros(k + 1, 6), {2: torch.full([k + 1, 4], mark)})
+    def request(k: int, mark: float) -> VerifyRequest:
+        rows = ScoreOutput(torch.zeros(k + 1, 6), {2: torch.full([k + 1, 4], mark)})
         draft = Draft([0] * k, None, {1: torch.full([k, 3], -mark)})
-        return Judge(Exact(), draft, rows, Sampling(), 0, 0, torch.tensor([mark, mark]))
+        return VerifyRequest(Exact(), draft, rows, Sampling(), 0, 0, torch.tensor([mark, mark]))
 
-    drafts: Drafts = collate([request(1, 1.0), request(2, 2.0)])
+    drafts: DraftBatch = collate([request(1, 1.0), request(2, 2.0)])
     assert drafts.draft_logits is None
     assert drafts.state is not None and drafts.state.tolist() == [[1, 1], [2, 2]]
     assert drafts.hidden is not None and drafts.hidden[2][:, 0].tolist() == [1, 1, 2, 2, 2]

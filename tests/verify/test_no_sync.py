@@ -10,14 +10,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
-from semspec.types import Draft, Judge, Rows, Sampling
-from semspec.verify import REGISTRY, Decisions, Drafts, Rule, make
+from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
+from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.base import collate
 from semspec.verify.exact import Exact
-from tests.verify.binding import WIDTH, Binding
+from tests.verify.binding import WIDTH, RuleResources
 
 
-def without_values(drafts: Drafts, mode: FakeTensorMode) -> Drafts:
+def without_values(drafts: DraftBatch, mode: FakeTensorMode) -> DraftBatch:
     """The same tensors with shapes but no values: reading one is an error."""
 
     def strip(thing: object) -> object:
@@ -35,20 +35,20 @@ def without_values(drafts: Drafts, mode: FakeTensorMode) -> Drafts:
 
 
 def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
-    def one(k: int) -> Judge:
+    def one(k: int) -> VerifyRequest:
         logits = torch.zeros(k, 50) if rule.keeps_draft_logits else None
         protected = torch.zeros(50, dtype=torch.bool)
         height = 1 + len(rule.layout([1] * k))
-        rows = Rows(torch.zeros(height, 50), {layer: torch.zeros(height, WIDTH) for layer in rule.layers})
+        rows = ScoreOutput(torch.zeros(height, 50), {layer: torch.zeros(height, WIDTH) for layer in rule.layers})
         hidden = {layer: torch.zeros(k, WIDTH) for layer in rule.draft_layers}
-        return Judge(rule, Draft([1] * k, logits, hidden), rows, sampling, 5, 0, protected=protected)
+        return VerifyRequest(rule, Draft([1] * k, logits, hidden), rows, sampling, 5, 0, protected=protected)
 
     drafts = collate([one(3), one(1), one(2)])
     drafts.protected = torch.zeros(50, dtype=torch.bool)
     with (mode := FakeTensorMode(allow_non_fake_inputs=True)):  # weights, those of a probe, are real
-        decisions = rule.judge(without_values(drafts, mode))
+        decisions = rule.verify(without_values(drafts, mode))
         if decisions.state is not None:  # a rule with a memory, in its second step
-            decisions = rule.judge(without_values(dataclasses.replace(drafts, state=torch.zeros(3, 4)), mode))
+            decisions = rule.verify(without_values(dataclasses.replace(drafts, state=torch.zeros(3, 4)), mode))
         return decisions
 
 
@@ -57,20 +57,20 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
 )
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
-    decisions = judge_blind(make(name).bound(Binding()), sampling)
+    decisions = judge_blind(make(name).bind(RuleResources()), sampling)
     assert decisions.accepted.shape == decisions.next.shape == (3,)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
 def test_nor_does_a_judge_that_attends_and_knows_the_drafts_confidence(sampling: Sampling):
     sees = Features((2,), "attention", tuple(GROUPS))
-    rule = make("semantic+:steps=3,part=true").bound(Binding(judge=sees))
+    rule = make("semantic+:steps=3,part=true").bind(RuleResources(judge=sees))
     assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
 def test_nor_does_semantic_if_its_probe_sees_evidence(sampling: Sampling):
-    rule = make("semantic").bound(Binding(target=Features((2,), evidence=tuple(GROUPS))))
+    rule = make("semantic").bind(RuleResources(target=Features((2,), evidence=tuple(GROUPS))))
     assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
 
 
@@ -78,8 +78,8 @@ def test_nor_does_semantic_if_its_probe_sees_evidence(sampling: Sampling):
 class Peeking(Exact):
     name = "peeking"
 
-    def judge(self, drafts: Drafts) -> Decisions:
-        decisions = super().judge(drafts)
+    def verify(self, drafts: DraftBatch) -> Decisions:
+        decisions = super().verify(drafts)
         assert decisions.accepted.max().item() >= 0
         return decisions
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from semspec import verify
-from semspec.decode import Decoder, Job
 from semspec.draft import ModelDrafter
-from semspec.execute import Executor
-from semspec.stats import Stats
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
 from semspec.types import Event, Sampling
 from semspec.verify import REGISTRY, Decisions, make
 from semspec.verify.base import verdicts
@@ -50,10 +50,10 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
     for event in events:
         assert sorted(event.relaxed) == [i for i, o in enumerate(event.origins) if o == "relaxed"]
         for i, why in event.relaxed.items():
-            assert why.reason and why.instead is not None
+            assert why.reason and why.target_token is not None
             if sampling.greedy:
                 row = language([1, 2, *tokens[: at + i]])
-                assert why.instead == row.index(max(row)) != event.tokens[i]
+                assert why.target_token == row.index(max(row)) != event.tokens[i]
         at, relaxed = at + len(event.tokens), relaxed + len(event.relaxed)
     assert relaxed > 0
 
@@ -77,8 +77,8 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
 def test_the_numbers_are_those_of_the_rows(spec: str, reason: str):
     one = One([UNDECIDED, hot(3), hot(4)], [1, 3], None)
     rule = make(spec)
-    (verdict,) = verdicts(rule.judge(build(one)))
-    assert verdict.relaxed == (0,) and verdict.instead == (2,)
+    (verdict,) = verdicts(rule.verify(build(one)))
+    assert verdict.relaxed == (0,) and verdict.target_tokens == (2,)
     said = rule.reason(verdict.evidence[0] if verdict.evidence else ())
     assert re.fullmatch(reason if "\\" in reason else re.escape(reason), said), said
 
@@ -90,11 +90,11 @@ def test_evidence_crosses_in_the_one_copy_bit_for_bit():
     first, second = verdicts(decisions)
     assert first.relaxed == (0, 2) and second.relaxed == (1,), "what is not accepted is not relaxed"
     assert first.evidence == (tuple(numbers[0, 0].tolist()), tuple(numbers[0, 2].tolist()))
-    assert second.evidence == (tuple(numbers[1, 1].tolist()),) and first.instead == ()
+    assert second.evidence == (tuple(numbers[1, 1].tolist()),) and first.target_tokens == ()
 
 
 def test_a_rule_of_ones_own_needs_no_reasons():
-    decisions = verify.make("exact").judge(build(One([hot(1), hot(2)], [1])))
+    decisions = verify.make("exact").verify(build(One([hot(1), hot(2)], [1])))
     decisions.relaxed = torch.tensor([[True]])
     (verdict,) = verdicts(decisions)
     assert verdict.relaxed == (0,) and verdict.evidence == () and verify.make("exact").reason(()) == ""

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from semspec.decode import Decoder, Job
 from semspec.draft import ModelDrafter
 from semspec.errors import BadRequest
-from semspec.execute import Executor
-from semspec.noise import TARGET, uniform
-from semspec.stats import Stats
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.sampling.noise import TARGET, uniform
 from semspec.types import Sampling
 from semspec.verify import Rule, make
 from semspec.verify.exact import Exact
 from tests.fakes import FakeRunner, chain, greedy
-from tests.verify.binding import Binding
+from tests.verify.binding import RuleResources
 from tests.verify.build import One, build, hot, random_one
 
 WARM = Sampling(temperature=0.9)
@@ -25,7 +25,7 @@ REMARK = [4, 5, 4]
 
 
 def spelled(spec: str) -> Rule:
-    return make(spec).bound(Binding(REMARK))
+    return make(spec).bind(RuleResources(REMARK))
 
 
 def laid_out(seed: int, k: int, sampling: Sampling) -> One:
@@ -63,7 +63,7 @@ def expected(one: One, alpha: float) -> tuple[int, int, list[int]]:
 
 
 def decide(rule: Rule, ones: list[One]) -> list[tuple[int, int, list[int]]]:
-    d = rule.judge(build(*ones))
+    d = rule.verify(build(*ones))
     assert d.relaxed is not None
     marks = [[i for i, r in enumerate(row) if r] for row in d.relaxed.tolist()]
     return list(zip(d.accepted.tolist(), d.next.tolist(), marks, strict=True))
@@ -80,7 +80,7 @@ def test_a_token_stands_if_the_fused_readings_write_it(alpha: float, sampling: S
 
 def test_without_weight_the_second_reading_changes_nothing():
     ones = [laid_out(seed, seed % 6, [Sampling(), WARM][seed % 2]) for seed in range(200)]
-    found, exact = spelled("reflective:alpha=0").judge(build(*ones)), Exact().judge(build(*ones))
+    found, exact = spelled("reflective:alpha=0").verify(build(*ones)), Exact().verify(build(*ones))
     assert torch.equal(found.accepted, exact.accepted) and torch.equal(found.next, exact.next)
 
 
@@ -91,11 +91,11 @@ def test_protected_tokens_are_not_relaxed():
     for token in (1, 2):
         drafts = build(one)
         drafts.protected = torch.tensor([v == token for v in range(6)])
-        assert rule.judge(drafts).accepted.tolist() == [0]
+        assert rule.verify(drafts).accepted.tolist() == [0]
 
 
 def test_the_prompt_is_spelled_in_the_models_tokens():
-    rule = make("reflective:prompt=A B").bound(Binding())
+    rule = make("reflective:prompt=A B").bind(RuleResources())
     assert rule.layout([1, 2]) == [1, 2, *(ord(letter) % 50 for letter in "A B"), 1, 2] and rule.layout([]) == []
     assert rule != make("reflective:prompt=A B"), "rules for different models are not judged together"
     with pytest.raises(BadRequest, match="has no option 'tokens'; its options are: alpha, prompt"):
@@ -107,7 +107,7 @@ def test_through_the_loop_the_second_copy_is_scored_and_thrown_away():
     language, other = chain(vocab, seed=1), chain(vocab, seed=2)
     target = FakeRunner(language, vocab)
     for alpha in (0.0, 1.0):
-        rule = make(f"reflective:alpha={alpha}").bound(Binding([9, 9]))
+        rule = make(f"reflective:alpha={alpha}").bind(RuleResources([9, 9]))
         stats, executor = Stats(), Executor()
         decoder = Decoder(Job(prompt, rule, 4, 60), target, ModelDrafter(FakeRunner(other, vocab)), stats)
         task = executor.submit(decoder.decode(), stats)

@@ -9,10 +9,10 @@ import pytest
 
 from semspec import verify
 from semspec.errors import BadRequest
-from semspec.verify import REGISTRY, Decisions, Drafts, Rule, make, register
+from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make, register
 from semspec.verify.block import Block
 from semspec.verify.exact import Exact
-from semspec.verify.none import Alone
+from semspec.verify.none import NoSpeculation
 from semspec.verify.sampling import SpeculativeSampling
 from tests.verify.build import One, hot, judge
 
@@ -29,7 +29,7 @@ class Lenient(Rule):
     strict: bool = False
     flavour: str = "plain"
 
-    def judge(self, drafts: Drafts) -> Decisions:
+    def verify(self, drafts: DraftBatch) -> Decisions:
         ranks = drafts.target_logits.argsort(-1, descending=True)[drafts.rows[:, :-1], : self.best_few]
         ok = (ranks == drafts.ids[..., None]).any(-1)
         count = (ok & drafts.exists).long().cumprod(-1).sum(-1)
@@ -51,7 +51,7 @@ def refusal(spec: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("none", Alone), ("exact", Exact), ("sampling", SpeculativeSampling), ("block", Block)]
+    ("name", "kind"), [("none", NoSpeculation), ("exact", Exact), ("sampling", SpeculativeSampling), ("block", Block)]
 )
 def test_the_lossless_rules_are_there_by_name(name: str, kind: type[Rule]) -> None:
     rule = make(name)
@@ -73,7 +73,7 @@ def test_only_rules_that_compare_distributions_ask_for_draft_logits() -> None:
 
 
 def test_only_none_does_without_drafts() -> None:
-    assert [name for name in ("none", "exact", "sampling", "block") if not make(name).drafts] == ["none"]
+    assert [name for name in ("none", "exact", "sampling", "block") if not make(name).speculates] == ["none"]
 
 
 def test_a_rule_object_is_taken_as_it_is() -> None:

@@ -68,7 +68,7 @@ def test_the_same_test_catches_a_biased_rule(wrong: Rule, seed: int) -> None:
 def test_the_first_token_stands_as_often_as_the_distributions_overlap() -> None:
     target, draft = languages(4)
     crowd = Crowd.of(target, draft, 100_000, 4, PLAIN)
-    accepted = RULE.judge(crowd.drafts(3, round=0)).accepted
+    accepted = RULE.verify(crowd.drafts(3, round=0)).accepted
     overlap = torch.minimum(target.table[0].softmax(-1), draft.table[0].softmax(-1)).sum().item()
     assert (accepted > 0).float().mean().item() == pytest.approx(overlap, abs=0.01)
 
@@ -76,7 +76,7 @@ def test_the_first_token_stands_as_often_as_the_distributions_overlap() -> None:
 def test_a_draft_with_the_targets_own_distribution_always_stands() -> None:
     target, draft = languages(5, distance=0.0)
     drafts = Crowd.of(target, draft, 10_000, 4, PLAIN).drafts(3, round=0)
-    assert (RULE.judge(drafts).accepted == 3).all()
+    assert (RULE.verify(drafts).accepted == 3).all()
 
 
 def test_a_token_the_target_excludes_never_stands_and_never_replaces() -> None:
@@ -134,6 +134,6 @@ def test_the_answer_depends_on_seed_position_and_round() -> None:
 def test_nan_logits_give_tokens_of_the_vocabulary() -> None:
     nan = [[float("nan")] * 4] * 3
     for rule in (RULE, Exact()):
-        decisions = rule.judge(build(One(nan, [1, 2], [[0.0] * 4] * 2, PLAIN), One(nan, [3, 3], [[0.0] * 4] * 2)))
+        decisions = rule.verify(build(One(nan, [1, 2], [[0.0] * 4] * 2, PLAIN), One(nan, [3, 3], [[0.0] * 4] * 2)))
         assert ((decisions.next >= 0) & (decisions.next < 4)).all()
         assert ((decisions.accepted >= 0) & (decisions.accepted <= 2)).all()

@@ -11,20 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semspec import noise
 from semspec.errors import BadRequest
 from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES, OF_TARGET, evidence
 from semspec.probe.evidence import WIDTH as ALL
 from semspec.probe.features import Features
+from semspec.sampling import noise
 from semspec.types import Sampling
-from semspec.verify import Drafts, make
+from semspec.verify import DraftBatch, make
 from semspec.verify.base import verdicts
-from semspec.verify.seen import seen
+from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.semantic import LEAST, Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
 from tests.probe.test_evidence import plain_confidence
-from tests.verify.binding import WIDTH, Binding
+from tests.verify.binding import WIDTH, RuleResources
 from tests.verify.build import GREEDY, One, build, hot, judge, random_one
 
 VOCAB = 6
@@ -45,7 +45,7 @@ def semantic(**options: Any) -> Semantic:
     return Semantic(target_probe=Says(), draft_probe=Says(), **options)  # type: ignore[arg-type]
 
 
-def with_probabilities(drafts: Drafts, q: list[float], p: list[float]) -> Drafts:
+def with_probabilities(drafts: DraftBatch, q: list[float], p: list[float]) -> DraftBatch:
     """What both probes will say of each step."""
     target, draft = torch.zeros(len(drafts.target_logits), 1), torch.zeros(int(drafts.counts.sum()), 1)
     target[drafts.first_row, 0] = torch.tensor(q)
@@ -65,7 +65,7 @@ def unlikely(ids: list[int]) -> list[list[float]]:
 
 def stands(rule: Semantic, q: float, p: float, sampling: Sampling = GREEDY, ids: tuple[int, ...] = (1, 2)) -> bool:
     drafts = with_probabilities(build(One(unlikely(list(ids)), list(ids), None, sampling)), [q], [p])
-    found = rule.judge(drafts).accepted.item()
+    found = rule.verify(drafts).accepted.item()
     assert found in (0, len(ids)), "all of a step or nothing"
     return bool(found)
 
@@ -95,20 +95,20 @@ def test_the_floor_refuses_what_a_lucky_coin_would_take() -> None:
 def test_the_fast_path_takes_a_step_the_target_finds_usual_throughout() -> None:
     second = [[0.0, 9.0, 8.0, 0.0, 0.0, 0.0], [0.0, 8.0, 9.0, 0.0, 0.0, 0.0], hot(5)]
     drafts = with_probabilities(build(One(second, [2, 1])), [0.0], [1.0])
-    decisions = semantic(tau=0.5).judge(drafts)
+    decisions = semantic(tau=0.5).verify(drafts)
     assert decisions.accepted.tolist() == [2] and decisions.next.tolist() == [5]
     (verdict,) = verdicts(decisions)
-    assert verdict.relaxed == (0, 1) and verdict.instead == (1, 2)
+    assert verdict.relaxed == (0, 1) and verdict.target_tokens == (1, 2)
     assert "among the target's 2 likeliest" in semantic(tau=0.5).reason(verdict.evidence[0])
     for rule in (semantic(tau=0.5, top=0), semantic(tau=0.5, top=1)):
-        assert rule.judge(drafts).accepted.tolist() == [0]
+        assert rule.verify(drafts).accepted.tolist() == [0]
 
 
 def test_a_refused_step_begins_again_with_the_targets_own_choice() -> None:
     (row, *_) = unlikely([1, 2])
     for sampling in (Sampling(), Sampling(0.9, seed=5)):
         drafts = with_probabilities(build(One(unlikely([1, 2]), [1, 2], None, sampling)), [0.0], [1.0])
-        decisions = semantic(tau=0.5).judge(drafts)
+        decisions = semantic(tau=0.5).verify(drafts)
         assert decisions.next.tolist() == drafts.target_choice()[:, 0].tolist()
     assert max(range(VOCAB), key=row.__getitem__) == 2
 
@@ -119,9 +119,9 @@ def test_batches_equal_singles(steps: list[tuple[int, float, float]], greedy: bo
     sampling = Sampling() if greedy else Sampling(0.7, top_p=0.9)
     ones = [random_one(i, k, sampling, VOCAB, certain=True) for i, (k, _, _) in enumerate(steps)]
     for rule in (semantic(), semantic(tau=0.5, top=0), make("random-step:rate=0.5")):
-        together = rule.judge(with_probabilities(build(*ones), [q for _, q, _ in steps], [p for _, _, p in steps]))
+        together = rule.verify(with_probabilities(build(*ones), [q for _, q, _ in steps], [p for _, _, p in steps]))
         for i, (one, (_, q, p)) in enumerate(zip(ones, steps, strict=True)):
-            alone = rule.judge(with_probabilities(build(one), [q], [p]))
+            alone = rule.verify(with_probabilities(build(one), [q], [p]))
             assert alone.accepted[0] == together.accepted[i] and alone.next[0] == together.next[i]
 
 
@@ -136,7 +136,7 @@ def test_protected_tokens_are_neither_brought_in_nor_left_out() -> None:
         ([hot(1), hot(4), hot(0)], [1, 2], 2),
     ]:
         drafts = replace(build(One(rows, ids)), protected=protected)
-        assert everything.judge(drafts).accepted.tolist() == [wanted]
+        assert everything.verify(drafts).accepted.tolist() == [wanted]
 
 
 def test_the_bonus_is_drawn_cooler_than_the_rest() -> None:
@@ -159,13 +159,13 @@ def test_random_step_holds_its_rate_and_its_limits() -> None:
 
 
 def test_specreason_reads_the_digit_behind_its_question() -> None:
-    rule = SpecReason(least=7, question="ok?").bound(Binding())
+    rule = SpecReason(least=7, question="ok?").bind(RuleResources())
     assert isinstance(rule, SpecReason) and rule.layout([1, 2]) == [1, 2, *(ord(c) % 50 for c in "ok?")]
     for digit in range(10):
         rows = [hot(1, 50), hot(2, 50), hot(3, 50), *[hot(0, 50)] * 2, hot(ord(str(digit)) % 50, 50)]
         assert judge(rule, One(rows, [1, 2])) == [(2, 3) if digit >= 7 else (0, 1)]
     with pytest.raises(BadRequest, match="a token for every digit"):
-        SpecReason().bound(Binding(remark=[4, 5]))
+        SpecReason().bind(RuleResources(remark=[4, 5]))
 
 
 @pytest.mark.parametrize("spec", [
@@ -178,9 +178,9 @@ def test_bad_options_are_refused(spec: str) -> None:
 
 
 def test_semantic_plus_stands_by_its_judge() -> None:
-    rule = make("semantic+").bound(Binding())
+    rule = make("semantic+").bind(RuleResources())
     assert isinstance(rule, SemanticPlus) and rule.least == 0.25, "what the judge was calibrated to"
-    asked = make("semantic+:least=0.7").bound(Binding())
+    asked = make("semantic+:least=0.7").bind(RuleResources())
     assert isinstance(asked, SemanticPlus) and asked.least == 0.7 and asked.layers == (2,)
     for sure, stands_ in ((0.7, True), (0.69, False)):
 
@@ -193,7 +193,7 @@ def test_semantic_plus_stands_by_its_judge() -> None:
                 return torch.tensor([sure])  # noqa: B023
 
         one = One([hot(1), hot(2), hot(0)], [1, 3])
-        decisions = replace(asked, judge_probe=Sure(), numbers=torch.zeros(VOCAB, dtype=torch.bool)).judge(build(one))
+        decisions = replace(asked, judge_probe=Sure(), numbers=torch.zeros(VOCAB, dtype=torch.bool)).verify(build(one))
         assert decisions.accepted.tolist() == [2 if stands_ else 1], "what the target would have written too is kept"
         assert decisions.next.tolist() == [0 if stands_ else 2]
 
@@ -202,7 +202,7 @@ def test_evidence_undoes_each_sequences_own_temperature() -> None:
     """Greedy and sampled drafts side by side, against plain Python on each sequence's own logits."""
     options = [Sampling(0.5, top_k=4), Sampling(), Sampling(2.0), Sampling(0.5, top_p=0.7)]
     ones = [random_one(seed, k, options[seed], VOCAB) for seed, k in enumerate([3, 2, 5, 1])]
-    shown = seen(build(*ones), ("draft",), torch.zeros(VOCAB, dtype=torch.bool))
+    shown = probe_inputs(build(*ones), ("draft",), torch.zeros(VOCAB, dtype=torch.bool))
     assert shown is not None
     for one, row in zip(ones, shown.tolist(), strict=True):
         assert one.draft is not None
@@ -240,7 +240,7 @@ def test_semantic_shows_its_targets_probe_what_a_step_by_step_reading_finds(
     groups: tuple[str, ...], layers: tuple[int, ...]
 ) -> None:
     """Ragged rows of several sequences, against plain Python on each sequence's own rows, token by token."""
-    rule = make("semantic:tau=0.7").bound(Binding(target=Features(layers, evidence=groups)))
+    rule = make("semantic:tau=0.7").bind(RuleResources(target=Features(layers, evidence=groups)))
     assert isinstance(rule, Semantic) and rule.target_probe is not None and rule.layers == layers
     assert rule.keeps_draft_logits == ("draft" in groups)
     options = [Sampling(0.5, top_k=4), Sampling(), Sampling(0.8), Sampling(2.0, top_p=0.7)]
@@ -249,7 +249,7 @@ def test_semantic_shows_its_targets_probe_what_a_step_by_step_reading_finds(
     drafts = build(*ones)
     states, own = torch.randn(len(drafts.target_logits), WIDTH), torch.randn(int(drafts.counts.sum()), WIDTH)
     drafts = replace(drafts, hidden={2: states} if layers else None, draft_hidden={1: own})
-    decisions = rule.judge(drafts)
+    decisions = rule.verify(drafts)
     assert decisions.evidence is not None
     for b, one in enumerate(ones):
         assert one.draft is not None
@@ -265,11 +265,11 @@ def test_semantic_shows_its_targets_probe_what_a_step_by_step_reading_finds(
 
 
 def test_semantic_asks_for_number_tokens_only_if_its_probe_looks_at_them() -> None:
-    class Slow(Binding):
+    class Slow(RuleResources):
         def numbers(self) -> torch.Tensor:
             raise AssertionError("it takes a second for a large vocabulary")
 
-    rule = make("semantic").bound(Slow())
+    rule = make("semantic").bind(Slow())
     assert isinstance(rule, Semantic) and rule.numbers is None and not rule.keeps_draft_logits
     with pytest.raises(AssertionError, match="a second"):
-        make("semantic").bound(Slow(target=Features((2,), evidence=("length",))))
+        make("semantic").bind(Slow(target=Features((2,), evidence=("length",))))

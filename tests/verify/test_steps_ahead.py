@@ -1,4 +1,4 @@
-"""Drafts of several steps: each is judged as it would be alone, and nothing stands behind the first that falls."""
+"""DraftBatch of several steps: each is judged as it would be alone, and nothing stands behind the first that falls."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hypothesis import strategies as st
 from semspec.errors import BadRequest
 from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
-from semspec.types import Draft, Judge, Rows, Sampling, Verdict
+from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import Rule, make
-from semspec.verify.base import collate, join_pieces, verdicts
+from semspec.verify.base import collate, join_segments, verdicts
 from semspec.verify.semantic_plus import SemanticPlus
-from semspec.verify.step import StepRule
-from tests.verify.binding import WIDTH, Binding
+from semspec.verify.step_rule import StepRule
+from tests.verify.binding import WIDTH, RuleResources
 from tests.verify.build import One, build, hot, random_one
 
 VOCAB = 50
-ALL = Binding(judge=Features((2,), "attention", tuple(GROUPS)))
+ALL = RuleResources(judge=Features((2,), "attention", tuple(GROUPS)))
 RULES = {
     "coin": make("random-step:rate=0.6"),
     "coin, keep": make("random-step:rate=0.3,keep=true"),
     "oracle": make("oracle"),
-    "semantic": make("semantic:top=0").bound(Binding()),
-    "semantic+": make("semantic+:least=0.5").bound(Binding()),
-    "semantic+, all evidence": make("semantic+:least=0.5,steps=3,part=true").bound(ALL),
+    "semantic": make("semantic:top=0").bind(RuleResources()),
+    "semantic+": make("semantic+:least=0.5").bind(RuleResources()),
+    "semantic+, all evidence": make("semantic+:least=0.5,steps=3,part=true").bind(ALL),
 }
 
 
-def asked(rule: Rule, seed: int, lengths: list[int], whole: int, sampling: Sampling) -> Judge:
+def asked(rule: Rule, seed: int, lengths: list[int], whole: int, sampling: Sampling) -> VerifyRequest:
     """About a random draft of pieces of these lengths, of which the first few are whole steps."""
     one = random_one(seed, sum(lengths), sampling, VOCAB)
     random, k = torch.Generator().manual_seed(seed), sum(lengths)
@@ -47,27 +47,29 @@ def asked(rule: Rule, seed: int, lengths: list[int], whole: int, sampling: Sampl
         tuple(ends[:whole]),
         tuple(seed * 7 % (i + 3) > 0 for i in range(whole)),
     )
-    rows = Rows(torch.tensor(one.target), {i: torch.randn(k + 1, WIDTH, generator=random) for i in rule.layers})
-    return Judge(rule, draft, rows, one.sampling, position=seed % 50, round=seed % 7)
+    rows = ScoreOutput(torch.tensor(one.target), {i: torch.randn(k + 1, WIDTH, generator=random) for i in rule.layers})
+    return VerifyRequest(rule, draft, rows, one.sampling, position=seed % 50, round=seed % 7)
 
 
-def one_by_one(rule: Rule, judge: Judge) -> Verdict:
+def one_by_one(rule: Rule, judge: VerifyRequest) -> Verdict:
     """Every piece judged by itself, as if the tokens before it were nobody's draft, until one falls."""
     draft, rows = judge.draft, judge.rows
     found = Verdict(0, -1)
-    for i, (begin, end) in enumerate(draft.pieces):
+    for i, (begin, end) in enumerate(draft.segments):
         piece = Draft(
             draft.tokens[begin:end],
             None if draft.logits is None else draft.logits[begin:end],
             {layer: states[begin:end] for layer, states in draft.hidden.items()},
-            (end - begin,) if i < len(draft.cuts) else (),
+            (end - begin,) if i < len(draft.step_ends) else (),
             draft.valid[i : i + 1],
         )
-        own = Rows(rows.logits[begin : end + 1], {n: states[begin : end + 1] for n, states in rows.hidden.items()})
+        own = ScoreOutput(
+            rows.logits[begin : end + 1], {n: states[begin : end + 1] for n, states in rows.hidden.items()}
+        )
         alone = replace(judge, draft=piece, rows=own, position=judge.position + begin)
-        (said,) = verdicts(rule.judge(collate([alone])))
+        (said,) = verdicts(rule.verify(collate([alone])))
         found.relaxed += tuple(begin + j for j in said.relaxed)
-        found.instead += said.instead
+        found.target_tokens += said.target_tokens
         found.accepted, found.next = begin + said.accepted, said.next
         if said.accepted < end - begin:
             break
@@ -82,23 +84,23 @@ def test_each_step_is_judged_as_if_it_came_alone(
 ) -> None:
     rule, sampling = RULES[name], Sampling() if greedy else Sampling(0.7, top_p=0.95)
     judges = [asked(rule, seed + i, lengths, len(lengths) - rest, sampling) for i, (lengths, rest) in enumerate(drafts)]
-    together = join_pieces(verdicts(rule.judge(collate(judges))), judges)
+    together = join_segments(verdicts(rule.verify(collate(judges))), judges)
     for judge, found in zip(judges, together, strict=True):
         wanted = one_by_one(rule, judge)
         assert (found.accepted, found.next, found.relaxed) == (wanted.accepted, wanted.next, wanted.relaxed)
-        assert found.instead == wanted.instead and len(found.evidence) in (0, len(found.relaxed))
-        last = judge.draft.pieces[-1][0]
-        if len(judge.draft.cuts) < len(judge.draft.pieces):
+        assert found.target_tokens == wanted.target_tokens and len(found.evidence) in (0, len(found.relaxed))
+        last = judge.draft.segments[-1][0]
+        if len(judge.draft.step_ends) < len(judge.draft.segments):
             assert not [i for i in found.relaxed if i >= last], "what is no step stands only in the target's words"
 
 
 def test_a_draft_knows_its_pieces() -> None:
-    draft = Draft([1, 2, 3, 4, 5], cuts=(2, 4), valid=(True, False))
-    assert draft.pieces == [(0, 2), (2, 4), (4, 5)]
-    assert draft.first(4).pieces == [(0, 2), (2, 4)] and draft.first(4).valid == (True, False)
-    assert draft.first(3).pieces == [(0, 2), (2, 3)] and draft.first(3).valid == (True,)
-    assert Draft([1, 2]).pieces == [(0, 2)] and Draft([]).pieces == [(0, 0)]
-    for pieces in (draft.pieces, draft.first(1).pieces):
+    draft = Draft([1, 2, 3, 4, 5], step_ends=(2, 4), valid=(True, False))
+    assert draft.segments == [(0, 2), (2, 4), (4, 5)]
+    assert draft.first(4).segments == [(0, 2), (2, 4)] and draft.first(4).valid == (True, False)
+    assert draft.first(3).segments == [(0, 2), (2, 3)] and draft.first(3).valid == (True,)
+    assert Draft([1, 2]).segments == [(0, 2)] and Draft([]).segments == [(0, 0)]
+    for pieces in (draft.segments, draft.first(1).segments):
         assert all(one[1] == other[0] for one, other in pairwise(pieces))
 
 
@@ -108,7 +110,7 @@ def test_how_sure_the_draft_is(sampling: Sampling, sample: str) -> None:
     """By plain Python: the geometric mean of all its probabilities; for semantic+ the product of its numbers only. The
     logits of a draft that did not sample have no temperature in them, whatever the request's is."""
     plain = make(f"random-step:steps=2,sample={sample}")
-    plus = make(f"semantic+:steps=2,sample={sample}").bound(Binding())
+    plus = make(f"semantic+:steps=2,sample={sample}").bind(RuleResources())
     assert isinstance(plain, StepRule) and isinstance(plus, SemanticPlus) and plain.keeps_draft_logits
     for seed in range(20):
         one = random_one(seed, 5, sampling, VOCAB)
@@ -119,18 +121,18 @@ def test_how_sure_the_draft_is(sampling: Sampling, sample: str) -> None:
         chances = [math.exp(row[i]) / sum(map(math.exp, row)) for row, i in zip(warm, ids, strict=True)]
         draft = Draft(ids, torch.tensor(one.draft))
         usual = math.prod(chances) ** 0.2
-        assert plain.sure(draft, sampling) == pytest.approx(usual, rel=1e-4)
+        assert plain.confidence(draft, sampling) == pytest.approx(usual, rel=1e-4)
         numbers = [p for p, i in zip(chances, ids, strict=True) if i >= 48]
-        assert plus.sure(draft, sampling) == pytest.approx(math.prod(numbers) if numbers else usual, rel=1e-4)
+        assert plus.confidence(draft, sampling) == pytest.approx(math.prod(numbers) if numbers else usual, rel=1e-4)
 
 
 def test_semantic_asks_the_drafts_probe() -> None:
-    rule = make("semantic:steps=2").bound(Binding())
+    rule = make("semantic:steps=2").bind(RuleResources())
     assert isinstance(rule, StepRule) and not rule.keeps_draft_logits
     states = torch.randn(3, WIDTH)
-    _, probe = Binding().probes("")
+    _, probe = RuleResources().probes("")
     wanted = probe({1: states}, torch.tensor([0]), torch.tensor([3]))
-    assert rule.sure(Draft([1, 2, 3], None, {1: states}), Sampling()) == pytest.approx(wanted.item())
+    assert rule.confidence(Draft([1, 2, 3], None, {1: states}), Sampling()) == pytest.approx(wanted.item())
 
 
 @dataclass
@@ -158,7 +160,7 @@ def test_of_a_fallen_step_stands_what_lies_before_its_least_likely_token(
     made = SemanticPlus(
         part=part, keep=keep, least=0.5, judge_probe=Counts(most), numbers=torch.zeros(6, dtype=torch.bool)
     )  # type: ignore[arg-type]  # fmt: skip
-    decisions = made.judge(build(one))
+    decisions = made.verify(build(one))
     assert (decisions.accepted.item(), decisions.next.item()) == wanted
     (verdict,) = verdicts(decisions)
     assert verdict.relaxed == tuple(i for i in (1, 2) if i < wanted[0])
@@ -166,7 +168,7 @@ def test_of_a_fallen_step_stands_what_lies_before_its_least_likely_token(
         assert "to 0.90" in made.reason(verdict.evidence[0]), "what is said is said of the part that stands"
     protected = torch.zeros(6, dtype=torch.bool)
     protected[1] = True  # what the target wanted in the second place
-    strict = made.judge(replace(build(one), protected=protected))
+    strict = made.verify(replace(build(one), protected=protected))
     assert strict.accepted.item() == min(wanted[0], 1)
 
 

@@ -20,7 +20,7 @@ ROOM = 16.0  # queries are divided by it before they are squared, which half pre
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class KernelFlags:
     """What can be done in more than one way. The defaults were measured to be fastest (docs/lab-notes.md);
     `bench/gpu.py --only arms` measures them against the others, in turns."""
 
@@ -29,10 +29,10 @@ class Choices:
     turn: bool = True  # norms of heads, rotation and cache write inside the attention of single tokens
 
 
-MEASURED = Choices()
+DEFAULT_FLAGS = KernelFlags()
 
 
-class Rest(NamedTuple):
+class BlockMeans(NamedTuple):
     """What is seen of blocks that are not listed: each is one place that counts as often as a block has places."""
 
     marks: Tensor  # [B, kv heads, M], whole numbers of 8 bits; not 0: this block is listed
@@ -40,59 +40,59 @@ class Rest(NamedTuple):
     values: Tensor
 
 
-class Chosen(NamedTuple):
+class SelectedBlocks(NamedTuple):
     """Blocks of the cache that a pass sees, of all that are whole before the first new token. Lists and counts are
     whole numbers of 32 bits."""
 
     lists: Tensor  # [B, kv heads, W]
     counts: Tensor  # [B, kv heads]; of each list so many are real
     block: int  # places in one
-    rest: Rest | None = None  # None: nothing is seen of others
+    rest: BlockMeans | None = None  # None: nothing is seen of others
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, small.py, products.py, experts.py, channels.py,
-    blocks.py, draws.py."""
+    """What each does is said where it is written: attention.py, elementwise.py, gemm.py, moe.py, sparse_mlp.py,
+    blocks.py, sample.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
-    turn_and_keep: Callable[..., Tensor]
-    turn_and_attend: Callable[..., Tensor]
-    gated: Callable[..., Tensor]
-    note: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    rope_and_cache: Callable[..., Tensor]
+    rope_cache_attend: Callable[..., Tensor]
+    act_and_mul: Callable[..., Tensor]
+    advance: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
-    mix: Callable[..., Tensor]  # each token's experts, in parts
-    some_channels: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
+    fused_moe: Callable[..., Tensor]  # each token's experts, in parts
+    sparse_mlp: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
     # Which blocks of the cache a draft is checked against; None: whoever chooses does it one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
-    # Draws of tokens without top-k and top-p; None: as semspec.sampling does it.
-    draw: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None = None
+    # Draws of tokens without top-k and top-p; None: as semspec.sampling.draw does it.
+    sample: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None = None
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, blocks, channels, draws, experts, products, small, tiles
+    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp, tiles
 
     def product(
         x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
     ) -> Tensor:
         outputs, inputs = weight.shape
         card, gated = tiles.card_of(x.device), activation is not None
-        cut = products.Skinny.of((outputs, inputs), card, parts, gated, weight.element_size())
-        return products.product(x, weight, bias, cut, activation)
+        cut = gemm.SkinnyGemmConfig.of((outputs, inputs), card, parts, gated, weight.element_size())
+        return gemm.product(x, weight, bias, cut, activation)
 
     return Kernels(
         attention.attend,
-        small.add_norm,
-        small.turn_and_keep,
-        attention.turn_and_attend,
-        small.gated,
-        small.note,
+        elementwise.add_norm,
+        elementwise.rope_and_cache,
+        attention.rope_cache_attend,
+        elementwise.act_and_mul,
+        elementwise.advance,
         product,
-        experts.mix,
-        channels.some_channels,
+        moe.fused_moe,
+        sparse_mlp.sparse_mlp,
         blocks.choose_blocks,
-        draws.draw,
+        sample.sample,
     )
 
 
@@ -103,8 +103,16 @@ def reference_kernels() -> Kernels:
         x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
     ) -> Tensor:
         made = r.product(x, weight, bias, 3 if parts else 1)
-        return made if activation is None else r.gated(made, activation)
+        return made if activation is None else r.act_and_mul(made, activation)
 
     return Kernels(
-        r.attend, r.add_norm, r.turn_and_keep, r.turn_and_attend, r.gated, r.note, product, r.mix, r.some_channels
+        r.attend,
+        r.add_norm,
+        r.rope_and_cache,
+        r.rope_cache_attend,
+        r.act_and_mul,
+        r.advance,
+        product,
+        r.fused_moe,
+        r.sparse_mlp,
     )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import Chosen
+from semspec.model.kernels import SelectedBlocks
 from semspec.model.kernels.tiles import Tiles, card_of
 
 LOG2E = 1.4426950408889634
@@ -32,17 +32,17 @@ def attend(
     window: int | None = None,
     ancestors: Tensor | None = None,
     tiles: Tiles | None = None,
-    chosen: Chosen | None = None,
+    chosen: SelectedBlocks | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
     q of B sequences, padded to Q; keys and values [slots, kv heads, capacity, d] hold the new tokens already. Sequence
-    b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Rows behind are zero. Query i sees
+    b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Later rows are zero. Query i sees
     what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
     `ancestors` [B, Q, Q] is given, those marked in its row.
 
     Where blocks are `chosen`, of those that are whole before the first new token the listed ones are seen, everything
-    behind the last whole block, and of the others what `Chosen.rest` says.
+    behind the last whole block, and of the others what `SelectedBlocks.rest` says.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
@@ -55,7 +55,7 @@ def attend(
     return out
 
 
-def turn_and_attend(
+def rope_cache_attend(
     qkv: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -70,7 +70,7 @@ def turn_and_attend(
     window: int | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """`small.turn_and_keep` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
+    """`small.rope_and_cache` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
 
     Every program turns the queries it needs for itself; the one whose part of the cache the new key and value belong
     to puts them there.
@@ -96,7 +96,7 @@ def _launch(
     ancestors: Tensor | None,
     turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
-    chosen: Chosen | None = None,
+    chosen: SelectedBlocks | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
     kv_heads = keys.shape[1]

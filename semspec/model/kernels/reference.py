@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import route, skip
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, Chosen
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, SelectedBlocks
 
 
 def attend(
@@ -26,7 +26,7 @@ def attend(
     scale: float,
     window: int | None = None,
     ancestors: Tensor | None = None,
-    chosen: Chosen | None = None,
+    chosen: SelectedBlocks | None = None,
 ) -> Tensor:
     group = q.shape[2] // keys.shape[1]
     out = torch.zeros_like(q)
@@ -70,7 +70,7 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner:
     return _norm(x, weight, eps)
 
 
-def turn_and_keep(
+def rope_and_cache(
     qkv: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -99,7 +99,7 @@ def turn_and_keep(
     return q.contiguous()
 
 
-def turn_and_attend(
+def rope_cache_attend(
     qkv: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -113,11 +113,11 @@ def turn_and_attend(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    q = turn_and_keep(qkv, keys, values, slots, starts, counts, turns, heads, norms, eps)
+    q = rope_and_cache(qkv, keys, values, slots, starts, counts, turns, heads, norms, eps)
     return attend(q, keys, values, slots, starts, counts, scale, window)
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
@@ -133,7 +133,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, splits: int) -> Tens
     return parts if x.dtype == torch.float64 else parts.float()
 
 
-def mix(
+def fused_moe(
     x: Tensor,
     logits: Tensor,
     gate_up: Tensor,
@@ -156,12 +156,12 @@ def mix(
     parts = x.new_zeros((chosen, *x.shape), dtype=weights.dtype)
     for token, choice in (index >= 0).nonzero().tolist():
         e = index[token, choice]
-        made = gated(F.linear(x[token, None], gate_up[e]), activation)
+        made = act_and_mul(F.linear(x[token, None], gate_up[e]), activation)
         parts[choice, token] = F.linear(made, down[e])[0].to(weights.dtype) * weights[token, choice]
     return parts
 
 
-def some_channels(
+def sparse_mlp(
     x: Tensor,
     gate: Tensor,
     up: Tensor,
@@ -183,7 +183,7 @@ def some_channels(
     return F.linear(made, down.t(), down_bias)[None]
 
 
-def note(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:
+def advance(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:
     live = state[COUNT] > 0
     out.index_copy_(0, state[STEP, :1], torch.where(live, tokens, -1)[None])
     state[LEFT] -= live.long()

@@ -1,0 +1,318 @@
+"""SemanticSpec from one end to the other at full size, on twins: models of the real shapes whose weights are noise.
+
+    python bench/synthetic_e2e.py --out results/gpu-synthetic-e2e.json  # 32B/1.5B on a GPU with 90 GB free, under 90 s
+    python bench/synthetic_e2e.py --shape tiny --device cpu        # does it run? seconds
+
+Samples steps of both twins (`semspec.probe_fit.collect`), labels them, trains both probes and the judge, and decodes
+with these: the target alone, `semantic`, `semantic+`, and the two ends of what a rule of steps can decide.
+
+Real are the shapes, the size of the vocabulary, every byte that a pass reads, the passes, the sampling, and the code:
+nothing between here and the models stands in for anything. So the seconds are those of a real pair that decides the
+same things. Not real is what is said. The words come from a tokenizer made here, with a word for each id that both
+models share; every 20th ends in a blank line, so that steps end of themselves, and there is no end of thinking or of
+text. What a step means is its first word, sorted into --meanings. The judge is as strict as lets half of the draft's
+sampled steps stand. What probes make of such steps, how many of them stand and whatever else depends on text says
+nothing about any model: a speedup here is that of this share of steps, no other.
+
+Prints tables, and as its last line JSON, which also goes to the file named by --out. --seconds bounds it all: no shard
+of prefixes is begun in the second half of them; when they are over, a text is cut off, and the rest is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.synthetic_e2e_text import EVERY, FirstWord, make_tokenizer, spelling
+from semspec.bench.replay import SHAPES, random_runner
+from semspec.cli.probe_options import Teaching
+from semspec.model import ModelRunner
+from semspec.model.graphs import GraphCache
+from semspec.model.placement import choose_device
+from semspec.options import Options
+from semspec.pair import Pair
+from semspec.probe import Probe
+from semspec.probe_fit.cluster import Source
+from semspec.probe_fit.collect import collect
+from semspec.probe_fit.config import Config
+from semspec.probe_fit.data import Folder
+from semspec.probe_fit.label import label
+from semspec.probe_fit.rows import load_rows
+from semspec.probe_fit.train import fit, predict
+
+TEMPERATURE, TOP_P = 0.6, 0.95  # the paper's
+LEAST = 3  # problems: to train, to validate and to test with
+
+
+class Over(Exception):
+    """The time for sampling is over; what is on the disk is what there is."""
+
+
+@dataclass
+class Clock:
+    seconds: float
+    began: float
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.began
+
+    def over(self, share: float = 1.0) -> bool:
+        return self.spent > share * self.seconds
+
+
+class Twins:
+    """Both models and what is done with them, stage by stage. `report` is all that is known so far."""
+
+    def __init__(self, asked: argparse.Namespace, clock: Clock, out: Path) -> None:
+        self.asked, self.clock, self.out = asked, clock, out
+        self.device = choose_device(asked.device)
+        self.rng = random.Random(asked.seed)
+        self.stages: dict[str, dict[str, Any]] = {}
+        self.runners: list[ModelRunner] = []
+        self.arms: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def captured(self) -> float:
+        """Seconds that went into compiling kernels and capturing graphs until now."""
+        fasts = [runner.fast for runner in self.runners if runner.fast]
+        return sum(fast.runs.seconds for fast in fasts if isinstance(fast.runs, GraphCache))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, Any]]:
+        found: dict[str, Any] = {}
+        self.wait()
+        began, before = time.perf_counter(), self.captured()
+        yield found
+        self.wait()
+        self.stages[name] = {"seconds": time.perf_counter() - began, "captures": self.captured() - before} | found
+        print(f"{name}: {json.dumps(self.stages[name])}", flush=True)
+
+    # -- stages
+
+    def build(self) -> None:
+        asked = self.asked
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        room = max((asked.per_problem + 1) * asked.max_step_tokens, asked.tokens)
+        capacity = asked.prompt + room + asked.max_step_tokens + 16
+        torch.manual_seed(asked.seed)
+        with self.stage("models") as found:
+            self.runners = [random_runner(c, asked.slots, capacity, self.device, dtype) for c in SHAPES[asked.shape]]
+            target, draft = self.runners
+            target.vocab = draft.vocab = min(target.vocab, draft.vocab)
+            sizes = {name: r.shape.parameters for name, r in (("target", target), ("draft", draft))}
+            found |= {"parameters": sizes, "vocab": target.vocab, "capacity": capacity}
+        with self.stage("tokenizer"):
+            self.pair = Pair(target, make_tokenizer(target.vocab), draft)
+
+    def words(self, n: int) -> str:
+        """So many tokens that end nothing."""
+        ids = (self.rng.randrange(self.pair.target.vocab // EVERY) * EVERY for _ in range(n))
+        return "".join(spelling(i) for i in ids)
+
+    def traces(self) -> Path:
+        """As many steps for each problem as prefixes are wanted, in a file such as `probe collect --traces` takes."""
+        asked, path, end = self.asked, self.out / "given.jsonl", spelling(EVERY - 1)
+        with path.open("w") as file:
+            for i in range(asked.problems):
+                steps = [self.words(self.rng.randrange(2, asked.max_step_tokens)) for _ in range(asked.per_problem)]
+                row = {"problem": f"twin/{i}", "prompt": self.words(asked.prompt), "text": end.join([*steps, ""])}
+                print(json.dumps(row), file=file)
+        return path
+
+    def collect(self) -> None:
+        asked, traces, marks = self.asked, self.traces(), list[float]()
+        config = Config(
+            traces=str(traces), per_problem=asked.per_problem, samples=asked.samples, temperature=TEMPERATURE,
+            top_p=TOP_P, max_step_tokens=asked.max_step_tokens, seed=asked.seed, shard=asked.slots,
+        )  # fmt: skip
+
+        def progress(done: int, total: int) -> None:
+            marks.append(self.clock.spent)
+            if done < total and done and self.clock.over(0.5):
+                raise Over
+
+        with self.stage("collection") as found:
+            captured = self.captured()
+            try:
+                collect(config, self.out, self.pair, progress)
+            except Over:
+                self.left_out.append("some prefixes")
+            shards = [Folder(self.out).read_samples(shard) for shard in Folder(self.out).shards]
+            took = [after - before for before, after in pairwise(marks)]
+            samples = sum(len(shard) for shard in shards)
+            found |= {
+                "problems": len({s.problem for shard in shards for s in shard}),
+                "prefixes": len({s.prefix for shard in shards for s in shard}),
+                "samples": samples,
+                "tokens": sum(len(s.tokens) for shard in shards for s in shard),
+                "shard_seconds": took,
+                "samples_a_second": samples / (sum(took) - self.captured() + captured),  # once all is captured
+            }
+
+    def label(self) -> None:
+        with self.stage("labels") as found:
+            clusterer = FirstWord(Source(), self.asked.meanings)
+            label(Folder(self.out), clusterer, {"clusters": f"{clusterer.name}:meanings={self.asked.meanings}"})
+            found["shards"] = len(Folder(self.out).shards)
+
+    def train(self) -> None:
+        few = self.stages["collection"]["problems"] < LEAST  # time was over early
+        for name, (model, how) in Teaching(epochs=self.asked.epochs).trainings().items():
+            if few or self.clock.over():
+                self.left_out.append(f"probe {name}")
+                continue
+            with self.stage(f"probe {name}") as found:
+                probe = fit(Folder(self.out), model, how, self.device).probe
+                if name == "judge":
+                    found["least"] = probe.data["least"] = self.middle(probe)
+                probe.save(self.out / name)
+                found |= {"rows": probe.data["rows"], "epochs": probe.data["training"]["epochs"]}
+
+    def middle(self, judge: Probe) -> float:
+        """What the judge says of the middle one of the draft's steps."""
+        rows = load_rows(Folder(self.out), "target", judge.features, "written")
+        return float(judge.calibrator(predict(judge.head, rows))[rows.cross].median())
+
+    def decode(self) -> None:
+        limit, prompt = f"max_step_tokens={self.asked.max_step_tokens}", self.words(self.asked.prompt)
+        probes = f"probes={self.out},{limit}"
+        rules = {
+            "none": "none",
+            "semantic": f"semantic:{probes}",
+            "semantic+": f"semantic+:{probes}",
+            "all steps stand": f"random-step:rate=1,{limit}",
+            "none stands": f"random-step:rate=0,{limit}",
+        }
+        for name, rule in rules.items():
+            needed = {"semantic": ("target", "draft"), "semantic+": ("judge",)}.get(name, ())
+            if self.clock.over() or not all((self.out / probe).is_dir() for probe in needed):
+                self.left_out.append(name)
+                continue
+            self.write(rule, prompt, max(1, self.asked.tokens // 3))  # graphs are captured when first needed
+            self.arms.append({"arm": name} | self.write(rule, prompt, self.asked.tokens))
+            print(json.dumps(self.arms[-1]), flush=True)
+
+    def write(self, rule: str, prompt: str, tokens: int) -> dict[str, Any]:
+        """One answer, the reading of its prompt included."""
+        options = Options(
+            verifier=rule, temperature=TEMPERATURE, top_p=TOP_P, seed=self.asked.seed, max_new_tokens=tokens
+        )
+        self.wait()
+        began = time.perf_counter()
+        with self.pair.stream(prompt, options) as stream:
+            for _ in stream:
+                if self.clock.over():
+                    break
+        self.wait()
+        seconds = time.perf_counter() - began
+        result, stats = stream.result(), stream.stats
+        written = max(1, len(result.tokens))
+        return {
+            "tokens": len(result.tokens), "seconds": seconds, "tokens_a_second": len(result.tokens) / seconds,
+            "target_passes": stats.target_passes, "tokens_a_pass": written / max(1, stats.target_passes),
+            "steps": dict(stats.step_outcomes), "cut_off": len(result.tokens) < tokens,
+            "parts_seconds": dict(stats.seconds),
+        }  # fmt: skip
+
+    def report(self) -> dict[str, Any]:
+        asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.asked).items()}
+        found: dict[str, Any] = {
+            "date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU", "asked": asked,
+            "stages": self.stages, "arms": self.arms, "left_out": self.left_out, "seconds": self.clock.spent,
+        }  # fmt: skip
+        if self.device.type == "cuda":
+            found["peak_GB"] = torch.cuda.max_memory_allocated() / 1e9
+        return found
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    shape, device = report["asked"]["shape"], report["device"]
+    table = Table(
+        "stage", "seconds", "captures", "what", title=f"twins of {shape} on {device}, weights and text are noise"
+    )
+    for name, stage in report["stages"].items():
+        what = ", ".join(f"{key} {_short(value)}" for key, value in stage.items() if key not in ("seconds", "captures"))
+        table.add_row(name, f"{stage['seconds']:.2f}", f"{stage['captures']:.2f}", what)
+    console.print(table)
+    alone = next((arm["tokens_a_second"] for arm in report["arms"] if arm["arm"] == "none"), None)
+    columns = ("tokens", "seconds", "tokens/s", "speedup", "target passes", "tokens a pass", "steps stood", "fell")
+    table = Table("rule", *columns, title=f"one answer after {report['asked']['prompt']} tokens")
+    for arm in report["arms"]:
+        table.add_row(
+            arm["arm"], f"{arm['tokens']}{' (cut off)' if arm['cut_off'] else ''}", f"{arm['seconds']:.2f}",
+            f"{arm['tokens_a_second']:.1f}", f"{arm['tokens_a_second'] / alone:.2f}" if alone else "",
+            str(arm["target_passes"]), f"{arm['tokens_a_pass']:.2f}",
+            str(arm["steps"].get("accepted", 0)), str(arm["steps"].get("refused", 0)),
+        )  # fmt: skip
+    console.print(table)
+    if report["left_out"]:
+        console.print(f"left out, {report['asked']['seconds']:.0f} s being over: {', '.join(report['left_out'])}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return " / ".join(f"{key} {_short(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " + ".join(_short(part) for part in value)
+    return f"{value:.1f}" if isinstance(value, float) else f"{value:,}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="32B/1.5B", choices=SHAPES)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--problems", type=int, default=8, help="traces that prefixes are cut from; 3 or more")
+    parser.add_argument("--per-problem", type=int, default=4, help="prefixes of each")
+    parser.add_argument("--samples", type=int, default=20, help="steps of each model after each prefix")
+    parser.add_argument("--slots", type=int, default=32, help="prefixes sampled at a time")
+    parser.add_argument("--max-step-tokens", type=int, default=48)
+    parser.add_argument("--meanings", type=int, default=40)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens in front of every text")
+    parser.add_argument("--tokens", type=int, default=192, help="tokens that each rule writes")
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=80.0, help="see above")
+    parser.add_argument("--out", type=Path, help="file for the JSON")
+    asked = parser.parse_args(words)
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("there is no GPU here; --shape tiny --device cpu shows on a CPU that everything runs")
+    if asked.problems < LEAST:
+        parser.error(f"--problems is {asked.problems}; training, validating and testing need {LEAST} or more")
+    with tempfile.TemporaryDirectory() as folder:
+        twins = Twins(asked, Clock(asked.seconds, time.perf_counter()), Path(folder))
+        for work in (twins.build, twins.collect, twins.label, twins.train, twins.decode):
+            work()
+            report = twins.report()
+            if asked.out:  # whatever becomes of the rest
+                asked.out.parent.mkdir(parents=True, exist_ok=True)
+                asked.out.write_text(json.dumps(report) + "\n")
+    show(report, Console(width=None if sys.stdout.isatty() else 120))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""`python -m semspec.cli` is `semspec`, too."""
+
+from semspec.cli.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,153 @@
+"""`semspec info`: what a model is, what it will take, and what its passes cost on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from semspec.errors import ModelError
+
+if TYPE_CHECKING:
+    from semspec.model import Source
+
+ROWS = (1, 2, 3, 5, 9, 17)  # tokens in a pass: one, or a draft and the token before it
+PROFILED = (1, 2, 5, 9, 17)  # of these, those held against the memory's limit
+
+
+def info(
+    target: Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file or a hub id.")],
+    draft: Annotated[str | None, typer.Option(help="Its draft model, to see whether the two fit.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
+    slots: Annotated[int, typer.Option(help="Sequences decoded at a time.")] = 1,
+    context: Annotated[int | None, typer.Option(help="Tokens a sequence may have.")] = None,
+    measure: Annotated[bool, typer.Option(help="Load the models and time their passes.")] = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Hold passes against this device's memory; the best draft lengths.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """What a model (and its draft) is: family, sizes, tokenizer agreement, memory, and the cost of its passes here."""
+    found = gather(target, draft, device, dtype, slots, context, measure or profile, profile)
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        show(found, Console(highlight=False, soft_wrap=True))
+
+
+def gather(
+    target: str, draft: str | None, device: str, dtype: str, slots: int, context: int | None, measure: bool,
+    profile: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    from semspec.loop import profile as costs
+    from semspec.model import Source
+    from semspec.model.memory_plan import check, describe
+    from semspec.pocket.shipped import SHIPPED
+    from semspec.text.stream import common_vocabulary, load_tokenizer
+
+    sources = [Source.find(SHIPPED.get(name, name)) for name in (target, draft) if name is not None]
+    plans = [s.plan(device, dtype, slots, None if context is None else min(context, s.context)) for s in sources]
+    found: dict[str, Any] = {
+        "models": [facts(source) for source in sources],
+        "memory": {"line": describe(plans), "bytes": sum(plan.total for plan in plans), "fits": True},
+    }
+    try:
+        check(plans)
+    except ModelError as error:
+        found["memory"] |= {"fits": False, "refusal": str(error)}
+    if len(sources) == 2:
+        ours, theirs = (load_tokenizer(source.path) for source in sources)
+        try:
+            shared = common_vocabulary(ours, theirs, sources[0].vocab, sources[1].vocab)
+            found["tokenizers"] = {"agree": True, "shared_ids": shared}
+        except ModelError as error:
+            found["tokenizers"] = {"agree": False, "refusal": str(error)}
+    if measure and found["memory"]["fits"]:
+        runners = [s.load(device, dtype, slots, p.context) for s, p in zip(sources, plans, strict=True)]
+        found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
+        found["drafts"] = break_even(*found["passes"])
+        if profile:
+            found["profile"] = costs.profile(runners, plans, found["passes"])
+    return found
+
+
+def facts(source: Source) -> dict[str, Any]:
+    config, shape = source.config, source.shape
+    return {
+        "path": str(source.path),
+        "model_type": config.model_type,
+        "runner": "transformers" if shape is None else "native",
+        "parameters": None if shape is None else shape.parameters,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "vocabulary": source.vocab,
+        "context": source.context,
+        "windows": sorted({s.window for s in shape.sights if s.window}) if shape else [],
+    }
+
+
+def break_even(target: dict[str, float], draft: dict[str, float] | None = None) -> list[dict[str, float]]:
+    """For each draft length: the tokens a step must give to be as fast as the target alone. A step gives at most one
+    more than the draft has."""
+    each = draft["1"] if draft else 0.0
+    lengths = [rows - 1 for rows in ROWS if rows > 1]
+    return [
+        {"draft_tokens": k, "tau_to_break_even": (target[str(k + 1)] + k * each) / target["1"], "tau_at_most": k + 1}
+        for k in lengths
+    ]
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    for role, model in zip(("target", "draft"), found["models"], strict=False):
+        size = "" if model["parameters"] is None else f", {model['parameters'] / 1e6:.0f}M parameters"
+        windows = f", windows of {', '.join(map(str, model['windows']))} tokens" if model["windows"] else ""
+        console.print(
+            f"[bold]{role}[/bold] {model['path']}: {model['model_type']} ({model['runner']} runner){size}, "
+            f"{model['layers']} layers of {model['width']}, {model['heads']} heads on {model['kv_heads']}, "
+            f"{model['vocabulary']} ids, context {model['context']}{windows}"
+        )
+    if "tokenizers" in found:
+        agree = found["tokenizers"]
+        console.print(f"tokenizers agree on {agree['shared_ids']} ids" if agree["agree"] else agree["refusal"])
+    memory = found["memory"]
+    console.print(f"memory: {memory['line']}" if memory["fits"] else f"memory: {memory['refusal']}")
+    if "passes" not in found:
+        return
+    roles = ["target", "draft"][: len(found["passes"])]
+    table = Table("tokens in a pass", *(f"{role}, ms" for role in roles), "a draft of", "pays from tau")
+    drafts = {d["draft_tokens"] + 1: d for d in found["drafts"]}
+    for rows in ROWS:
+        costs = [f"{cost[str(rows)]:.1f}" for cost in found["passes"]]
+        d = drafts.get(rows)
+        table.add_row(str(rows), *costs, *((str(rows - 1), f"{d['tau_to_break_even']:.2f} of {rows}") if d else ()))
+    console.print(table)
+    console.print("tau: tokens that a step of drafting and checking gives", style="dim")
+    if "profile" in found:
+        show_profile(found["profile"], found["passes"], console)
+
+
+def show_profile(profile: dict[str, Any], passes: list[dict[str, float]], console: Console) -> None:
+    console.print(f"{profile['device']}: copies at {profile['bandwidth_GBps']:.1f} GB/s")
+    for role, limit, costs in zip(("target", "draft"), profile["limits_ms"], passes, strict=False):
+        if limit is None:
+            console.print(f"{role}: what a pass must read is not known beforehand")
+            continue
+        ratios = ", ".join(f"{costs[str(rows)] / limit:.2f} ({rows})" for rows in PROFILED)
+        line = f"{role}: weights and {profile['context']} tokens are read in {limit:.3g} ms; "
+        console.print(f"{line}a pass takes so many times as long (tokens): {ratios}")
+    if "best_drafts" not in profile:
+        return
+    limit = profile["limits_ms"][1]
+    times = f", {profile['draft_token_ms'] / limit:.2f} times its limit" if limit else ""
+    console.print(f"a draft token inside a roll: {profile['draft_token_ms']:.3g} ms{times}")
+    table = Table("acceptance", "best draft", "tokens a step", "speedup")
+    for best in profile["best_drafts"]:
+        length = str(best["draft_tokens"]) if best["draft_tokens"] else "none"
+        table.add_row(f"{best['acceptance']:.1f}", length, f"{best['tau']:.2f}", f"{best['speedup']:.2f}x")
+    console.print(table)

@@ -1,0 +1,83 @@
+"""The command line. Exit codes: 0 done, 2 bad request, 3 model cannot be used, 130 interrupted, 1 anything else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import semspec
+from semspec.cli import bench as bench_commands
+from semspec.cli import probe as probe_commands
+from semspec.cli import serve as serve_commands
+from semspec.cli import settings
+from semspec.cli import sparse as sparse_commands
+from semspec.cli.chat import chat
+from semspec.cli.generate import generate
+from semspec.cli.info import info
+from semspec.errors import SemspecError
+
+app = typer.Typer(
+    help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",
+    epilog=settings.HELP,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(generate)
+app.command()(chat)
+app.add_typer(bench_commands.app, name="bench")
+app.command()(bench_commands.compare)
+app.add_typer(probe_commands.app, name="probe")
+app.add_typer(sparse_commands.app, name="sparse")
+app.command()(serve_commands.serve)
+app.command()(info)
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(envvar="SEMSPEC_CONFIG", help=f"Config file; else {settings.default_path()}, if it is there."),
+    ] = None,
+) -> None:
+    if version:
+        typer.echo(semspec.__version__)
+        raise typer.Exit()
+    settings.apply(context, config)
+
+
+@app.command()
+def demo(
+    problems: Annotated[int, typer.Option(help="How many problems to solve.")] = 6,
+    seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the exact drafts.")] = 6,
+    device: Annotated[str, typer.Option(help="cpu, or cuda to see it on a GPU.")] = "cpu",
+) -> None:
+    """See it work: the shipped pocket pair solves problems, alone, with drafts, and with whole steps taken over."""
+    from semspec.cli.demo import demo as run_demo
+
+    run_demo(Console(highlight=False), problems, seed, num_draft_tokens, device)
+
+
+def run() -> None:
+    """The `semspec` command: refusals become one readable line and an exit code."""
+    try:
+        app()
+    except SemspecError as error:
+        Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
+        sys.exit(error.exit_code)
+    except OSError as error:  # a path that cannot be made, read or written, wherever that came out
+        if error.filename is None:
+            raise
+        told = f"semspec: {error.filename}: {error.strerror}; is the path right, and may it be written?"
+        Console(stderr=True, soft_wrap=True).print(Text(told, style="red"))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,210 @@
+"""`semspec probe fit`, its stages, and `measure`. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from semspec.cli.arguments import spread
+from semspec.cli.probe_options import (
+    Clusters,
+    Collecting,
+    Collection,
+    Device,
+    Fitted,
+    Labels,
+    LeaveOut,
+    Teaching,
+    Unseen,
+)
+from semspec.cli.progress import bar
+from semspec.errors import BadRequest
+
+if TYPE_CHECKING:
+    from semspec.pair import Pair
+    from semspec.probe_fit.config import Config
+    from semspec.probe_fit.train import Training
+
+app = typer.Typer(help="Fit the probes that predict what a step's meaning is worth to a model.", no_args_is_help=True)
+
+
+@app.command()
+@spread
+def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
+    """Everything: sample steps of both models, label them by meaning, train and measure a probe for each."""
+    config, trainings = what.config(), how.trainings()
+    _check(config, clusters, trainings)
+    pair = what.load()
+    _collect(config, what.out, pair)
+    _label(what.out, clusters, what.device, pair)
+    _train(what.out, how.device, trainings)
+
+
+@app.command()
+@spread
+def collect(what: Collecting) -> None:
+    """Sample steps of both models after prefixes of answers, or take those a rule meets, with states and evidence."""
+    _collect(what.config(), what.out, what.load())
+
+
+@app.command()
+def label(
+    folder: Collection,
+    clusters: Clusters = "canonical",
+    target: Annotated[str | None, typer.Option(help="The target model; only judge asks it.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Sort collected steps by meaning and count."""
+    _label(folder, clusters, device, Collecting(target, folder, device=device).load() if target else None)
+
+
+@app.command()
+def join(
+    folders: Annotated[list[Path], typer.Argument(help="Labelled collections that differ in --seed and --n alone.")],
+    out: Annotated[Path, typer.Option(help="Folder for all of them together.")],
+) -> None:
+    """Put collections together that were made beside one another, on several machines say."""
+    from semspec.probe_fit.data import Folder
+    from semspec.probe_fit.join import join as run
+
+    run([Folder(folder) for folder in folders], out)
+
+
+@app.command()
+@spread
+def train(
+    folder: Collection,
+    how: Teaching,
+    layers: Annotated[str, typer.Option(help="Of the target's collected layers, those to use; all by default.")] = "",
+    draft_layers: Annotated[str, typer.Option(help="Of the draft's collected layers, those to use.")] = "",
+) -> None:
+    """Train, calibrate and measure both probes, and the judge of semantic+, on a labelled collection."""
+    _train(folder, how.device, how.trainings(layers, draft_layers))
+
+
+@app.command()
+def calibrate(
+    probes: Fitted,
+    folder: Unseen,
+    risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ lets stand.")],
+    confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
+    bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
+    splits: Annotated[int, typer.Option(help="Also try the bound on so many random halves of the collection.")] = 0,
+) -> None:
+    """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
+    from semspec.probe import Probe
+    from semspec.probe_fit.data import Folder
+    from semspec.probe_fit.evaluate import judged_steps, reservation
+    from semspec.probe_fit.risk import choose_least, try_splits
+
+    collection = Folder(folder)
+    judge = Probe.load(probes / "judge", collection.run["models"]["target"])
+    steps = judged_steps(judge, collection, bad)
+    bound = choose_least(steps.scores, steps.bad, risk, confidence)
+    met = collection.run.get("met")
+    found = asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad} | ({"met": met} if met else {})
+    judge.data |= {"least": bound.least, "bound": found}
+    judge.save(probes / "judge")
+    if doubt := reservation(judge, met, bound.least):
+        Console(stderr=True).print(f"the bound holds for steps like these; {doubt}", soft_wrap=True)
+    tried = asdict(try_splits(steps.scores, steps.bad, risk, confidence, splits)) if splits else None
+    typer.echo(json.dumps(judge.data["bound"] | ({"tried": tried} if tried else {}), ensure_ascii=False))
+
+
+@app.command()
+def measure(
+    probes: Fitted,
+    folder: Unseen,
+    labels: Labels = "cross",
+    leave_one_out: LeaveOut = False,
+    only: Annotated[str, typer.Option(help="Measure one of them: target, draft or judge.")] = "",
+) -> None:
+    """Measure finished probes on another collection, beside cheaper predictors, with intervals."""
+    from semspec.probe import Probe
+    from semspec.probe_fit.data import MODELS, Folder
+    from semspec.probe_fit.evaluate import evaluate
+    from semspec.probe_fit.table import print_tables
+
+    collection, document = Folder(folder), {}
+    kinds = {"target": labels, "draft": "own" if labels == "cross" else labels, "judge": ""}
+    there = [only] if only else [name for name in kinds if (probes / name).exists()]
+    for name in there or kinds:
+        if name not in kinds:
+            raise BadRequest(f"there is no {name!r} to measure; give one of: {', '.join(kinds)}")
+        kind = kinds[name]
+        model = name if name in MODELS else "target"
+        probe = Probe.load(probes / name, collection.run["models"][model])
+        kind = kind or probe.data.get("training", {}).get("labels", "written")  # a judge: by what it was taught
+        document[name] = evaluate(probe, collection, model, kind, leave_one_out)
+        print_tables(name, document[name])
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _check(config: Config, clusters: str, trainings: dict[str, tuple[str, Training]]) -> None:
+    """What would fail after hours of sampling fails now."""
+    from semspec import tasks
+    from semspec.probe_fit import cluster
+    from semspec.probe_fit.meaning import parser
+    from semspec.probe_fit.train import learnable
+
+    for model, training in trainings.values():
+        learnable(config.samples, config.rule is not None, model, training)
+    if not clusters.startswith("judge"):
+        task = tasks.make(config.task, Path(config.data) if config.data else None)
+        cluster.make(clusters, cluster.Source(parser(task)))
+
+
+def _collect(config: Config, out: Path, pair: Pair) -> None:
+    from semspec.probe_fit.collect import collect as run
+
+    with bar("collect") as progress:
+        folder = run(config, out, pair, progress)
+    Console(stderr=True).print(f"samples of {len(folder.shards)} shards in {out}", soft_wrap=True)
+
+
+def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
+    from semspec import tasks
+    from semspec.probe_fit import cluster
+    from semspec.probe_fit.data import Folder
+    from semspec.probe_fit.label import label as run
+    from semspec.probe_fit.meaning import operation, parser, truth
+
+    folder = Folder(out)
+    config = folder.run["config"]
+    task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None).for_fitting()
+    clusterer = cluster.make(clusters, cluster.Source(parser(task), pair, device))
+    kinds = operation(task)
+    about = {"clusters": clusters, "operations": kinds is not None}
+    with bar("label") as progress:
+        run(folder, clusterer, about, truth(task), kinds, progress)
+
+
+def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -> None:
+    """Both probes and the judge, their plots, and one JSON document as the last line."""
+    from semspec.model.placement import choose_device
+    from semspec.probe_fit.data import Folder
+    from semspec.probe_fit.plot import draw_reliability
+    from semspec.probe_fit.table import print_tables
+    from semspec.probe_fit.train import fit, learnable
+
+    run, document = Folder(out).run, dict[str, Any]()
+    for model, how in trainings.values():
+        learnable(run["config"].get("samples", 1), "met" in run, model, how)
+    for name, (model, how) in trainings.items():
+        with bar(f"train {name}") as progress:
+            fitted = fit(Folder(out), model, how, choose_device(device), progress)
+        fitted.probe.save(out / name)
+        said = f"{name}: probe in {out / name}"
+        try:
+            draw_reliability(out / name / "reliability.png", f"{name} probe", fitted.raw, fitted.said, fitted.labels)
+        except BadRequest as error:  # no plots can be drawn here; the probe stands all the same
+            said += f"; no plot: {error}"
+        print_tables(name, fitted.probe.metrics)
+        Console(stderr=True).print(said, soft_wrap=True)
+        document[name] = {"probe": str(out / name), "metrics": fitted.probe.metrics}
+    typer.echo(json.dumps(document, ensure_ascii=False))

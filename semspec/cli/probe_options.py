@@ -1,0 +1,169 @@
+"""The options of the `semspec probe` commands, each said once. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semspec.cli import arguments
+from semspec.errors import BadRequest
+
+if TYPE_CHECKING:
+    from semspec.pair import Pair
+    from semspec.probe_fit.config import Config
+    from semspec.probe_fit.train import Training
+
+JUDGE_WIDTHS = {False: (64, 32), True: (256, 64)}  # by whether it sees states: evidence is a handful of numbers
+
+Collection = Annotated[Path, typer.Argument(help="Folder of a collection.")]
+Fitted = Annotated[Path, typer.Argument(help="Folder in which probes were fitted.")]
+Unseen = Annotated[Path, typer.Argument(help="Labelled collection of other problems, made with another --seed.")]
+Clusters = Annotated[str, typer.Option(help="canonical, nli:model=..., embedding:model=..., or judge.")]
+Device = arguments.Device
+Labels = Annotated[str, typer.Option(help="For the target's probe: own, cross (and the draft's steps) or combined.")]
+LeaveOut = Annotated[bool, typer.Option("--leave-one-out/--count-itself", help="Does a step count for itself?")]
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Which models, and what to sample from them."""
+
+    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")]
+    out: Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is gone on with.")]
+    draft: Annotated[str | None, typer.Argument(help="Draft model; pocket brings its own.")] = None
+    task: Annotated[
+        str,
+        typer.Option(
+            help="Whose problems: pocket, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks
+        ),
+    ] = "pocket"
+    n: Annotated[int | None, typer.Option(help="Number of problems.")] = 64
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None
+    traces: Annotated[
+        str,
+        typer.Option(
+            help="Who writes the answers to cut: target, draft, both, or a .jsonl of them. Or a rule of steps, as "
+            "semantic+: then what is collected are the draft's steps that it meets."
+        ),
+    ] = "target"
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None
+    per_problem: Annotated[int | None, typer.Option(help="Prefixes of each problem.")] = 8
+    first_steps: Annotated[
+        bool, typer.Option(help="Also after the prompt alone; not for rules that leave first steps to the target.")
+    ] = True
+    samples: Annotated[
+        int,
+        typer.Option(
+            help="Steps sampled from each model after each prefix; where a rule writes, from the target alone, and "
+            "0 will do for a judge of what is valid."
+        ),
+    ] = 20
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of sampling.")] = 0.6
+    top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 0.95
+    max_step_tokens: Annotated[int, typer.Option(help="Longest step, in tokens.")] = 500
+    layers: Annotated[str, typer.Option(help="Layers of the target to keep, e.g. 16,last.")] = "last"
+    draft_layers: Annotated[str, typer.Option(help="Layers of the draft to keep.")] = "last"
+    token_states: Annotated[
+        bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
+    ] = False
+    seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
+    shard: Annotated[
+        int, typer.Option(help="Prefixes between two writings to the disk; fewer than --slots leave slots empty.")
+    ] = 32
+    slots: Annotated[int, typer.Option(help="Prefixes sampled at a time.")] = 16
+    device: Device = "auto"
+    draft_device: arguments.DraftDevice = None
+    dtype: arguments.Dtype = "auto"
+    context: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None
+    quiet: arguments.NoMemoryLine = False
+
+    def config(self) -> Config:
+        from semspec.probe_fit.config import Config
+
+        return Config(
+            task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,
+            max_new_tokens=self.max_new_tokens, per_problem=self.per_problem, first_steps=self.first_steps,
+            samples=self.samples, temperature=self.temperature, top_p=self.top_p, max_step_tokens=self.max_step_tokens,
+            target_layers=read_layers(self.layers), draft_layers=read_layers(self.draft_layers),
+            token_states=self.token_states, seed=self.seed, shard=self.shard,
+        )  # fmt: skip
+
+    def load(self) -> Pair:
+        from semspec.cli.progress import memory_line
+        from semspec.loading import load
+
+        return load(
+            self.target, self.draft, device=self.device, draft_device=self.draft_device, dtype=self.dtype,
+            slots=self.slots, context=self.context, report=memory_line(self.quiet),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """How probes are trained."""
+
+    labels: Labels = "cross"
+    leave_one_out: LeaveOut = False
+    pooling: Annotated[str, typer.Option(help="Of a step's states: mean, last, or attention (learnt).")] = "mean"
+    target_evidence: Annotated[
+        str, typer.Option(help="What the target's probe sees of logits beside states; nothing, as in the paper.")
+    ] = ""
+    target_states: Annotated[
+        bool, typer.Option(help="Let the target's probe see states; without, --target-evidence alone.")
+    ] = True
+    calibration: Annotated[str, typer.Option(help="isotonic, temperature or none.")] = "isotonic"
+    judge_states: Annotated[
+        bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
+    ] = False
+    evidence: Annotated[
+        str,
+        typer.Option(help="What the judge sees of logits: tokens, numbers, entropy, length, draft."),
+    ] = "tokens,numbers,entropy,length"
+    judge_labels: Annotated[
+        str, typer.Option(help="What the judge learns: written (by the target too) or valid (where the task can tell).")
+    ] = "written"
+    only: Annotated[str, typer.Option(help="Train one of them: target, draft or judge.")] = ""
+    epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
+    train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
+    device: Device = "auto"
+
+    def trainings(self, layers: str = "", draft_layers: str = "") -> dict[str, tuple[str, Training]]:
+        """What is trained: by name, whose states it reads and how it learns. No layers named: all that there are."""
+        from semspec.probe_fit.train import Training
+
+        both = Training(
+            labels=self.labels, leave_one_out=self.leave_one_out, pooling=self.pooling, calibration=self.calibration,
+            epochs=self.epochs, seed=self.train_seed,
+        )  # fmt: skip
+        states = replace(both, layers=read_layers(layers) if layers else ())
+        target = replace(states, states=self.target_states, evidence=read_groups(self.target_evidence))
+        if not (target.states or target.evidence):
+            raise BadRequest("the target's probe would see nothing; give it states, or some --target-evidence")
+        draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
+        groups = read_groups(self.evidence)
+        if self.judge_labels not in ("written", "valid"):
+            raise BadRequest(f"a judge cannot learn {self.judge_labels!r}; give --judge-labels written or valid")
+        widths = JUDGE_WIDTHS[self.judge_states]
+        judge = replace(states, labels=self.judge_labels, states=self.judge_states, evidence=groups, widths=widths)
+        found = {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
+        if self.only and self.only not in found:
+            raise BadRequest(f"there is no {self.only!r} to train; give one of: {', '.join(found)}")
+        return {self.only: found[self.only]} if self.only else found
+
+
+def read_groups(text: str) -> tuple[str, ...]:
+    """ "tokens, numbers" -> ("tokens", "numbers")"""
+    from semspec.probe.evidence import known_groups
+
+    return known_groups(part.strip() for part in text.split(",") if part.strip())
+
+
+def read_layers(text: str) -> tuple[int, ...]:
+    """ "16,last" -> (16, -1)"""
+    try:
+        return tuple(-1 if part.strip() == "last" else int(part) for part in text.split(","))
+    except ValueError:
+        raise BadRequest(f"layers are {text!r}; give numbers and 'last', with commas between, e.g. 16,last") from None

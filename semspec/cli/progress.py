@@ -1,0 +1,38 @@
+"""What is said on standard error of work that takes much: its memory beforehand, and a bar if a person is looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class bar:
+    """`with bar("collect") as progress: progress(done, total)`. In a pipe it stays silent."""
+
+    def __init__(self, title: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._seen = self._progress.console.is_terminal
+        self._task = self._progress.add_task(title, total=None)
+
+    def __enter__(self) -> bar:
+        if self._seen:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._seen:
+            self._progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def memory_line(quiet: bool = False) -> Callable[[str], None] | None:
+    """For `load`: what says, before a model is loaded, what memory it will take; None: nobody wants to know."""
+    if quiet:
+        return None
+    console = Console(stderr=True, highlight=False)
+    return lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)

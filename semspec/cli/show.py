@@ -1,0 +1,93 @@
+"""What is said of an answer, to a person or a script: what it took, why relaxed tokens stand, all of it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from semspec.cli.live import STYLES, Writer
+
+if TYPE_CHECKING:
+    from semspec.loop.stats import Stats
+    from semspec.result import Result, Stream
+
+
+def relaxed_tokens(result: Result, spelling: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Every relaxed token: where it stands, what the target would have written there, and the rule's reason."""
+    found: list[dict[str, Any]] = []
+    start = 0
+    for event in result.events:
+        for i, why in sorted(event.relaxed.items()):
+            instead = None if why.target_token is None else spelling(why.target_token)
+            found.append({"at": start + i, "text": spelling(event.tokens[i]), "instead": instead, "why": why.reason})
+        start += len(event.tokens)
+    return found
+
+
+def reasons(relaxed: list[dict[str, Any]]) -> Text:
+    """The same as a listing, one line each."""
+    lines = []
+    for token in relaxed:
+        instead = "" if token["instead"] is None else f" for {token['instead']!r}"
+        lines.append(f"{token['at']:>6}  {token['text']!r}{instead}: {token['why']}")
+    return Text("\n".join(lines) or "nothing was relaxed", style=STYLES["relaxed"])
+
+
+def figures(stats: Stats) -> list[str]:
+    """What an answer has taken, most important first."""
+    if not stats.tokens:
+        return ["reading"]
+    seconds = sum(stats.seconds.values())
+    found = [f"{stats.tokens} tokens", f"{stats.tokens / max(seconds, 1e-9):.1f}/s", f"tau {stats.tau:.2f}"]
+    if stats.relaxed:
+        found.append(f"{stats.relaxed} relaxed")
+    if stats.drafted:
+        found.append(f"{stats.accepted}/{stats.drafted} drafted stood")
+    return [*found, f"{stats.target_passes} passes", f"{seconds:.1f} s"]
+
+
+def show(stream: Stream, console: Console, live: bool = True) -> Result:
+    """Write an answer to the terminal as it comes, coloured by origin, its figures below if it may be `live`."""
+    with Writer(console, (lambda: figures(stream.stats)) if live else None) as writer:
+        for event in stream:
+            writer.write(event)
+    return stream.result()
+
+
+def summary(result: Result) -> str:
+    """One line about what it took."""
+    s = result.stats
+    seconds = sum(s.seconds.values())
+    kind = "lossless" if result.lossless else f"{'sparse, ' if result.sparse else ''}{s.relaxed} relaxed"
+    return (
+        f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "
+        f"tau {s.tau:.2f} · {s.accepted}/{s.drafted} drafted tokens stood · {s.target_passes} target passes · "
+        f"{result.finish_reason}"
+    )
+
+
+def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
+    """A result as JSON."""
+    return {
+        "text": result.text,
+        "tokens": result.tokens,
+        "origins": [origin for event in result.events for origin in event.origins],
+        "relaxed": relaxed_tokens(result, spelling),
+        "finish_reason": result.finish_reason,
+        "verifier": result.verifier,
+        "lossless": result.lossless,
+        "sparse": result.sparse or None,
+        "seed": result.seed,
+        "prompt_tokens": result.prompt_tokens,
+        "stats": result.stats.to_dict(),
+    }
+
+
+def terminal(stderr: bool = False) -> Console:
+    """A console for prose: whole words in a terminal, unbroken lines in a pipe."""
+    console = Console(stderr=stderr, highlight=False)
+    console.soft_wrap = not console.is_terminal
+    return console

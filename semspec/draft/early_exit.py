@@ -1,0 +1,43 @@
+"""When a draft model should stop: where it is early_exit, the target is likely to disagree, and the rest is wasted.
+
+Asked of distributions, never of the tokens drawn from them: a draft that is cut because of what was drawn would no
+longer have the distribution that lossless rules are told. Decided a chunk at a time, so that the host waits for the
+device once for several tokens; what a chunk has written behind its first unsure token is thrown away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+
+CHUNK = 4  # tokens written between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """A draft ends before a token whose top probability is below `min_p` or entropy above `max_entropy` nats."""
+
+    min_p: float = 0.0
+    max_entropy: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_p <= 1.0:
+            raise BadRequest(f"draft_min_p is {self.min_p}; give a probability from 0 (off) to 1")
+        if self.max_entropy is not None and not self.max_entropy >= 0.0:
+            raise BadRequest(f"draft_max_entropy is {self.max_entropy}; give a number of nats, 0 or more")
+
+    @property
+    def enabled(self) -> bool:
+        return self.min_p > 0.0 or self.max_entropy is not None
+
+    def confident_prefix(self, logits: Tensor) -> int:
+        """How many tokens come before the first of which it is unsure. [n, V]"""
+        probs = logits.float().softmax(-1)
+        unsure = probs.amax(-1) < self.min_p
+        if self.max_entropy is not None:
+            unsure |= -torch.special.xlogy(probs, probs).sum(-1) > self.max_entropy
+        return int((~unsure).long().cumprod(0).sum())

@@ -1,0 +1,1 @@
+"""The decoding loop: propose, score, verify, commit; one generator a sequence, one executor for all."""

@@ -1,0 +1,109 @@
+"""Counting what happened: one small accumulator, the histogram first and the rest derived from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS = ("draft", "score", "judge", "host")
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts of committed tokens only: tokens == accepted + bonus, always.
+
+    A pass over several sequences is shared equally among them, so that `seconds` of pooled stats add up to wall time.
+    """
+
+    drafts: Counter[int] = field(default_factory=Counter)  # draft length -> steps
+    histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> steps
+    relaxed: int = 0
+    bonus: int = 0
+    step_outcomes: Counter[str] = field(
+        default_factory=Counter
+    )  # steps of reasoning, by what became of them; see stepwise.py
+    loops: int = 0  # times a loose rule went in circles and was replaced by `exact`
+    target_passes: int = 0  # passes over the target that judged or wrote; prefill is not among them
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
+
+    def observe(self, drafted: int, accepted: int, relaxed: int = 0, bonus: int = 1) -> None:
+        """Record one step."""
+        self.drafts[drafted] += 1
+        self.histogram[accepted] += 1
+        self.relaxed += relaxed
+        self.bonus += bonus
+
+    @property
+    def steps(self) -> int:
+        return self.histogram.total()
+
+    @property
+    def drafted(self) -> int:
+        return sum(n * steps for n, steps in self.drafts.items())
+
+    @property
+    def accepted(self) -> int:
+        return sum(n * steps for n, steps in self.histogram.items())
+
+    @property
+    def tokens(self) -> int:
+        return self.accepted + self.bonus
+
+    @property
+    def tau(self) -> float:
+        """Mean acceptance length, the bonus token included: 1 + accepted / steps."""
+        return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """Entry i: steps in which draft token i stood."""
+        longest = max(self.histogram, default=0)
+        return [sum(steps for n, steps in self.histogram.items() if n > i) for i in range(longest)]
+
+    @property
+    def drafted_per_position(self) -> list[int]:
+        """Entry i: steps in which a draft token i was proposed."""
+        longest = max(self.drafts, default=0)
+        return [sum(steps for n, steps in self.drafts.items() if n > i) for i in range(longest)]
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(
+            self.drafts + other.drafts,
+            self.histogram + other.histogram,
+            self.relaxed + other.relaxed,
+            self.bonus + other.bonus,
+            self.step_outcomes + other.step_outcomes,
+            self.loops + other.loops,
+            self.target_passes + other.target_passes,
+            {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
+        )
+
+    @staticmethod
+    def pooled(many: Iterable[Stats]) -> Stats:
+        return sum(many, Stats())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "relaxed": self.relaxed,
+            "bonus": self.bonus,
+            "loops": self.loops,
+            "tokens": self.tokens,
+            "tau": self.tau,
+            "acceptance_rate": self.acceptance_rate,
+            "drafts": {str(n): self.drafts[n] for n in sorted(self.drafts)},
+            "histogram": {str(n): self.histogram[n] for n in sorted(self.histogram)},
+            "accepted_per_position": self.accepted_per_position,
+            "drafted_per_position": self.drafted_per_position,
+            "fates": dict(self.step_outcomes),
+            "target_passes": self.target_passes,
+            "seconds": dict(self.seconds),
+        }

@@ -1,0 +1,142 @@
+"""A runner for every other causal language model that transformers knows: slower, with the same contract.
+
+Each slot has a cache of its own, and each sequence a pass of its own. Models whose memory of the past is a running
+state cannot take back a rejected draft, so they are refused, by name, before their weights are read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from semspec.errors import ModelError
+from semspec.model.cache import Slots
+from semspec.model.decode import decode_by_score
+from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
+
+PROBE = [1, 2, 3, 4, 5, 6]
+
+
+def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
+    """Refuse models that transformers does not know or whose past cannot be truncated, from their config alone."""
+    try:
+        model = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise ModelError(
+            f"{name}: {config.model_type!r} is no causal language model that transformers knows"
+        ) from error
+    why = None
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        why = "a running state"
+    else:
+        kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+        odd = sorted(kind.__name__ for kind in kinds if kind not in (DynamicLayer, DynamicSlidingWindowLayer))
+        if odd:
+            why = f"a {odd[0]}"
+    if why:
+        raise ModelError(
+            f"{name}: {config.model_type!r} remembers the past as {why}, which cannot be truncated when a draft is "
+            "rejected; take a model whose layers all keep keys and values"
+        )
+
+
+class TransformersRunner:
+    """See types.Runner for the contract."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, capacity: int) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self.model = model.eval()
+        self.vocab, self.depth, self.capacity = config.vocab_size, config.num_hidden_layers, capacity
+        self._slots = Slots(slots, capacity)
+        self._caches = [DynamicCache() for _ in range(slots)]
+        self._fewer_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._probe()
+
+    @staticmethod
+    def load(path: Path, device: torch.device, dtype: torch.dtype, slots: int, capacity: int) -> TransformersRunner:
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
+        except Exception as error:  # transformers raises many kinds here
+            raise ModelError(f"{path}: transformers cannot load it: {error}") from error
+        if found["missing_keys"]:  # transformers makes up what is not there
+            missing = sorted(found["missing_keys"])
+            raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
+        return TransformersRunner(model.to(device), slots, capacity)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def free(self) -> int:
+        return self._slots.free
+
+    def acquire(self) -> int:
+        slot = self._slots.acquire()
+        self._caches[slot] = DynamicCache()
+        return slot
+
+    def release(self, slot: int) -> None:
+        self._slots.release(slot)
+        self._caches[slot] = DynamicCache()
+
+    def length(self, slot: int) -> int:
+        return self._slots.lengths[slot]
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._slots.truncate(slot, length)
+        for layer in self._caches[slot].layers:
+            if layer.keys is not None and layer.keys.numel():
+                layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+
+    @torch.inference_mode()
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        self._slots.extend([(r.slot, len(r.tokens)) for r in requests])
+        return [self._score(r) for r in requests]
+
+    def _score(self, r: Score) -> ScoreOutput:
+        count = len(r.tokens)
+        few = {"logits_to_keep": max(r.keep, 1)} if self._fewer_logits else {}
+        out = self.model(
+            torch.tensor([r.tokens], device=self.device),
+            past_key_values=self._caches[r.slot],
+            use_cache=True,
+            output_hidden_states=bool(r.layers),
+            **few,
+        )
+        logits = out.logits[0, out.logits.shape[1] - r.keep :, : self.vocab]
+        return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.keep :] for layer in r.layers})
+
+    @torch.inference_mode()
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        return decode_by_score(self, requests)
+
+    def _probe(self) -> None:
+        """Configs do not tell everything: take something back and see whether the model forgets it."""
+        slot, tokens = self.acquire(), [t % self.vocab for t in PROBE]
+        whole = self.score([Score(self, slot, tokens, len(tokens))])[0].logits
+        self.truncate(slot, 2)
+        try:
+            self.score([Score(self, slot, tokens[:1] * 3, 3)])  # a draft that is rejected
+            self.truncate(slot, 2)
+            again = self.score([Score(self, slot, tokens[2:], len(tokens) - 2)])[0].logits
+        except Exception as error:
+            raise ModelError(f"{self._name}: its cache cannot be truncated: {error}") from error
+        finally:
+            self.release(slot)
+        if not torch.allclose(whole[2:].float(), again.float(), atol=0.05 * float(whole.float().std()), rtol=0.05):
+            raise ModelError(
+                f"{self._name}: after its cache was truncated it does not say what it said before; its past cannot "
+                "be taken back when a draft is rejected"
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"{self.model.config.model_type} ({type(self.model).__name__})"

@@ -1,0 +1,90 @@
+"""How a pass goes about the two halves of a layer. This one leaves nothing out; `semspec.sparse` has one that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from semspec.model.attention_metadata import SequenceChunk
+from semspec.model.experts import Experts, FeedForward
+from semspec.model.kernels import Kernels, SelectedBlocks
+from semspec.types import Score
+
+
+class LayerOps:
+    def attend(
+        self, layer: int, place: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        """Attention of the pass's sequence number `place`: q [heads, n, d] over keys and values [kv heads, length, d],
+        the new tokens' own at their end; `mask` [n, length] says who sees what. -> [heads, n, d]"""
+        grouped = q.shape[0] != keys.shape[0]
+        return F.scaled_dot_product_attention(
+            q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=grouped
+        )[0]
+
+    def feed(self, layer: int, ffn: FeedForward | Experts, x: Tensor) -> Tensor:
+        """[N, width] -> the same, all tokens of the pass"""
+        return ffn(x)
+
+
+DENSE = LayerOps()
+
+
+Blocks = Callable[[int, Tensor, Tensor, Tensor, Tensor], SelectedBlocks | None]
+"""(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to see; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparsityInputs:
+    """What one fused pass leaves out, of sequences that are marked. Everything on the device that may change from pass
+    to pass is in tensors."""
+
+    marks: Tensor  # [B]; 0: this sequence gets everything
+    blocks: Blocks | None = None
+    betas: Tensor | None = None  # [depth, chosen - 1], of `experts.skip`
+    most: int = 0
+    thresholds: Sequence[float] = ()  # of gate activations, by layer; 0: all channels
+    columns: Sequence[Tensor | None] = ()  # by layer: down projections transposed, [channels, width]
+
+
+class Sparsity(Protocol):
+    """What a runner does differently when it checks drafts, see semspec.sparse."""
+
+    fusible: bool  # a GPU's fused passes can leave out what this leaves out
+
+    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        """What is to be read densely before, and then the requests without it."""
+        ...
+
+    def prepare(self, requests: Sequence[Score]) -> list[Score]:
+        """The requests, some of which may reach back to what is to be written anew; before slots are extended."""
+        ...
+
+    def way(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
+        """How to make a pass over these; before anything of it is in the cache."""
+        ...
+
+    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: 1 for sequences from which something is left out; None: there is none."""
+        ...
+
+    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: how many (head, block) pairs each sequence may see; None: all see everything."""
+        ...
+
+    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
+        """For one fused pass by these kernels, given these numbers on the device, [B]."""
+        ...
+
+    def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
+        """These tokens are in the cache now; `checked`: the pass was one that checks a draft."""
+        ...
+
+
+def checks(request: Score) -> bool:
+    """Whether a request checks a draft: it wants a row for every token, and has more than one."""
+    return request.keep == len(request.tokens) > 1

@@ -1,0 +1,100 @@
+"""How much memory a model will take, told and checked before any of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from semspec.errors import ModelError
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory of one model. All of it is taken when the model is loaded, but for some of `graphs`."""
+
+    name: str
+    device: torch.device
+    weights: int  # bytes
+    per_token: int  # bytes of keys and values
+    slots: int
+    context: int
+    read: int | None = None  # bytes of weights that a pass reads; None: that depends on the text
+    graphs: int = 0  # bytes of a GPU's buffers and graphs, at most; see room.py
+
+    @property
+    def kv(self) -> int:
+        return self.per_token * self.slots * self.context
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.graphs
+
+    def __str__(self) -> str:
+        tokens = f"{self.slots} x {self.context} tokens"
+        told = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
+        return told + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
+
+
+def describe(plans: Sequence[MemoryPlan]) -> str:
+    """One line about all models."""
+    parts = "; ".join(str(plan) for plan in plans)
+    frees = {plan.device: available(plan.device) for plan in plans}
+    free = ", ".join(f"{size(n)} free on {device}" for device, n in frees.items() if n is not None)
+    return f"{parts}; {size(sum(plan.total for plan in plans))} in all" + (f", {free}" if free else "")
+
+
+def check(plans: Sequence[MemoryPlan]) -> None:
+    """Refuse what cannot fit, saying by how much and what would."""
+    for device in {plan.device for plan in plans}:
+        here = [plan for plan in plans if plan.device == device]
+        free = available(device)
+        needed = sum(plan.total for plan in here)
+        if free is not None and needed > free:
+            raise ModelError(f"{describe(here)}: that is {size(needed - free)} too much; {_what_would_fit(here, free)}")
+
+
+def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
+    graphs = sum(plan.graphs for plan in plans)  # fewer slots or less context need no more
+    left = free - sum(plan.weights for plan in plans) - graphs
+    slots, context = max(plan.slots for plan in plans), max(plan.context for plan in plans)
+    tokens = left // max(sum(plan.per_token for plan in plans), 1)
+    if tokens >= context:
+        return f"slots={min(tokens // context, slots)} would fit"
+    if tokens >= 256:
+        return f"slots=1, context={tokens // 256 * 256} would fit"
+    what = "weights and graphs leave" if graphs else "the weights alone leave"
+    fewer = "fewer slots, " if graphs and slots > 1 else ""
+    narrower = "a narrower dtype (int8 on a CPU, bfloat16 on a GPU) or "
+    return f"{what} no room for a text; take {fewer}{narrower}a smaller model"
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that can still be taken; None where that cannot be known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = MEMINFO.read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:  # a container may have less than its machine
+        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, limit))
+
+
+def size(count: int) -> str:
+    """Bytes, readable."""
+    number = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}"
+        number /= 1000
+    return f"{number:.2f} GB"

@@ -1,0 +1,72 @@
+"""One collection out of several that were made beside one another: the same in all but their problems."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from semspec.errors import BadRequest
+from semspec.probe_fit.data import Folder, plain, write_lines
+
+EACH = ("seed", "n")  # what each has its own of; all are kept
+PLACES = ("data", "shard")  # where and how things lie, which changes nothing
+
+
+def join(folders: Sequence[Folder], out: Path) -> Folder:
+    """All samples and labels, in this order. Traces, from which nothing is sampled any more, are left behind."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadRequest(f"{out} is not empty; give another --out")
+    runs = [folder.run for folder in folders]
+    _check(folders, runs)
+    part = Folder(out.with_name(f"{out.name}.part"))
+    shutil.rmtree(part.path, ignore_errors=True)  # of a join that was killed
+    config = runs[0]["config"] | {key: [run["config"].get(key) for run in runs] for key in EACH}
+    part.open(runs[0] | {"config": config})
+    part.open_labels(folders[0].labelled)
+    histories, place = list[dict[str, Any]](), 0
+    for number, folder in enumerate(folders):
+        histories += [{"id": f"{number}:{id}", "history": text} for id, text in folder.read_histories().items()]
+        for shard in folder.shards:
+            shutil.copyfile(folder.samples / f"{shard:05}.safetensors", part.samples / f"{place:05}.safetensors")
+            samples = [replace(row, prefix=f"{number}:{row.prefix}") for row in folder.read_samples(shard)]
+            write_lines(part.samples / f"{place:05}.jsonl", map(plain, samples))
+            part.write_labels(
+                place, [replace(row, prefix=f"{number}:{row.prefix}") for row in folder.read_labels(shard)]
+            )
+            place += 1
+    write_lines(part.path / "prefixes.jsonl", histories)
+    if out.exists():
+        out.rmdir()
+    part.path.rename(out)
+    return Folder(out)
+
+
+def _check(folders: Sequence[Folder], runs: Sequence[dict[str, Any]]) -> None:
+    """Refuse what does not belong together."""
+    whose: dict[tuple[Any, str], Path] = {}
+    for folder, run in zip(folders, runs, strict=True):
+        one, other = _asked(runs[0]), _asked(run)
+        if differs := [key for key in {**one, **other} if one.get(key) != other.get(key)]:
+            raise BadRequest(
+                f"{folder.path} and {folders[0].path} were collected differently: {differs[0]} differs; collect them "
+                "with the same models and options, but for --seed and --n"
+            )
+        if folder.labelled != folders[0].labelled:
+            raise BadRequest(f"{folder.path} and {folders[0].path} were labelled differently; label them the same way")
+        seed = str(run["config"].get("seed"))
+        mine = {(seed, row.problem) for shard in folder.shards for row in folder.read_samples(shard)}
+        for key in sorted(mine & whose.keys()):
+            raise BadRequest(f"{folder.path} and {whose[key]} both have {key[1]} with seed {seed}; give each once")
+        whose |= dict.fromkeys(mine, folder.path)
+
+
+def _asked(run: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same. The rule that wrote traces is told by what it did, not by where its probes lie."""
+    aside = (*EACH, *PLACES, *(("traces",) if "met" in run else ()))
+    config = {"first_steps": False} | run["config"]
+    return {key: value for key, value in config.items() if key not in aside} | {
+        k: v for k, v in run.items() if k != "config"
+    }

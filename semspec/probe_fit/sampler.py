@@ -1,0 +1,213 @@
+"""Sample what models say next: after each prefix, steps from both models, with how each model sees every one of them.
+
+Small generators ask for passes, as the decoding loop does, and the Executor batches them over prefixes: one that writes
+all samples behind a prefix, each truncated away when it is done, and then one that has both models look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.pair import Pair
+from semspec.probe.evidence import number_tokens
+from semspec.probe.features import resolve_layers
+from semspec.probe_fit.config import Config
+from semspec.probe_fit.data import EVIDENCE, MODELS, TOKENS, Prefix, Sample
+from semspec.probe_fit.observe import MEAN, Look
+from semspec.sampling.noise import DRAFT, TARGET
+from semspec.text.steps import Step, StepEnd, Steps
+from semspec.types import (
+    Acquire,
+    Decode,
+    DecodeOutput,
+    Draft,
+    Request,
+    Runner,
+    Sampling,
+    Score,
+    ScoreOutput,
+    SequenceGenerator,
+    Verdict,
+    VerifyRequest,
+)
+from semspec.verify.step_rule import StepRule
+
+STREAM = {"target": TARGET, "draft": DRAFT}
+BUDGET = 2048  # tokens of a pass: nobody waits for a first word here
+LOGITS = 1 << 27  # of a pass: looking at them takes several times their memory
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A step that a model wrote, and nobody has looked at yet."""
+
+    model: str
+    number: int
+    tokens: Tokens
+    end: StepEnd
+
+
+@dataclass(slots=True)
+class Seen:
+    """What models make of a step: numbers of each model, on its device, and the states of tokens, if they are kept."""
+
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Sampler:
+    """Samples steps after prefixes and looks at them with both models."""
+
+    def __init__(self, pair: Pair, config: Config, steps: Steps) -> None:
+        if pair.draft is None:
+            raise BadRequest("probes are fitted for a pair; give a draft model as well")
+        self.config, self.steps, self.tokenizer = config, steps, pair.tokenizer
+        self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
+        wanted = {"target": config.target_layers, "draft": config.draft_layers}
+        self.sampling = Sampling(config.temperature, top_p=config.top_p)
+        self.met = None if config.rule is None else policy(config.rule, pair)
+        drawn = self.met is None or self.met["drawn"]
+        self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
+        self.layers = {m: resolve_layers(wanted[m], runner.depth) for m, runner in self.runners.items()}
+        numbers = number_tokens(pair.tokenizer, pair.target.vocab)
+        self.looks = {m: Look(m, self.layers[m], numbers.to(runner.device)) for m, runner in self.runners.items()}
+
+    def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:
+        """All samples of numbered prefixes, with their states in the same order.
+
+        Everything is written before anything is looked at: while nobody scores, all write in fused rolls, and the
+        looks of all prefixes fall into the same passes. Steps of the same tokens are looked at once."""
+        written: list[list[Written]] = [self.given(prefix) for _, prefix in prefixes]
+        seen: list[dict[Tokens, Seen]] = [{} for _ in prefixes]
+        if self.config.samples:
+            numbered = zip(prefixes, written, strict=True)
+            self.answer([self.write(number, prefix, out) for (number, prefix), out in numbered])
+        for steps, found in zip(written, seen, strict=True):
+            found |= {step.tokens: Seen() for step in steps}
+        self.answer([self.look(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
+        looks = [look for found in seen for look in found.values()]
+        rows = [(p, step, seen[n][step.tokens]) for n, (_, p) in enumerate(prefixes) for step in written[n]]
+        numbers = {m: torch.stack([look.numbers[m] for look in looks]).cpu() for m in MODELS}
+        at = {id(look): place for place, look in enumerate(looks)}
+        places = torch.tensor([at[id(look)] for _, _, look in rows])
+        named = {k: v[places] for m in MODELS for k, v in self.looks[m].named(numbers[m]).items()}
+        named |= {k: torch.cat([look.tokens[k] for _, _, look in rows]) for k in looks[0].tokens}
+        means = {m: named[f"{m}.{EVIDENCE}"][:, MEAN].tolist() for m in MODELS}
+        whole = [[*p.begun, *tokens] for (_, p), found in zip(prefixes, seen, strict=True) for tokens in found]
+        texts = self.tokenizer.batch_decode(whole, skip_special_tokens=True)
+        samples = [
+            Sample(
+                p.id, p.problem, p.step, step.model, step.number, list(step.tokens), texts[at[id(look)]], step.end,
+                {m: means[m][row] for m in MODELS},
+            )
+            for row, (p, step, look) in enumerate(rows)
+        ]  # fmt: skip
+        return samples, named
+
+    def answer(self, decodings: Sequence[SequenceGenerator]) -> None:
+        """Run sequences to their ends, as one batch; the first failure is everybody's."""
+        vocab = max(runner.vocab for runner in self.runners.values())
+        executor = Executor(budget=max(1, min(BUDGET, LOGITS // vocab)))
+        work = [executor.submit(decoding, Stats()) for decoding in decodings]
+        try:
+            executor.run()
+        finally:
+            for task in work:
+                executor.cancel(task)
+        for task in work:
+            if task.error is not None:
+                raise task.error
+
+    def given(self, prefix: Prefix) -> list[Written]:
+        """The draft's step, where a rule was asked about one."""
+        if not prefix.drafted:
+            return []
+        step = self.step_after(prefix)
+        step.feed(prefix.drafted)
+        return [Written("draft", 0, prefix.drafted, step.end or "length")]
+
+    def step_after(self, prefix: Prefix) -> Step:
+        step = Step(self.steps)
+        step.feed(prefix.begun)
+        return step
+
+    def write(self, number: int, prefix: Prefix, out: list[Written]) -> SequenceGenerator:
+        """All steps after one prefix, by one model after the other."""
+        slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
+        try:
+            for model in MODELS[:1] if prefix.drafted else MODELS:
+                for i in range(self.config.samples):
+                    tokens, end = yield from self.write_one(number, i, prefix, model, slots)
+                    out.append(Written(model, i, tuple(tokens), end))
+        finally:
+            self._release(slots)
+
+    def write_one(
+        self, number: int, i: int, prefix: Prefix, model: str, slots: dict[str, int]
+    ) -> Generator[Request, Any, tuple[list[int], StepEnd]]:
+        """One step by one model."""
+        runner, slot = self.runners[model], slots[model]
+        sampling = replace(self.sampling, seed=self._seed(number, i))
+        step, tokens = self.step_after(prefix), list[int]()
+        while step.end is None:
+            pending = (prefix.tokens + tokens)[runner.length(slot) :]
+            rolled: DecodeOutput = yield Decode(
+                runner, slot, pending, step.room, sampling, STREAM[model], self.steps.stops
+            )
+            step.feed(rolled.tokens)
+            tokens += rolled.tokens
+        self._rewind(prefix, slots)
+        return tokens, step.end
+
+    def look(self, prefix: Prefix, found: dict[Tokens, Seen]) -> SequenceGenerator:
+        """What both models make of each of a prefix's steps."""
+        slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
+        try:
+            for tokens, seen in found.items():
+                fed = [*prefix.tokens, *tokens[:-1]]
+                rows: tuple[ScoreOutput, ...] = yield tuple(
+                    Score(runner, slots[m], fed[runner.length(slots[m]) :], keep=len(tokens), layers=self.layers[m])
+                    for m, runner in self.runners.items()
+                )
+                self._rewind(prefix, slots)
+                for m, own in zip(MODELS, rows, strict=True):
+                    if self.config.token_states:
+                        seen.tokens |= {f"{m}.{layer}.{TOKENS}": own.hidden[layer].cpu() for layer in self.layers[m]}
+                verdicts: tuple[Verdict, ...] = yield tuple(
+                    VerifyRequest(self.looks[m], Draft(list(tokens)), own, self.drafting, len(prefix.tokens), 0)
+                    for m, own in zip(MODELS, rows, strict=True)
+                )
+                for m, verdict in zip(MODELS, verdicts, strict=True):
+                    assert verdict.state is not None
+                    seen.numbers[m] = verdict.state
+        finally:
+            self._release(slots)
+
+    def _release(self, slots: dict[str, int]) -> None:
+        for model, slot in slots.items():
+            self.runners[model].release(slot)
+
+    def _rewind(self, prefix: Prefix, slots: dict[str, int]) -> None:
+        """Both models have read the prefix but its last token, or less."""
+        for m, runner in self.runners.items():
+            runner.truncate(slots[m], min(runner.length(slots[m]), len(prefix.tokens) - 1))
+
+    def _seed(self, number: int, i: int) -> int:
+        """Another for every sample of every prefix, so that nothing depends on what is sampled beside it."""
+        return (self.config.seed * 1_000_003 + number) * 1_000_003 + i
+
+
+def policy(rule: StepRule, pair: Pair) -> dict[str, Any]:
+    """Of a rule as this pair has it."""
+    bound = rule.bind(pair)
+    assert isinstance(bound, StepRule)
+    return bound.policy

@@ -1,0 +1,131 @@
+"""An answer: on its way (Ticket, Stream), and when it is there (Result)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from semspec.loop.decoder import Job
+from semspec.loop.executor import Executor, Task
+from semspec.loop.stats import Stats
+from semspec.text.stream import TextStream
+from semspec.types import Event, FinishReason, TokenLogprob
+
+
+@dataclass(slots=True)
+class Result:
+    """An answer, with what it took and what it guarantees."""
+
+    text: str
+    tokens: list[int]
+    events: list[Event]
+    stats: Stats
+    lossless: bool  # the text is, or is distributed as, the target's own
+    sparse: str  # what the target left out when it checked drafts, in words; empty: nothing
+    finish_reason: FinishReason | None  # None: not finished yet
+    verifier: str
+    seed: int
+    prompt_tokens: int
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [lp for event in self.events for lp in event.logprobs or []]
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A submitted prompt: its task in the Executor and its growing text."""
+
+    task: Task
+    job: Job
+    stats: Stats
+    text: TextStream
+    sparse: str = ""
+    events: list[Event] = field(default_factory=list)
+
+    def collect(self) -> list[Event]:
+        """New events, their text filled in."""
+        new = []
+        while self.task.events:
+            event = self.task.events.popleft()
+            event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
+            event.places = self.text.places
+            new.append(event)
+        self.events += new
+        return new
+
+    def result(self) -> Result:
+        finish = self.events[-1].finish_reason if self.events else None
+        return Result(
+            text="".join(event.text for event in self.events),
+            tokens=[token for event in self.events for token in event.tokens],
+            events=self.events,
+            stats=self.stats,
+            lossless=self.job.rule.lossless and not self.sparse,
+            sparse=self.sparse,
+            finish_reason=finish or ("cancelled" if self.task.done else None),
+            verifier=self.job.rule.name,
+            seed=self.job.sampling.seed,
+            prompt_tokens=len(self.job.prompt),
+        )
+
+
+class Stream:
+    """An answer on its way: iterate for events, then ask for the `result`."""
+
+    def __init__(self, executor: Executor, ticket: Ticket) -> None:
+        self._executor, self._ticket = executor, ticket
+        self._ready: deque[Event] = deque()
+        self._stopping = False
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        task = self._ticket.task
+        try:
+            while True:
+                self._ready += self._ticket.collect()
+                if self._ready:
+                    return self._ready.popleft()
+                if task.error is not None:
+                    raise task.error
+                if task.done or self._stopping:
+                    raise StopIteration
+                self._executor.tick()
+        except BaseException:  # an interrupt or a failure leaves nothing behind
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        """End the sequence after the pass that is being made. A signal handler or another thread may ask for this."""
+        self._stopping = True
+
+    @property
+    def stats(self) -> Stats:
+        """What it has taken until now."""
+        return self._ticket.stats
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it failed, if it did."""
+        return self._ticket.task.error
+
+    def close(self) -> None:
+        """End the sequence, if it has not ended; what it has committed until now counts."""
+        self._executor.cancel(self._ticket.task)
+        self._ticket.collect()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def result(self) -> Result:
+        """The answer so far; complete once the stream has ended."""
+        return self._ticket.result()

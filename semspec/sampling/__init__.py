@@ -1,0 +1,1 @@
+"""From logits to tokens: processing, drawing, and noise without a generator."""

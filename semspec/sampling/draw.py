@@ -1,0 +1,180 @@
+"""From logits to tokens, vectorised over rows that each have their own temperature, filters and noise.
+
+"Processed" logits have temperature and filters applied; their softmax is the distribution that is drawn from. A
+greedy row is processed to all its mass on the largest logit, so that no rule needs a special case for temperature 0.
+What is kept of a greedy row beside its token are its raw logits: that it was certain is known, what it believed is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semspec.sampling.noise import uniform, uniform_of
+from semspec.types import Decode, DecodeOutput, Sampling, ScoreOutput, TokenLogprob
+
+NEG_INF = float("-inf")
+
+
+@dataclass(slots=True)
+class SamplingRows:
+    """Sampling options as columns, one row each; what is off for every row is known on the host and costs nothing."""
+
+    temperature: Tensor  # [R]
+    top_k: Tensor  # [R]
+    top_p: Tensor  # [R]
+    min_p: Tensor  # [R]
+    all_greedy: bool
+    filtered: bool  # some row uses top_k or top_p
+    floored: bool  # some row uses min_p
+    some_greedy: bool = True
+
+    @staticmethod
+    def of(options: Sequence[Sampling], repeats: Sequence[int], device: torch.device) -> SamplingRows:
+        """Row i of `options`, repeated `repeats[i]` times."""
+        sampled = [o for o in options if not o.greedy]
+        if not sampled:  # nothing will be read but that
+            none = torch.empty(0, device=device)
+            return SamplingRows(none, none, none, none, all_greedy=True, filtered=False, floored=False)
+        own = [[o.temperature, o.top_k, o.top_p, o.min_p] for o in options]
+        columns = torch.tensor([row for row, n in zip(own, repeats, strict=True) for _ in range(n)]).reshape(-1, 4)
+        columns = columns.to(device, torch.float32, non_blocking=True)
+        return SamplingRows(
+            temperature=columns[:, 0],
+            top_k=columns[:, 1].long(),
+            top_p=columns[:, 2],
+            min_p=columns[:, 3],
+            all_greedy=False,
+            filtered=any(o.filtered for o in sampled),
+            floored=any(o.min_p > 0.0 for o in sampled),
+            some_greedy=len(sampled) < len(options),
+        )
+
+
+def process(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Apply temperature, then top-k, top-p and min-p. [R, V] -> [R, V] float32, excluded tokens at -inf."""
+    logits = logits.float()
+    if rows.all_greedy:
+        return _only_best(logits)
+    greedy = rows.temperature == 0.0 if rows.some_greedy else None  # [R]
+    # The largest becomes 0 first, so that a temperature near 0 sends the others to -inf and nothing to +inf.
+    divisor = rows.temperature if greedy is None else torch.where(greedy, 1.0, rows.temperature)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / divisor[:, None]
+    if rows.filtered:
+        scaled = _top_k_top_p(scaled, rows.top_k, rows.top_p)
+    if rows.floored:
+        below = scaled - scaled.amax(-1, keepdim=True) < rows.min_p.log()[:, None]
+        scaled = scaled.masked_fill(below, NEG_INF)
+    return scaled if greedy is None else torch.where(greedy[:, None], _only_best(logits), scaled)
+
+
+def _only_best(logits: Tensor) -> Tensor:
+    best = logits.argmax(-1, keepdim=True)  # [R, 1]
+    return torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
+
+
+def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Keep the k best; of those, the fewest best whose probabilities sum to at least top_p."""
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    k = torch.where(top_k == 0, logits.shape[-1], top_k)
+    ordered = ordered.masked_fill(rank >= k[:, None], NEG_INF)
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs  # mass of the better tokens
+    cut = (before >= top_p[:, None]) & (top_p < 1)[:, None]  # off is off: rounded sums reach 1 before the tail ends
+    ordered = ordered.masked_fill(cut & (rank > 0), NEG_INF)
+    return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
+
+
+def pick(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw one index per row in proportion to non-negative weights. [R, V], [R] in (0, 1) -> [R]."""
+    cumulative = weights.cumsum(-1)
+    # The furthest that a token with weight reaches. It need not be the last sum: a GPU adds in blocks, and sums that
+    # should be equal waver in their last bits. The aim is strictly below it, so there always is a token to hit.
+    total = cumulative.masked_fill(weights <= 0, 0.0).amax(-1, keepdim=True)
+    aim = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return ((cumulative > aim) & (weights > 0)).int().argmax(-1)
+
+
+def draw(
+    logits: Tensor, options: Sequence[Sampling], positions: Sequence[int], streams: Sequence[int], keep: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """One token per row: [R, V] -> [R]; beside it, if `keep` asks, [R, V]: processed, or raw where a row is greedy."""
+    if all(o.greedy for o in options):
+        return best_rows(logits, keep)
+    if len(options) == 1 and logits.device.type == "cpu" and not options[0].filtered:
+        return _draw_one(logits, options[0], uniform_of(options[0].seed, positions[0], streams[0]), keep)
+    rows = SamplingRows.of(options, [1] * len(options), logits.device)
+    noise = [uniform_of(o.seed, p, s) for o, p, s in zip(options, positions, streams, strict=True)]
+    return _drawn(logits, rows, torch.tensor(noise).to(logits.device, non_blocking=True), keep)
+
+
+def _draw_one(logits: Tensor, o: Sampling, noise: float, keep: bool) -> tuple[Tensor, Tensor | None]:
+    """`process` and `pick` for one row, in NumPy: of some twenty operations each takes longer to begin than to do."""
+    row = logits[0].float().numpy()
+    with np.errstate(over="ignore", invalid="ignore"):  # a temperature near 0 sends all but the largest to -inf
+        scaled = (row - row.max()) / np.float32(o.temperature)
+    if o.min_p > 0.0:
+        scaled[scaled < np.log(np.float32(o.min_p))] = NEG_INF
+    reached = np.exp(scaled).cumsum(dtype=np.float64)  # in float32 a long tail would add up to nothing
+    token = int(reached.searchsorted(noise * reached[-1], side="right"))
+    if token == len(reached):  # rounded up to the whole: the first token that reaches it
+        token = int(reached.searchsorted(reached[-1]))
+    return torch.tensor([token]), torch.from_numpy(scaled)[None] if keep else None
+
+
+def draw_rows(
+    logits: Tensor, rows: SamplingRows, key: tuple[Tensor, Tensor, Tensor], keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same with options and (seed, position, stream) on the device; nothing in it waits for the host."""
+    if rows.all_greedy:
+        return best_rows(logits, keep)
+    return _drawn(logits, rows, uniform(*key), keep)
+
+
+def _drawn(logits: Tensor, rows: SamplingRows, noise: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
+    processed = process(logits, rows)
+    tokens = pick(processed.softmax(-1), noise)
+    if not (keep and rows.some_greedy):
+        return tokens, processed if keep else None
+    return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed)
+
+
+def best_rows(logits: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
+    return logits.argmax(-1), logits.float() if keep else None
+
+
+def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list[DecodeOutput]:
+    """The next token of sequences that are writing, each from the one row of its latest pass."""
+    if not requests:
+        return []
+    tokens, kept = draw(
+        torch.cat([row.logits for row in rows]),
+        [r.sampling for r in requests],
+        [r.runner.length(r.slot) for r in requests],
+        [r.stream for r in requests],
+        keep=any(r.keep_logits for r in requests),
+    )
+    written = []
+    for i, (token, request, row) in enumerate(zip(tokens.tolist(), requests, rows, strict=True)):
+        logits = kept[i : i + 1] if request.keep_logits and kept is not None else None
+        logprobs = None if request.logprobs is None else logprobs_of(row.logits, [token], request.logprobs)
+        written.append(DecodeOutput([token], logits, row.hidden, logprobs))
+    return written
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """The model's own log-probabilities of the given tokens and of its `top` best ones. [R, V], R tokens."""
+    logp = logits.float().log_softmax(-1)
+    own = logp.gather(-1, torch.tensor(list(tokens), device=logits.device)[:, None])[:, 0].tolist()
+    if not top:
+        return [TokenLogprob(t, lp) for t, lp in zip(tokens, own, strict=True)]
+    best = logp.topk(min(top, logp.shape[-1]), dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    return [
+        TokenLogprob(t, lp, tuple(zip(i, v, strict=True))) for t, lp, i, v in zip(tokens, own, ids, values, strict=True)
+    ]

@@ -1,0 +1,107 @@
+"""What the engine hands to the event loop: plain data, no tensors, text already spelled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semspec.loop.stats import Stats
+from semspec.pair import Pair
+from semspec.result import Ticket
+from semspec.types import Event, Origin, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrigin:
+    """Where a piece of text came from."""
+
+    origin: Origin
+    token: int  # counted from the answer's first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token with its logprob and its rivals, as text."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step added to one answer."""
+
+    choice: int
+    tokens: int
+    spans: list[tuple[str, TokenOrigin]]
+    relaxed: list[
+        tuple[int, str, str | None, str]
+    ]  # token, its text, what the target would have written, why it stands
+    drafted: int
+    accepted: int
+    logprobs: list[TokenText] | None
+    finish: str | None
+
+
+@dataclass(slots=True)
+class Finished:
+    """One answer, complete or not, and what it took. Times in seconds since the request arrived."""
+
+    choice: int
+    outcome: str  # stop, length, aborted, deadline or error
+    stats: Stats
+    steps: list[tuple[int, int]]  # drafted and accepted, step by step
+    verifier: str
+    lossless: bool
+    seed: int
+    prompt_tokens: int
+    longest: int  # draft asked for
+    queued: float = 0.0
+    first_token: float = 0.0
+    seconds: float = 0.0
+
+    @staticmethod
+    def of(ticket: Ticket, choice: int, outcome: str | None) -> Finished:
+        result = ticket.result()
+        asked = ticket.job.num_draft_tokens
+        longest = asked if isinstance(asked, int) else max(result.stats.drafts, default=0)
+        return Finished(
+            choice=choice,
+            outcome=outcome or result.finish_reason or "error",
+            stats=result.stats,
+            steps=[(event.drafted, event.accepted) for event in result.events],
+            verifier=result.verifier,
+            lossless=result.lossless,
+            seed=result.seed,
+            prompt_tokens=result.prompt_tokens,
+            longest=longest if ticket.job.rule.speculates else 0,
+        )
+
+
+def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
+    """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer."""
+    relaxed = []
+    for i, why in sorted(event.relaxed.items()):
+        instead = None if why.target_token is None else pair.spelling(why.target_token)
+        relaxed.append((start + i, pair.spelling(event.tokens[i]), instead, why.reason))
+    return Delta(
+        choice,
+        len(event.tokens),
+        [(text, TokenOrigin(origin, place)) for (text, origin), place in zip(event.spans, event.places, strict=True)],
+        relaxed,
+        event.drafted,
+        event.accepted,
+        None if event.logprobs is None else [spelled(pair, lp) for lp in event.logprobs],
+        event.finish_reason,
+    )
+
+
+def spelled(pair: Pair, lp: TokenLogprob) -> TokenText:
+    return TokenText(
+        pair.spelling(lp.token), finite(lp.logprob), tuple((pair.spelling(t), finite(p)) for t, p in lp.top)
+    )
+
+
+def finite(logprob: float) -> float:
+    """JSON has no minus infinity; OpenAI writes this for it."""
+    return logprob if logprob > -9999.0 else -9999.0

@@ -1,0 +1,193 @@
+"""What leaving things out costs: the same problems checked densely and by several plans.
+
+Two looks at each plan. The problem is solved with the plan: is the answer right, and how many draft tokens stand in a
+step. And the dense target's own answer is checked as a draft that stands: how far the logits move (KL divergence from
+the dense ones, and whether the favourite stays). Problems are the unit of all intervals; as many as the pair has slots
+are worked on together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semspec.bench.statistics import Share, difference, draws, mean
+from semspec.errors import BadRequest
+from semspec.model import ModelRunner
+from semspec.model.prefix_cache import Remembering
+from semspec.options import Options
+from semspec.pair import Pair
+from semspec.result import Result
+from semspec.sparse.applied import apply
+from semspec.sparse.experts import ExpertsPlan
+from semspec.sparse.layer_ops import Sparse
+from semspec.sparse.plan import SparsePlan
+from semspec.sparse_fit.calibrate import checked
+from semspec.tasks import Task
+from semspec.text.stream import encode
+
+
+def variants(
+    plan: SparsePlan, depth: int, rhos: list[float], most: list[int], always: list[int] | None = None
+) -> dict[str, SparsePlan | None]:
+    """Dense, each part of a plan alone by its budgets, and all parts together: the paper's table. `*` marks attention
+    in which only anchors choose; `always` are numbers of experts to leave out of every token, whatever they weigh."""
+    found: dict[str, SparsePlan | None] = {"dense": None}
+    alone = replace(plan, attention=None, ffn=None, experts=None)
+    if plan.attention is not None:
+        for rho in rhos or [plan.attention.rho]:
+            every = replace(plan.attention, rho=rho, anchors=None)
+            found[f"attention, rho {rho:g}"] = replace(alone, attention=every)
+            if plan.attention.anchors is not None and len(plan.attention.anchors) < depth:
+                found[f"attention*, rho {rho:g}"] = replace(alone, attention=replace(plan.attention, rho=rho))
+    if plan.ffn is not None:
+        found[f"ffn {plan.ffn.sparsity:.0%} by token"] = replace(alone, ffn=replace(plan.ffn, by="token"))
+        found[f"ffn {plan.ffn.sparsity:.0%} by union"] = replace(alone, ffn=replace(plan.ffn, by="union"))
+    if plan.experts is not None:
+        for m in most or [plan.experts.most]:
+            found[f"up to {m} experts fewer"] = replace(alone, experts=replace(plan.experts, most=m))
+        for m in always or []:
+            every_token = ExpertsPlan(torch.full_like(plan.experts.betas, float("inf")), m)
+            found[f"always {m} experts fewer"] = replace(alone, experts=every_token)
+    if sum(part is not None for part in (plan.attention, plan.ffn, plan.experts)) > 1:
+        found["all of the plan"] = plan
+    return found
+
+
+def picked(plans: dict[str, SparsePlan | None], only: list[str]) -> dict[str, SparsePlan | None]:
+    """Those whose names have one of these words in them, and the dense one; all without words."""
+    found = {name: p for name, p in plans.items() if p is None or not only or any(word in name for word in only)}
+    if len(found) == 1:
+        raise BadRequest(f"no variant of the plan has {' or '.join(only)} in its name; there are: {', '.join(plans)}")
+    return found
+
+
+@dataclass
+class Tally:
+    """One variant's figures, problem by problem."""
+
+    kl: list[float] = field(default_factory=list)  # nats a token
+    kept: list[tuple[int, int]] = field(default_factory=list)  # favourites that stayed, of so many
+    right: list[bool] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    same: list[bool] = field(default_factory=list)  # the text is the dense target's
+    drift: list[float] = field(default_factory=list)
+
+    def compare(self, ours: list[Tensor], dense: list[Tensor]) -> None:
+        a, b = (torch.cat(rows).float().log_softmax(-1) for rows in (ours, dense))  # [answer, V]
+        self.kl.append(float((b.exp() * (b - a)).sum()) / len(b))
+        self.kept.append((int((a.argmax(-1) == b.argmax(-1)).sum()), len(b)))
+
+    def solve(self, result: Result, right: bool | None, dense: Result) -> None:
+        self.accepted.append(result.stats.accepted)
+        self.steps.append(result.stats.steps)
+        self.same.append(result.tokens == dense.tokens)
+        if right is not None:
+            self.right.append(right)
+
+    def figures(self, name: str, dense: Tally) -> dict[str, Any]:
+        loss = difference([float(a) - float(b) for a, b in zip(self.right, dense.right, strict=True)])
+        return {
+            "plan": name,
+            "kl": _told(mean(self.kl)),
+            "favourite_kept": Share.clustered(self.kept).as_dict(),
+            "same_text": Share(sum(self.same), len(self.same)).as_dict(),
+            "right": Share(sum(self.right), len(self.right)).as_dict() if self.right else None,
+            "right_against_dense": _told(loss),
+            "tau": 1 + sum(self.accepted) / max(sum(self.steps), 1),
+            "tau_against_dense": self._relative(dense),
+            "drift": sum(self.drift) / len(self.drift) if self.drift else None,
+            "each": asdict(self),
+        }
+
+    def _relative(self, dense: Tally) -> dict[str, float]:
+        """tau over the dense tau, with a paired bootstrap interval."""
+        drawn = draws(len(self.steps), 0)
+
+        def tau(tally: Tally, weights: Any) -> Any:
+            return 1 + weights @ np.array(tally.accepted, float) / np.maximum(weights @ np.array(tally.steps, float), 1)
+
+        ratios = tau(self, drawn) / tau(dense, drawn)
+        low, high = np.percentile(ratios, [2.5, 97.5])
+        once = np.ones((1, len(self.steps)))
+        return {"value": float(tau(self, once)[0] / tau(dense, once)[0]), "low": float(low), "high": float(high)}
+
+
+def joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One document of several that `quality` wrote about the same plans and different problems."""
+    first = documents[0]
+    same = ("label", "task", "target", "plan", "k", "verifier", "drafter", "dtype")
+    for other in documents[1:]:
+        differ = [name for name in same if other.get(name) != first.get(name)]
+        if differ or [row["plan"] for row in other["rows"]] != [row["plan"] for row in first["rows"]]:
+            raise BadRequest(f"these are not figures of the same thing: {', '.join(differ) or 'their plans'} differ")
+    if any("each" not in row for document in documents for row in document["rows"]):
+        raise BadRequest("a file holds no figures by problem; run quality again with this version")
+    ids = [name for document in documents for name in document["ids"]]
+    if len(set(ids)) < len(ids):
+        raise BadRequest(f"{len(ids) - len(set(ids))} problems are in two of the files; give runs of other problems")
+    names = [f.name for f in fields(Tally)]
+    tallies = [
+        Tally(*([x for row in rows for x in row["each"][name]] for name in names))
+        for rows in zip(*(document["rows"] for document in documents), strict=True)
+    ]
+    found = [tally.figures(row["plan"], tallies[0]) for tally, row in zip(tallies, first["rows"], strict=True)]
+    seeds = [document["seed"] for document in documents]
+    return first | {"seed": seeds, "problems": len(ids), "ids": ids, "rows": found}
+
+
+def _told(estimate: Any) -> dict[str, float | None] | None:
+    return None if estimate is None else estimate.as_dict()
+
+
+def measure(
+    pair: Pair, task: Task, n: int, plans: dict[str, SparsePlan | None], seed: int = 0, k: int = 8,
+    verifier: str = "exact", max_new_tokens: int | None = None, drafter: str = "auto",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+    """Figures of each plan, the dense one's first: those so far, after every group of problems. Takes all slots of
+    the pair, and as many problems at a time."""
+    runner = pair.target
+    if not isinstance(runner, ModelRunner):
+        raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
+    tallies = {name: Tally() for name in plans}
+    together = runner.free
+    draft = Remembering(pair.draft) if pair.draft else None
+    # Reads prompts once.
+    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder, pair.allow_lossy)
+    problems = task.problems(n, seed)
+    progress(0, n)
+    for begin in range(0, n, together):
+        group = problems[begin : begin + together]
+        prompts = [encode(pair.tokenizer, problem.prompt) for problem in group]
+        longest = max_new_tokens or task.max_new_tokens
+        options = [
+            Options(
+                verifier=verifier, drafter=drafter, num_draft_tokens=k, stop=task.stop,
+                max_new_tokens=min(longest, runner.capacity - len(prompt)), referee=task.referee(problem),
+            )
+            for problem, prompt in zip(group, prompts, strict=True)
+        ]  # fmt: skip
+        dense: list[Result] = []
+        logits: list[list[Tensor]] = []
+        for name, plan in plans.items():  # the dense one comes first
+            apply(plan, runner)
+            results = reader.generate([problem.prompt for problem in group], options)
+            dense = dense or results
+            found = checked(reader.target, list(zip(prompts, (d.tokens for d in dense), strict=True)), k)
+            logits = logits or found
+            tally = tallies[name]
+            for i, (problem, result) in enumerate(zip(group, results, strict=True)):
+                tally.solve(result, bool(task.score(problem, result.text)) if task.scored else None, dense[i])
+                tally.compare(found[i], logits[i])
+            if isinstance(runner.sparsity, Sparse):
+                tally.drift += [d.values for d in runner.sparsity.guard.drifts]
+        apply(None, runner)
+        progress(begin + len(group), n)
+        yield [tally.figures(name, tallies["dense"]) for name, tally in tallies.items()]

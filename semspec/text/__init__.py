@@ -1,0 +1,1 @@
+"""Between tokens and text: tokenizers, streaming, and where a reasoning step ends."""

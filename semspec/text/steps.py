@@ -1,0 +1,123 @@
+"""Where a step of reasoning ends, on streams of token ids: nothing is decoded or tokenised again while it runs.
+
+A step is text up to and including a blank line. Which tokens can make one is derived once from a tokenizer's
+vocabulary, by decoding every token by itself. A blank line may lie in one token (".\\n\\n") or arise from several
+("\\n" after ":\\n", blanks between them allowed). Blank lines in front of the first word belong to the step that
+follows, so no step is empty. A step also ends with the end of thinking, with the end of the text, and at a limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest
+from semspec.text.stream import thinking_markers
+
+MAX_STEP_TOKENS = 500
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n\Z")
+_NEW_LINE = re.compile(r"\n[ \t\r]*\Z")
+
+StepEnd = Literal["blank line", "length", "end of thinking", "end of text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The tokens that matter to where steps end."""
+
+    delimiters: frozenset[int]  # the token's own text ends in a blank line
+    openers: frozenset[int]  # it ends in a line that has begun and is blank so far
+    closers: frozenset[int]  # it has no visible text and ends in a newline: closes a line that was blank so far
+    blanks: frozenset[int]  # it has no visible text
+    end_of_thinking: int | None = None
+    end_of_text: frozenset[int] = frozenset()
+    max_tokens: int = MAX_STEP_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise BadRequest(f"max_step_tokens is {self.max_tokens}; give 1 or more")
+
+    @staticmethod
+    def of(
+        tokenizer: PreTrainedTokenizerBase,
+        end_of_text: Iterable[int] = (),
+        max_step_tokens: int = MAX_STEP_TOKENS,
+    ) -> Steps:
+        """Read from the vocabulary. Takes about a second for a large one: keep the result."""
+        ids = sorted(tokenizer.get_vocab().values())
+        # Decoders may drop a space at the start of a text, which changes none of the questions asked here.
+        texts = tokenizer.batch_decode(
+            [[i] for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        begin, end = thinking_markers(tokenizer) or (None, None)
+        known = list(zip(ids, texts, strict=True))
+        delimiters = frozenset(i for i, text in known if _BLANK_LINE.search(text))
+        openers = frozenset(i for i, text in known if _NEW_LINE.search(text))
+        closers = frozenset(i for i, text in known if text.endswith("\n") and not text.strip())
+        blanks = {i for i, text in known if not text.strip()}
+        if begin is not None:
+            blanks.add(begin)
+        ends = {*end_of_text, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
+        return Steps(delimiters, openers, closers, frozenset(blanks), end, frozenset(ends), max_step_tokens)
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens at which writing has to pause, because a step may end there; `Step` says whether it does."""
+        ends = self.delimiters | self.closers | self.end_of_text
+        return ends if self.end_of_thinking is None else ends | {self.end_of_thinking}
+
+    def step_end(self, tokens: Sequence[int]) -> int | None:
+        """How many of these tokens make the first step, or None if it does not end within them."""
+        return Step(self).feed(tokens)
+
+    def cuts(self, tokens: Sequence[int]) -> list[int]:
+        """The places behind which steps end; a last step that is not finished has none."""
+        step, cuts = Step(self), []
+        for i, token in enumerate(tokens):
+            if step.feed([token]) is not None:
+                cuts.append(i + 1)
+                step = Step(self)
+        return cuts
+
+
+class Step:
+    """One step on its way, fed token by token or in pieces of any size."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.length = 0
+        self.end: StepEnd | None = None
+        self._visible = False  # something has been said
+        self._new_line = False  # since the last line's end, nothing visible
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still come."""
+        return 0 if self.end else self.steps.max_tokens - self.length
+
+    def feed(self, tokens: Sequence[int]) -> int | None:
+        """Add tokens; if the step ends within them, says how many of them belong to it, and takes no more."""
+        assert self.end is None, "this step has ended; the next tokens belong to another"
+        for i, token in enumerate(tokens):
+            self.end = self._add(token)
+            if self.end:
+                return i + 1
+        return None
+
+    def _add(self, token: int) -> StepEnd | None:
+        steps, self.length = self.steps, self.length + 1
+        blank = token in steps.blanks
+        self._visible = self._visible or not blank
+        ended = token in steps.delimiters or (self._new_line and token in steps.closers)
+        self._new_line = token in steps.openers or (self._new_line and blank)
+        if token in steps.end_of_text:
+            return "end of text"
+        if token == steps.end_of_thinking:
+            return "end of thinking"
+        if ended and self._visible:
+            return "blank line"
+        return "length" if self.length == steps.max_tokens else None

@@ -1,0 +1,57 @@
+"""Options that are said once and serve several commands; the bar that shows how far a command has got."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from semspec.cli.arguments import spread
+from semspec.cli.progress import bar
+
+
+@dataclass
+class Where:
+    place: Annotated[str, typer.Argument()]
+    device: Annotated[str, typer.Option(help="Which device.")] = "auto"
+
+
+@dataclass
+class How:
+    fast: Annotated[bool, typer.Option("--fast/--slow")] = False
+    device: Annotated[str, typer.Option(help="Which device.")] = "auto"
+
+
+def test_dataclasses_become_options() -> None:
+    app, called = typer.Typer(), []
+
+    @app.command()
+    @spread
+    def go(where: Where, how: How, times: Annotated[int, typer.Option("-t")] = 3) -> None:
+        """Goes."""
+        called.append((where, how, times))
+
+    runner = CliRunner()
+    assert runner.invoke(app, ["here"]).exit_code == 0
+    assert runner.invoke(app, ["there", "--device", "cpu", "--fast", "-t", "5"]).exit_code == 0
+    assert called == [(Where("here"), How(), 3), (Where("there", "cpu"), How(True, "cpu"), 5)]
+    assert runner.invoke(app, []).exit_code == 2, "what has no default must be given"
+    help = runner.invoke(app, ["--help"]).output
+    assert "Goes." in help and help.count("--device") == 1
+
+
+def test_a_bar_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for person in (True, False):
+        stream = io.StringIO()
+        stream.isatty = lambda person=person: person  # type: ignore[method-assign]
+        monkeypatch.setattr("sys.stderr", stream)
+        with bar("count sheep") as progress:
+            progress(3_000, 9_000)
+        said = stream.getvalue()
+        assert ("count sheep" in said and "3000/9000" in said) == person
+        assert person or said == ""

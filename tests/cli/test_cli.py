@@ -1,0 +1,114 @@
+"""The command line as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semspec import __version__
+
+
+def test_json_is_one_document_on_the_last_line(semspec, target_folder: Path, draft_folder: Path):
+    done = semspec(
+        "generate", target_folder, "the quick", "--draft", draft_folder, "-n", 20, "--json", "--device", "cpu"
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["lossless"] is True and document["verifier"] == "exact"
+    assert len(document["tokens"]) == document["stats"]["tokens"] == len(document["origins"]) <= 20
+    assert document["stats"]["tau"] >= 1.0
+
+
+def test_every_relaxed_token_can_be_asked_for_its_reason(semspec, target_folder: Path, draft_folder: Path):
+    command = ["generate", target_folder, "the quick", "--draft", draft_folder, "-n", 40, "--device", "cpu"]
+    loose = semspec(*command, "--verifier", "margin:ratio=0.2", "--json")
+    document = json.loads(loose.stdout.splitlines()[-1])
+    relaxed = document["relaxed"]
+    assert [r["at"] for r in relaxed] == [i for i, o in enumerate(document["origins"]) if o == "relaxed"] != []
+    assert all("at least 0.2 of the best's" in r["why"] and r["instead"] is not None for r in relaxed)
+    listed = semspec(*command, "--verifier", "margin:ratio=0.2", "--why")
+    lines = [line for line in listed.stderr.splitlines() if "of the best's" in line]
+    assert len(lines) == len(relaxed) and lines[0].strip().startswith(f"{relaxed[0]['at']}  {relaxed[0]['text']!r} for")
+    assert "nothing was relaxed" in semspec(*command, "--why", "--quiet").stderr
+
+
+def test_text_goes_to_stdout_and_the_summary_to_stderr(semspec, target_folder: Path):
+    plain = semspec("generate", target_folder, "-", "-n", 20, "--device", "cpu", stdin="the quick")
+    quoted = semspec(
+        "generate", target_folder, "the quick", "-n", 20, "--device", "cpu", "--quiet", "--verifier", "none"
+    )
+    assert plain.returncode == quoted.returncode == 0
+    assert plain.stdout == quoted.stdout != ""
+    assert "tau" in plain.stderr and "lossless" in plain.stderr and quoted.stderr == ""
+    assert "\x1b[" not in plain.stdout, "no colour codes in a pipe"
+
+
+def test_a_prompt_is_an_argument_a_file_or_standard_input(semspec, target_folder: Path, tmp_path: Path):
+    (tmp_path / "prompt.txt").write_text("the quick\n")
+    common = ["-n", 12, "--device", "cpu", "--quiet"]
+    told = semspec("generate", target_folder, "the quick", *common).stdout
+    assert told == semspec("generate", target_folder, *common, stdin="the quick\n").stdout
+    assert told == semspec("generate", target_folder, "--file", tmp_path / "prompt.txt", *common).stdout
+    both = semspec("generate", target_folder, "the quick", "--file", tmp_path / "prompt.txt")
+    assert both.returncode == 2 and "there is a prompt and a --file; give one of them" in both.stderr
+    none = semspec("generate", target_folder, "--file", tmp_path / "nothing.txt")
+    assert none.returncode == 2 and "nothing.txt: " in none.stderr
+    nobody = semspec("generate", target_folder, stdin=None)
+    assert nobody.returncode == 2 and "there is no prompt" in nobody.stderr
+
+
+def test_several_answers_are_those_of_their_seeds(semspec, target_folder: Path):
+    command = ["generate", target_folder, "the quick", "-n", 12, "-t", 0.9, "--device", "cpu", "--ignore-eos", "--json"]
+    answers = json.loads(semspec(*command, "--n", 3, "--seed", 5).stdout)["answers"]
+    for i, answer in enumerate(answers):
+        assert answer["tokens"] == json.loads(semspec(*command, "--seed", 5 + i).stdout)["tokens"]
+        assert answer["seed"] == 5 + i
+    assert len({tuple(answer["tokens"]) for answer in answers}) == 3
+    command.remove("--json")
+    listed = semspec(*command, "--n", 3, "--seed", 5)
+    assert listed.stdout == "\n".join(answer["text"] + "\n" for answer in answers)
+    assert [line[:6] for line in listed.stderr.splitlines()[-3:]] == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--num-draft-tokens", 0], 2, "num_draft_tokens is 0; give 1 or more"),
+        (["-k", "many"], 2, "num_draft_tokens is 'many'; give a whole number, or auto"),
+        (["--draft-min-p", 0.5], 2, "need a draft model"),
+        (["--verifier", "magic"], 2, "there is no verifier 'magic'"),
+        (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
+        (["--draft", "./nowhere"], 3, "./nowhere is no folder and no .gguf file"),
+        (["--temperature", "warm"], 2, "--temperature"),
+        (["--n", 0, "-t", 1], 2, "n is 0; give 1 or more"),
+        (["--n", 2], 2, "at temperature 0 all 2 answers would be the same"),
+    ],
+)
+def test_refusals_are_one_line_and_an_exit_code(semspec, target_folder: Path, arguments: list, code: int, message: str):
+    done = semspec("generate", target_folder, "the quick", "--device", "cpu", *arguments)
+    assert done.returncode == code
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    show = "import sys; sys.argv = ['semspec', '--help']; from semspec.cli import main as cli\n"
+    show += "try: cli.run()\nfinally: assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "generate" in done.stdout, done.stderr
+
+
+def test_python_dash_m_works():
+    done = subprocess.run([sys.executable, "-m", "semspec", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == __version__
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(semspec, tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    done = semspec("bench", "--task", "pocket", "--n", 1, "--method", "exact", "--out", tmp_path / "file", "-q")
+    assert done.returncode == 2 and "file: File exists; is the path right" in done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""

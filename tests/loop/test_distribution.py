@@ -1,0 +1,117 @@
+"""The whole path (loop, drafter, Executor, collate, rule) writes text distributed as the target's, over many rounds.
+
+Rules by themselves are tested in tests/verify with 100,000 draws; here a slip of the loop would show, such as noise
+that is used twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+
+from semspec import verify
+from semspec.draft import EarlyExit, ModelDrafter
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.draft_length import DraftLengthPolicy
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.types import DecodeOutput, Sampling
+from tests.chi import chi_square
+from tests.fakes import FakeRunner, Logits, chain
+
+VOCAB, LENGTH, DRAWS = 3, 4, 6000
+
+
+def remembered(language: Logits) -> Logits:
+    kept = cache(lambda context: language(list(context)))
+    return lambda context: kept(tuple(context[-4:]))
+
+
+TARGET = remembered(chain(VOCAB, seed=1, memory=2, sharpness=1.2))
+DRAFT = remembered(chain(VOCAB, seed=9, memory=2, sharpness=1.2))
+
+
+def likelihood(words: tuple[int, ...]) -> float:
+    context, p = [1], 1.0
+    for word in words:
+        p *= torch.tensor(TARGET(context)).softmax(-1)[word].item()
+        context.append(word)
+    return p
+
+
+class Restless:
+    """A pace that reacts to every acceptance, and lets the target write alone now and then."""
+
+    def __init__(self) -> None:
+        self.n = 2
+
+    def length(self) -> int:
+        return self.n
+
+    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        self.n = (asked + 2 * tokens) % 4
+
+
+def p_value(
+    kind: type[Decoder],
+    verifier: str,
+    pace: Callable[[], int | DraftLengthPolicy] = lambda: 3,
+    min_p: float = 0.0,
+    draws: int = DRAWS,
+) -> float:
+    """How well the first tokens of many sequences fit the target's own distribution of them."""
+    executor, rule = Executor(), verify.make(verifier)
+    target, draft = FakeRunner(TARGET, VOCAB, slots=500), FakeRunner(DRAFT, VOCAB, slots=500)
+    tasks = []
+    for seed in range(draws):
+        stats, job = Stats(), Job([1], rule, pace(), LENGTH, Sampling(1.0, seed=seed))
+        tasks.append(executor.submit(kind(job, target, ModelDrafter(draft, EarlyExit(min_p)), stats).decode(), stats))
+    executor.run()
+    counts = torch.zeros(VOCAB**LENGTH)
+    for task in tasks:
+        words = [t for event in task.events for t in event.tokens]
+        counts[sum(w * VOCAB ** (LENGTH - 1 - i) for i, w in enumerate(words))] += 1
+    expected = torch.tensor([likelihood(words) for words in product(range(VOCAB), repeat=LENGTH)])
+    return chi_square(counts, expected)
+
+
+class Stuck(Decoder):
+    """A loop that forgets to count its rounds, so that noise comes back."""
+
+    @property
+    def round(self) -> int:  # type: ignore[override]
+        return 0
+
+    @round.setter
+    def round(self, value: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("verifier", ["sampling", "block", "exact"])
+def test_the_loop_writes_what_the_target_would(verifier: str):
+    assert p_value(Decoder, verifier) > 1e-4
+
+
+def test_lengths_that_move_and_drafts_that_end_early_change_nothing():
+    assert p_value(Decoder, "block", Restless, min_p=0.5) > 1e-4
+
+
+def test_drafts_that_end_because_of_what_was_drawn_would_be_caught(monkeypatch: pytest.MonkeyPatch):
+    """Why doubt is a matter of distributions: leaving out tokens that were unlikely draws makes them rarer."""
+
+    def unlikely(self: ModelDrafter, rolled: DecodeOutput) -> int:
+        assert rolled.logits is not None
+        probs = rolled.logits.softmax(-1).gather(-1, torch.tensor(rolled.tokens)[:, None])[:, 0]
+        return int((probs > 0.4).long().cumprod(0).sum())
+
+    monkeypatch.setattr(verify.Rule, "min_draft_tokens", lambda rule: 0)
+    monkeypatch.setattr(ModelDrafter, "_sure", unlikely)
+    assert p_value(Decoder, "sampling", min_p=0.5, draws=4000) < 1e-6
+
+
+def test_noise_that_comes_back_is_caught():
+    assert p_value(Stuck, "block") < 1e-6

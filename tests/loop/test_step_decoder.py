@@ -1,0 +1,343 @@
+"""The loop of step rules, with fake models: whose turn it is, what stands, what the caches hold."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semspec.draft import EarlyExit, ModelDrafter
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.step_decoder import StepDecoder
+from semspec.types import Sampling
+from semspec.verify import make
+from semspec.verify.base import Decisions, DraftBatch
+from tests.fakes import FakeRunner, Logits, blend
+from tests.steps_by_hand import BLANK, CLOSE, END, PROMPT, STEPS, VOCAB, Picky, by_hand, job, language, run, text
+
+
+def near(target: Logits, other: Logits) -> Logits:
+    """A draft that is of the target's opinion two times in three."""
+    return blend(target, other, lambda context: (sum(context) + len(context)) % 3 == 0)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    st.integers(0, 10_000), st.integers(0, 2), st.booleans(), st.integers(1, 80), st.booleans(),
+    st.sampled_from([(1, 1.0), (2, 0.0), (3, 0.7), (9, 0.7), (9, 0.0)]), st.sampled_from([0.0, 0.0, 0.4, 0.7]),
+    st.sampled_from([8, 500]),
+)  # fmt: skip
+def test_the_loop_does_what_is_told(
+    seed: int, lead: int, hand_over: bool, n: int, keep: bool, ahead: tuple[int, float], min_p: float, longest: int
+) -> None:
+    rule = Picky(
+        lead=lead, hand_over=hand_over, keep=keep, steps=ahead[0], ahead=ahead[1], max_step_tokens=longest
+    )  # fmt: skip
+    target, other = language(seed), language(seed + 1)
+    draft = (target, other, near(target, other))[seed % 3]
+    ((events, stats),) = run(job(rule, n), target=target, draft=draft, early_exit=EarlyExit(min_p))
+    wanted, fates = by_hand(rule, target, draft, n, min_p)
+    assert text(events) == wanted and stats.step_outcomes == fates
+    assert stats.tokens == len(text(events)) and stats.accepted == sum(e.accepted for e in events)
+    assert Counter(s.outcome for e in events for s in e.drafted_steps) == Counter(
+        {k: v for k, v in fates.items() if k != "target"}
+    )
+    for event in events:
+        *before, last = [step.outcome for step in event.drafted_steps] or ["accepted"]
+        assert set(before) <= {"accepted"}, "nothing behind a step that fell is anything"
+        for step in event.drafted_steps:
+            stands = wanted[step.start :][: len(step.tokens)] == step.tokens
+            assert stands or step.outcome != "accepted"
+            assert (step.start in (0, *STEPS.cuts(wanted[: step.start]))) and step.tokens
+        if last == "refused":
+            assert event.accepted < event.drafted and event.origins[event.accepted] == "target"
+
+
+def test_every_branch_is_met() -> None:
+    """So that the test above means something."""
+    fates: Counter[str] = Counter()
+    for seed in range(80):
+        target = language(seed)
+        rule = Picky(hand_over=seed % 2 == 0, steps=4, ahead=0.7, keep=seed % 4 > 1)
+        models = {"target": target, "draft": near(target, language(seed + 1))}
+        ((events, stats),) = run(job(rule), **models, early_exit=EarlyExit(0.4 if seed % 8 > 3 else 0.0))
+        fates += stats.step_outcomes
+        fates["thought to the end"] += CLOSE in text(events)
+        for event in events:
+            met = [step.outcome for step in event.drafted_steps]
+            fates["several"] += met.count("accepted") > 1
+            fates["refused behind one that stood"] += met[-2:] == ["accepted", "refused"]
+            fates["handed over behind one that stood"] += met[-2:] == ["accepted", "handed over"]
+            fates["stopped inside"] += event.drafted > 0 and not met
+            fates["part behind one that stood"] += met[-1:] == ["accepted"] and event.drafted > event.accepted
+    assert min(fates.values()) >= 5 and len(fates) == 10, fates
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
+def test_when_no_step_stands_the_target_writes_what_it_would_alone(sampling: Sampling) -> None:
+    refused = 0
+    for seed in range(12):
+        models = {"target": language(seed), "draft": language(seed + 1)}
+        ((alone, _),) = run(job(make("none"), sampling=sampling), **models)
+        ((refusing, stats),) = run(job(make("random-step:rate=0"), sampling=sampling), **models)
+        assert text(refusing) == text(alone) and stats.accepted == 0
+        asked = job(make("random-step:rate=0,steps=4,ahead=0,keep=true"), sampling=sampling)
+        ((refusing, stats),) = run(asked, **models, early_exit=EarlyExit(0.4))
+        assert text(refusing) == text(alone) and not stats.relaxed
+        ((by_name, stats),) = run(job(make("accept-no-step"), sampling=sampling), **models)
+        assert text(by_name) == text(alone) and stats.accepted == 0
+        refused += stats.step_outcomes["refused"]
+    assert refused > 5
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
+def test_when_every_step_stands_the_draft_writes_them_all(sampling: Sampling) -> None:
+    stood = 0
+    for seed in range(12):
+        models = {"target": language(seed), "draft": language(seed + 1)}
+        ((events, stats),) = run(job(make("accept-all-steps:lead=0"), sampling=sampling), **models)
+        ((coin, _),) = run(job(make("random-step:rate=1,lead=0"), sampling=sampling), **models)
+        assert text(events) == text(coin) and not stats.step_outcomes["refused"]
+        written, context = text(events), list(PROMPT)
+        for event in events:
+            for step in event.drafted_steps:
+                if step.outcome == "accepted":
+                    assert written[step.start :][: len(step.tokens)] == step.tokens
+                    stood += 1
+                    if sampling.greedy:  # what the draft would write there; the first token may be the target's bonus
+                        context = PROMPT + written[: step.start]
+                        for i, token in enumerate(step.tokens):
+                            favourite = max(range(VOCAB), key=models["draft"](context).__getitem__)
+                            assert token == favourite or (i == 0 and step.start > 0)
+                            context = [*context, token]
+    assert stood > 20
+
+
+def test_batches_of_sequences_in_different_phases_equal_singles() -> None:
+    models = {"target": language(3), "draft": language(4)}
+    jobs = [
+        replace(job(rule, n, sampling=Sampling(t, seed=i)), prompt=PROMPT + [6] * (i % 4))
+        for i, (rule, n, t) in enumerate(
+            [
+                (Picky(), 50, 0.0),
+                (make("none"), 33, 0.8),
+                (make("random-step:rate=0.5"), 60, 0.8),
+                (Picky(lead=0), 9, 0.8),
+                (Picky(steps=4, ahead=0.7), 60, 0.8),
+                (make("random-step:rate=0.8,steps=3,ahead=0.1,keep=true"), 60, 0.5),
+                (make("random-step:rate=0.8,steps=3,ahead=0.1"), 60, 0.0),
+            ]
+            * 3
+        )
+    ]
+    for slots, unsure in ((3, EarlyExit()), (21, EarlyExit()), (5, EarlyExit(max_entropy=1.2))):
+        together = run(*jobs, **models, slots=slots, early_exit=unsure)
+        for one, (events, stats) in zip(jobs, together, strict=True):
+            ((alone, own),) = run(one, **models, early_exit=unsure)
+            assert text(events) == text(alone) and stats.step_outcomes == own.step_outcomes
+            assert [e.origins for e in events if e.drafted_steps] == [e.origins for e in alone if e.drafted_steps]
+
+
+@dataclass(frozen=True)
+class Watching(Picky):
+    """Checks that it sees the states that predicted the step's tokens, in both models. A fake's states are logits."""
+
+    name = "watching"
+    layers = (0,)  # type: ignore[assignment]
+    draft_layers = (0,)  # type: ignore[assignment]
+
+    target: Any = None
+    draft: Any = None
+    context: Any = None  # of the one sequence
+
+    def verify(self, drafts: DraftBatch) -> Decisions:
+        assert drafts.hidden is not None and drafts.draft_hidden is not None
+        before = list(self.context())
+        for b, count in enumerate(drafts.counts.tolist()):
+            for i in range(count):
+                for states, first, model in (
+                    (drafts.hidden[0], drafts.first_row[b], self.target),
+                    (drafts.draft_hidden[0], drafts.first_draft[b], self.draft),
+                ):
+                    assert states[first + i].tolist() == pytest.approx(model(before), abs=1e-5)
+                before.append(drafts.ids[b, i].item())
+        assert len(drafts.draft_hidden[0]) == drafts.counts.sum() == len(drafts.hidden[0]) - 1
+        return super().verify(drafts)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_rule_sees_the_states_that_predicted_the_step(temperature: float, steps: int) -> None:
+    judged = 0
+    for seed in range(6):
+        target, draft = language(seed), language(seed + 1)
+        runners = FakeRunner(target, VOCAB), FakeRunner(draft, VOCAB)
+        rule = Watching(steps=steps, target=target, draft=draft, context=lambda: decoder.context)  # noqa: B023
+        stats, executor = Stats(), Executor()
+        made = job(rule, sampling=Sampling(temperature, seed=seed))
+        decoder = StepDecoder(made, runners[0], ModelDrafter(runners[1]), stats)
+        task = executor.submit(decoder.decode(), stats)
+        executor.run()
+        assert task.error is None
+        judged += stats.step_outcomes["accepted"] + stats.step_outcomes["refused"]
+    assert judged > 10
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_referee_is_asked_about_whole_steps(steps: int) -> None:
+    """Also of a step whose first word was the target's bonus, and of several in one draft, up to the first bad one."""
+    asked: list[tuple[list[int], list[int]]] = []
+
+    def referee(so_far: list[int], step: list[int]) -> bool:
+        asked.append((so_far, step))
+        return len(asked) % 3 != 0
+
+    ((events, stats),) = run(
+        job(make(f"oracle:steps={steps},ahead=0"), 120, referee=referee), target=language(8), draft=language(9)
+    )
+    written = text(events)
+    assert len(asked) > 4 and stats.step_outcomes["accepted"] + stats.step_outcomes["refused"] == len(asked)
+    assert all(sum(len(step.tokens) for step in e.drafted_steps) >= e.drafted for e in events), (
+        "no pass over what is void"
+    )
+    for i, (so_far, step) in enumerate(asked):
+        assert so_far == written[: len(so_far)] and (not so_far or so_far[-1] == BLANK or STEPS.cuts(so_far))
+        assert step[-1] == BLANK or len(step) == STEPS.max_tokens
+        assert (written[len(so_far) : len(so_far) + len(step)] == step) >= ((i + 1) % 3 != 0)
+
+
+def test_a_loop_makes_the_target_write_the_rest() -> None:
+    def stuck(context: list[int]) -> list[float]:
+        return [0.0, 1.0, -9.0, 0, 0, 0, 0, 0, 0] if context[-1] == 6 else [0.0, 0, -9.0, 0, 0, 0, 1.0, 0, 0]
+
+    ((events, stats),) = run(job(make("random-step:rate=1"), 300), target=stuck, draft=stuck)
+    assert stats.loops == 1
+    last = max(i for i, event in enumerate(events) if event.drafted_steps)
+    assert last < len(events) - 3 and all(set(e.origins) == {"target"} for e in events[last + 1 :])
+
+
+def test_same_seed_same_text() -> None:
+    models = {"target": language(5), "draft": language(6)}
+    for spec in ("random-step:rate=0.5", "random-step:rate=0.5,steps=4,ahead=0.1,keep=true"):
+        one, again, other = (
+            run(job(make(spec), sampling=Sampling(0.9, seed=seed)), **models)[0][0] for seed in (1, 1, 2)
+        )
+        assert text(one) == text(again) != text(other)
+
+
+def test_steps_ahead_save_passes() -> None:
+    """With a draft that always pleases: about as many passes fewer as there are steps in a draft."""
+    passes = []
+    for steps in (1, 3):
+        rule = make(f"random-step:rate=1,steps={steps},ahead=0,lead=0")
+        ((events, stats),) = run(job(rule, 600), target=without_end(language(3)), draft=without_end(language(4)))
+        assert max(len(event.drafted_steps) for event in events) == steps and stats.step_outcomes["accepted"] > 60
+        passes.append(stats.target_passes)
+    assert passes[1] < 0.45 * passes[0]
+
+
+def without_end(logits: Logits) -> Logits:
+    return lambda context: [-9.0 if i in (CLOSE, END) else x for i, x in enumerate(logits(context))]
+
+
+def test_states_of_a_step_in_pieces_stay_in_order() -> None:
+    """A step that pauses at a token which might have ended it is drafted in several rolls."""
+    pausing = replace(STEPS, closers=frozenset([7]))  # 7 may close a blank line, but no line is blank so far
+    for seed in range(5):
+        target, draft = language(seed), language(seed + 1)
+        results = [
+            run(replace(job(Picky()), steps=steps), target=target, draft=draft)[0][0] for steps in (STEPS, pausing)
+        ]
+        assert text(results[0]) == text(results[1])
+        assert torch.equal(*(torch.tensor([e.accepted for e in events if e.drafted_steps]) for events in results))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("spec", ["keep=true", "rewrite=exact", "keep=true,rewrite=exact,rewrite_tokens=2,lead=2"])
+def test_what_is_refused_may_be_kept_in_part_and_written_with_help(spec: str, sampling: Sampling) -> None:
+    """Whatever helps the target, with a lossless rule the text stays its own."""
+    helped = passes = alone_passes = 0
+    for seed in range(12):
+        target = language(seed)
+        models = {"target": target, "draft": lambda context: [2 * x for x in target(context)]}  # noqa: B023
+        ((alone, own),) = run(job(make("none"), sampling=sampling), **models)
+        rewriter = make("exact") if "rewrite" in spec else None
+        asked = job(make(f"random-step:rate=0,{spec}"), sampling=sampling, rewriter=rewriter)
+        ((refusing, stats),) = run(asked, **models)
+        assert text(refusing) == text(alone)
+        assert stats.tokens == len(text(alone)) and stats.accepted == sum(e.accepted for e in refusing)
+        helped += stats.accepted
+        passes, alone_passes = passes + stats.target_passes, alone_passes + own.target_passes
+    assert helped > 20 and passes < 0.9 * alone_passes
+
+
+def test_help_after_a_draft_that_was_thrown_away_is_drawn_anew() -> None:
+    """A draft that wants to end the thinking is no sample of the draft's any more: if the rewriter got the very same
+    words, it would take them at p/q, and the target would stop thinking half as often again as it does alone."""
+
+    def chances(close: float) -> Logits:
+        first = [-9e9, -9e9, math.log(close), math.log(1 - close), *[-9e9] * (VOCAB - 4)]
+        return lambda context: first if context == PROMPT else [9.0 * (i == BLANK) for i in range(VOCAB)]
+
+    rule, n = make("random-step:rate=0,lead=0,rewrite=sampling"), 600
+    jobs = [job(rule, 12, sampling=Sampling(1.0, seed=i), rewriter=make("sampling")) for i in range(n)]
+    results = run(*jobs, target=chances(0.3), draft=chances(0.5), slots=100)
+    stopped = sum(text(events)[0] == CLOSE for events, _ in results)
+    assert stopped / n == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / n))
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_outside_the_thinking_nothing_is_relaxed(opened: bool) -> None:
+    """Neither a step before the thoughts, nor a word behind them that a loose rewriter would let stand."""
+    relaxed: Counter[str] = Counter()
+    for seed in range(20):
+        begins = 6 if opened else -1
+        asked = job(
+            make("random-step:rate=1,lead=0,rewrite=accept-all"), rewriter=make("accept-all"), thinking=(begins, CLOSE)
+        )
+        models = {"target": language(seed), "draft": language(seed + 1)}
+        ((events, _),) = run(replace(asked, prompt=[*PROMPT, 6]), **models)
+        context = [*PROMPT, 6]
+        for token, origin in ((t, o) for e in events for t, o in zip(e.tokens, e.origins, strict=True)):
+            inside = next((t == begins for t in reversed(context) if t in (begins, CLOSE)), False)
+            relaxed["inside" if inside else "outside"] += origin == "relaxed"
+            relaxed["behind"] += CLOSE in context
+            context.append(token)
+    assert not relaxed["outside"] and relaxed["behind"] and bool(relaxed["inside"]) == opened
+
+
+def test_a_loop_ends_loose_help_too() -> None:
+    def always(token: int) -> Logits:
+        return lambda context: [float(i == token) for i in range(VOCAB)]
+
+    asked = job(make("random-step:rate=0,lead=99,rewrite=accept-all"), 300, rewriter=make("accept-all"))
+    ((events, stats),) = run(asked, target=always(5), draft=always(6))
+    last = max(i for i, event in enumerate(events) if event.relaxed)
+    assert stats.loops == 1 and 3 < last < len(events) - 3
+    assert set(text(events[last + 1 :])) == {5}, "the target's own words again"
+
+
+def test_an_end_behind_steps_that_nobody_looked_at_hands_nothing_over() -> None:
+    """The referee calls a step bad that the target would have written too, so that `keep` keeps it. What the draft had
+    in mind behind it, an end of thinking as well, was thrown away unseen."""
+    target = without_end(language(0))
+
+    def ending(context: list[int]) -> list[float]:
+        return [99.0 * (i == CLOSE) for i in range(VOCAB)] if len(context) == 18 else target(context)
+
+    rule = make("oracle:steps=9,ahead=0,keep=true,lead=0")
+    asked = replace(job(rule, 40, referee=lambda so_far, step: False), steps=replace(STEPS, max_tokens=4))
+    ((events, stats),) = run(asked, target=target, draft=ending)
+    tried = [step for event in events for step in event.drafted_steps]
+    assert all(step.tokens[-1] == CLOSE for step in tried if step.outcome == "handed over")
+    assert sum(step.start < 15 for step in tried) > 3 and stats.step_outcomes["handed over"] == 1

@@ -1,0 +1,128 @@
+"""Models that only transformers can run: the same contract, or a refusal by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import semspec
+from semspec.errors import ModelError, SemspecError
+from semspec.model import Source
+from semspec.model.hf_runner import TransformersRunner
+from semspec.sampling.noise import TARGET
+from semspec.types import Decode, Sampling, Score
+from tests.checkpoints import SMALL, VOCAB, save
+
+ENDS = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None}
+GPT = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 4, "initializer_range": 0.3, "tie_word_embeddings": False} | ENDS
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT | {"n_embd": 64, "n_positions": 256},
+    "gpt_neox": SMALL,
+    "gemma2": SMALL | {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": False},
+    "bloom": GPT | {"hidden_size": 64},
+}
+RECURRENT: dict[str, tuple[dict[str, Any], str]] = {
+    "mamba": ({}, "a running state"),
+    "rwkv": ({}, "a running state"),
+    "lfm2": ({"layer_types": ["conv", "full_attention", "conv"]}, "a LinearAttentionLayer"),
+    "qwen3_next": ({}, "a LinearAttentionLayer"),
+}
+
+
+def build(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **MODELS[kind])
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+    model = build(request.param)
+    return model, save(model, tmp_path_factory.mktemp(request.param))
+
+
+def load(folder: Path, slots: int = 2, context: int = 128) -> TransformersRunner:
+    runner = Source.find(folder).load("cpu", "auto", slots, context)
+    assert isinstance(runner, TransformersRunner)
+    return runner
+
+
+def text(seed: int, length: int) -> list[int]:
+    return torch.randint(VOCAB, [length], generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_ragged_passes_with_truncation_between_say_what_transformers_says(case: tuple[PreTrainedModel, Path]) -> None:
+    model, folder = case
+    runner, tokens, others = load(folder), text(1, 60), text(2, 60)
+    with torch.inference_mode():
+        out = model(torch.tensor([tokens]), output_hidden_states=True)
+    expected, states = out.logits[0], [h[0] for h in out.hidden_states]
+    assert expected.std() > 0.3 and runner.depth + 1 == len(states)
+    slot, beside = runner.acquire(), runner.acquire()
+    layers = tuple(range(runner.depth + 1))
+    for piece, back in [(1, 0), (20, 7), (9, 9), (30, 3), (60, 0)]:
+        start = runner.length(slot)
+        end = min(start + piece, 60)
+        feed = Score(runner, slot, tokens[start:end], end - start, layers)
+        rows, other = runner.score([feed, Score(runner, beside, others[:2], 0)])
+        torch.testing.assert_close(rows.logits, expected[start:end], atol=1e-4, rtol=1e-4)
+        for layer in layers:
+            torch.testing.assert_close(rows.hidden[layer], states[layer][start:end], atol=1e-3, rtol=1e-4)
+        assert other.logits.shape == (0, VOCAB)
+        runner.truncate(slot, end - back)
+    assert runner.length(slot) == 60 and runner.length(beside) == 10
+    runner.release(slot)
+    assert runner.acquire() == slot and runner.length(slot) == 0
+    fresh = runner.score([Score(runner, slot, tokens[:4], 4)])[0].logits
+    torch.testing.assert_close(fresh, expected[:4], atol=1e-4, rtol=1e-4)
+
+
+def test_a_roll_is_what_transformers_generates(case: tuple[PreTrainedModel, Path]) -> None:
+    model, folder = case
+    runner, prompt = load(folder), text(3, 12)
+    ours = runner.decode([Decode(runner, runner.acquire(), prompt, 64, Sampling(), TARGET)])[0].tokens
+    model.generation_config.eos_token_id = None
+    theirs = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, 12:].tolist()
+    assert ours == theirs and len(set(ours)) > 5
+
+
+def test_a_full_slot_refuses_more(case: tuple[PreTrainedModel, Path]) -> None:
+    runner = load(case[1], context=16)
+    with pytest.raises(SemspecError, match="is full: 0 tokens and 17 more exceed its capacity of 16"):
+        runner.score([Score(runner, runner.acquire(), text(1, 17), 1)])
+
+
+def test_drafts_are_lossless_and_may_come_from_a_native_model(
+    case: tuple[PreTrainedModel, Path], draft_folder: Path
+) -> None:
+    pair = semspec.load(case[1], draft_folder, device="cpu", slots=2, context=100)
+    options = {"max_new_tokens": 40, "ignore_eos": True}
+    plain = pair.generate("the quick brown", verifier="none", **options)
+    for drafter in ("model", "ngram"):
+        drafted = pair.generate("the quick brown", verifier="exact", drafter=drafter, **options)
+        assert drafted.tokens == plain.tokens and drafted.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_recurrent_model_is_refused_by_name_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
+    changes, why = RECURRENT[kind]
+    AutoConfig.for_model(kind, **({"num_hidden_layers": 3} | changes)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError) as error:
+        Source.find(tmp_path)
+    assert f"{kind!r} remembers the past as {why}, which cannot be truncated" in str(error.value)
+
+
+def test_a_model_that_does_not_forget_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("gpt2")
+    monkeypatch.setattr(TransformersRunner, "truncate", lambda self, slot, length: self._slots.truncate(slot, length))
+    with pytest.raises(ModelError, match=r"gpt2 .* does not say what it said before"):
+        TransformersRunner(model, 1, 64)
+
+
+def test_int8_is_refused(case: tuple[PreTrainedModel, Path]) -> None:
+    with pytest.raises(ModelError, match="dtype int8 is for the model types semspec runs itself"):
+        Source.find(case[1]).load("cpu", "int8", 1, 64)
