@@ -50,7 +50,7 @@ class Ticket:
         while self.task.events:
             event = self.task.events.popleft()
             event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
-            event.places = self.text.places
+            event.span_tokens = self.text.span_tokens
             new.append(event)
         self.events += new
         return new

@@ -128,7 +128,7 @@ class Decoder:
     def speculate(self, n: int, room: int) -> Generator[Request, Any, Event]:
         """Propose, score, judge, commit."""
         job = self.job
-        draft: Draft = yield from self.drafter.propose(self.context, n, job.sampling, self.round, job.rule)
+        draft: Draft = yield from self.drafter.propose(self.context, job.rule.request(n, job.sampling, self.round))
         return (yield from self.check(draft, self.allowed(job.rule), room))
 
     def check(self, draft: Draft, rule: Rule, room: int) -> Generator[Request, Any, Event]:

@@ -18,12 +18,11 @@ from collections.abc import Generator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from semspec.draft.model import ModelDrafter
 from semspec.loop.decoder import WRITE_AHEAD, Decoder, Job
 from semspec.loop.kept import Kept
 from semspec.loop.stats import Stats
 from semspec.text.steps import Step, StepEnd
-from semspec.types import Draft, DraftedStep, Event, Request, Runner, StepOutcome
+from semspec.types import Draft, DraftedStep, Drafter, Event, Request, Runner, StepOutcome
 from semspec.verify.step_rule import StepRule
 
 Ending = StepEnd | Literal["unfinished", "no room"]
@@ -33,9 +32,7 @@ WHOLE = ("blank line", "length")
 class StepDecoder(Decoder):
     """One sequence on its way, step by step. `self.step` is the one being written."""
 
-    drafter: ModelDrafter
-
-    def __init__(self, job: Job, target: Runner, drafter: ModelDrafter, stats: Stats, kept: Kept | None = None) -> None:
+    def __init__(self, job: Job, target: Runner, drafter: Drafter, stats: Stats, kept: Kept | None = None) -> None:
         super().__init__(job, target, drafter, stats, kept)
         assert isinstance(job.rule, StepRule) and job.steps is not None
         self.step_rule, self.steps = job.rule, job.steps
@@ -94,15 +91,14 @@ class StepDecoder(Decoder):
         parts, tokens = list[Draft](), list(before)
         while step.end is None and room > len(tokens):
             n = min(step.room, room - len(tokens))
-            part: Draft = yield from self.drafter.propose(
-                self.context + tokens, n, self.job.sampling, self.round, self.step_rule, self.steps.stops
-            )
+            request = self.step_rule.request(n, self.job.sampling, self.round, self.steps.stops)
+            part: Draft = yield from self.drafter.propose(self.context + tokens, request)
             if not part.tokens:
                 break
             parts.append(part)
             tokens += part.tokens
             step.feed(part.tokens)
-            if self.drafter.early_exit.enabled and len(part.tokens) < n and tokens[-1] not in self.steps.stops:
+            if part.early_exit:
                 return Draft.join(parts), "unfinished"
         return Draft.join(parts), step.end or "no room"
 
@@ -159,7 +155,7 @@ class StepDecoder(Decoder):
             event = yield from self.write(min(WRITE_AHEAD, self.step.room), room, self.steps.stops)
         else:
             rule = self.allowed(self.rewriter)
-            draft = yield from self.drafter.propose(self.context, n, self.job.sampling, self.round, rule)
+            draft = yield from self.drafter.propose(self.context, rule.request(n, self.job.sampling, self.round))
             event = yield from self.check(draft, rule, room)
         self.follow(event.tokens)
         return event

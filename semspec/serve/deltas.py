@@ -87,7 +87,10 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
     return Delta(
         choice,
         len(event.tokens),
-        [(text, TokenOrigin(origin, place)) for (text, origin), place in zip(event.spans, event.places, strict=True)],
+        [
+            (text, TokenOrigin(origin, place))
+            for (text, origin), place in zip(event.spans, event.span_tokens, strict=True)
+        ],
         relaxed,
         event.drafted,
         event.accepted,

@@ -115,7 +115,7 @@ class TextStream:
         self._origins: list[Origin] = []
         self._given = 0
         self._spoken = 0  # tokens whose text has been handed out whole
-        self.places: list[int] = []  # the token, counted from the first, that each span of the last `take` is of
+        self.span_tokens: list[int] = []  # the token, counted from the first, that each span of the last `take` is of
         self._stopped = False
 
     def _last_tokens(self, prompt: list[int]) -> list[int]:
@@ -178,13 +178,13 @@ class TextStream:
                 self._ends[-1] = len(self.text)
         certain = len(self.text) if final else len(self.text) - self._possible_stop()
         spans: list[tuple[str, Origin]] = []
-        self.places = []
+        self.span_tokens = []
         while self._origins and (self._given < certain or self._ends[0] <= certain):
             end = min(self._ends[0], certain)
             piece = self.text[self._given : end]
             if piece:
                 spans.append((piece, self._origins[0]))
-                self.places.append(self._spoken)
+                self.span_tokens.append(self._spoken)
             self._given = max(self._given, end)
             if self._ends[0] > certain:
                 break

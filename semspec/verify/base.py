@@ -22,10 +22,12 @@ from torch import Tensor
 
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, pick, process
-from semspec.types import Verdict, VerifyRequest
+from semspec.types import DraftRequest, Sampling, Verdict, VerifyRequest
 
 if TYPE_CHECKING:
     from semspec.probe.head import Probe
+
+GREEDY = Sampling()
 
 
 @dataclass
@@ -215,6 +217,22 @@ class Rule(ABC):
     def default_draft_tokens(self) -> int:
         """The length of a draft where nobody says one."""
         return max(self.draft_tokens, self.min_draft_tokens())
+
+    def request(
+        self, max_tokens: int, sampling: Sampling, round: int, stop: frozenset[int] = frozenset()
+    ) -> DraftRequest:
+        """What this rule wants of a draft in this round of a sequence with this sampling."""
+        # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
+        sampled = self.needs_draft_logits or self.samples_drafts
+        return DraftRequest(
+            max_tokens,
+            sampling if sampled else GREEDY,
+            noise.stream(noise.DRAFT, round),
+            self.keeps_draft_logits,
+            self.draft_layers,
+            self.min_draft_tokens(),
+            stop,
+        )
 
     @property
     def samples_drafts(self) -> bool:

@@ -28,7 +28,7 @@ def begun(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
 
 
 def asked(drafter: ModelDrafter, rule: str) -> Decode:
-    request = next(drafter.propose(PROMPT, K, WARM, 2, make(rule)))
+    request = next(drafter.propose(PROMPT, make(rule).request(K, WARM, 2)))
     assert isinstance(request, Decode)
     return request
 
@@ -37,7 +37,7 @@ def propose(
     runner: FakeRunner, drafter: ModelDrafter, context: list[int], n: int = K, rule: str = "exact", round: int = 0
 ) -> Draft:
     """Answer whatever the drafter asks for."""
-    asking = drafter.propose(context, n, WARM, round, make(rule))
+    asking = drafter.propose(context, make(rule).request(n, WARM, round))
     try:
         request = next(asking)
         while True:
