@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semspec import verify as verifiers
     from semspec.errors import BadRequest, BatchFailed, ModelError, SemspecError
-    from semspec.loading import load
     from semspec.loop.stats import Stats
     from semspec.options import Options
     from semspec.pair import Pair
-    from semspec.result import Result, Stream
-    from semspec.session import Session
+    from semspec.pair.loading import load
+    from semspec.pair.result import Result, Stream
+    from semspec.pair.session import Session
     from semspec.types import Event, Sampling
     from semspec.verify import Rule, register
 
@@ -24,10 +24,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "semspec.errors": ("BadRequest", "BatchFailed", "ModelError", "SemspecError"),
     "semspec.options": ("Options",),
-    "semspec.result": ("Result", "Stream"),
-    "semspec.loading": ("load",),
+    "semspec.pair.result": ("Result", "Stream"),
+    "semspec.pair.loading": ("load",),
     "semspec.pair": ("Pair",),
-    "semspec.session": ("Session",),
+    "semspec.pair.session": ("Session",),
     "semspec.loop.stats": ("Stats",),
     "semspec.types": ("Event", "Sampling"),
     "semspec.verify": ("Rule", "register"),

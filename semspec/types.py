@@ -109,9 +109,9 @@ class Draft:
     tokens: list[int]
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
-    early_exit: bool = False  # the draft model stopped because it was not confident enough
     step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
     valid: tuple[bool, ...] = ()  # a referee's word on each of these steps, if a rule asks one
+    early_exit: bool = False  # the draft model stopped because it was not confident enough
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -126,7 +126,7 @@ class Draft:
         logits = None if self.logits is None else self.logits[:n]
         hidden = {layer: states[:n] for layer, states in self.hidden.items()}
         ends = tuple(end for end in self.step_ends if end <= n)
-        return Draft(self.tokens[:n], logits, hidden, self.early_exit, ends, self.valid[: len(ends)])
+        return Draft(self.tokens[:n], logits, hidden, ends, self.valid[: len(ends)], self.early_exit)
 
     @staticmethod
     def join(parts: Sequence[Draft]) -> Draft:
@@ -232,10 +232,17 @@ class Runner(Protocol):
         """Slots that can be acquired."""
         ...
 
-    def acquire(self) -> int: ...
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
+        """A slot for a sequence that begins with this prompt; nothing of it need be there."""
+        ...
+
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the target slot hold the first `length` tokens of the source."""
+        ...
+
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
@@ -248,6 +255,7 @@ class Acquire:
     """One slot on each of these runners, all at once or not yet. Answer: list of slots."""
 
     runners: list[Runner]
+    prompt: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)

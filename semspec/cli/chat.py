@@ -26,7 +26,7 @@ from semspec.errors import BadRequest, SemspecError
 if TYPE_CHECKING:
     from semspec.options import Options
     from semspec.pair import Pair
-    from semspec.result import Result
+    from semspec.pair.result import Result
 
 HELP = {
     "/method SPEC": "answer with another rule from here on, e.g. none, fly:window=4 or exact:k=4,drafter=ngram",

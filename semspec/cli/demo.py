@@ -11,11 +11,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from semspec.cli.live import coloured
-from semspec.loading import load
 from semspec.loop.stats import Stats
 from semspec.options import Options
 from semspec.pair import Pair
-from semspec.result import Result
+from semspec.pair.loading import load
+from semspec.pair.result import Result
 from semspec.tasks.base import Problem
 from semspec.tasks.pocket import Pocket
 from semspec.verify.fly import Fly

@@ -47,7 +47,7 @@ def gather(
     from semspec.model import Source
     from semspec.model.memory_plan import check, describe
     from semspec.pocket.shipped import SHIPPED
-    from semspec.text.stream import common_vocabulary, load_tokenizer
+    from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 
     sources = [Source.find(SHIPPED.get(name, name)) for name in (target, draft) if name is not None]
     plans = [s.plan(device, dtype, slots, None if context is None else min(context, s.context)) for s in sources]

@@ -54,8 +54,8 @@ def serve(
     sparse: Annotated[Path | None, typer.Option(help="Folder of a sparse plan; needs --allow-lossy.")] = None,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows what happens."""
-    from semspec.loading import load
     from semspec.options import Options
+    from semspec.pair.loading import load
     from semspec.serve import logs
     from semspec.serve.app import make_app
     from semspec.serve.engine import Engine, remembering

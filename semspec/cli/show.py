@@ -12,7 +12,7 @@ from semspec.cli.live import STYLES, Writer
 
 if TYPE_CHECKING:
     from semspec.loop.stats import Stats
-    from semspec.result import Result, Stream
+    from semspec.pair.result import Result, Stream
 
 
 def relaxed_tokens(result: Result, spelling: Callable[[int], str]) -> list[dict[str, Any]]:

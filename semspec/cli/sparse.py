@@ -74,7 +74,7 @@ def calibrate(
 ) -> None:
     """Make a plan for a model from texts that it writes itself."""
     from semspec import tasks
-    from semspec.loading import load
+    from semspec.pair.loading import load
     from semspec.sparse.attention import AttentionPlan
     from semspec.sparse_fit.break_even import where_it_pays
     from semspec.sparse_fit.calibrate import Wish
@@ -136,7 +136,7 @@ def quality(
 ) -> None:
     """Each part of a plan alone and all together, by budget, against dense checks: output, accuracy, tau."""
     from semspec import tasks
-    from semspec.loading import load
+    from semspec.pair.loading import load
     from semspec.sparse.plan import SparsePlan
     from semspec.sparse_fit.quality import measure, picked, variants
     from semspec.sparse_fit.table import on_screen

@@ -84,6 +84,10 @@ class Sparsity(Protocol):
         """These tokens are in the cache now; `checked`: the pass was one that checks a draft."""
         ...
 
+    def copied(self, source: int, target: int) -> None:
+        """The target slot holds a prefix of the source now."""
+        ...
+
 
 def checks(request: Score) -> bool:
     """Whether a request checks a draft: it wants a row for every token, and has more than one."""

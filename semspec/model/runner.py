@@ -64,8 +64,13 @@ class ModelRunner:
     def free(self) -> int:
         return self.cache.free
 
-    def acquire(self) -> int:
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
         return self.cache.acquire()
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.cache.copy(source, target, length)
+        if self.sparsity is not None:
+            self.sparsity.copied(source, target)
 
     def release(self, slot: int) -> None:
         self.cache.release(slot)

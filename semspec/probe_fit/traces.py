@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.pair import Pair
+from semspec.pair.result import Result
 from semspec.probe_fit.data import MODELS, Drafted, Prefix, Trace
-from semspec.result import Result
 from semspec.tasks import Problem, Task
 from semspec.tasks.base import field, read_rows
 from semspec.text.steps import Step, Steps
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 
 
 def write_traces(

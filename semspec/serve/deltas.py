@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
-from semspec.result import Ticket
+from semspec.pair.result import Ticket
 from semspec.types import Event, Origin, TokenLogprob
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.int8 import Int8Linear
+from semspec.model.wrapper import unwrap
 from semspec.probe.identity import fingerprint
 from semspec.sparse.layer_ops import Sparse
 from semspec.sparse.plan import SparsePlan
@@ -26,10 +25,7 @@ def apply(plan: SparsePlan | None, runner: Runner) -> None:
 
 def plan_of(runner: Runner) -> SparsePlan | None:
     """The plan that a runner, or the one inside it, checks drafts by."""
-    inner: Any = runner
-    while hasattr(inner, "inner"):
-        inner = inner.inner
-    sparsity = getattr(inner, "sparsity", None)
+    sparsity = getattr(unwrap(runner), "sparsity", None)
     return sparsity.plan if isinstance(sparsity, Sparse) else None
 
 

@@ -69,6 +69,12 @@ class Guard:
             stale.tokens += tokens
             stale.passes += sparse
 
+    def copied(self, source: int, target: int) -> None:
+        stale = self._stale.get(source)
+        self._stale.pop(target, None)
+        if stale is not None and stale.begin < self.cache.lengths[target]:
+            self._stale[target] = replace(stale, tokens=stale.tokens[: self.cache.lengths[target] - stale.begin])
+
     def _measure(self, begin: int, keys: Tensor, values: Tensor, slot: int) -> None:
         def off(buffer: Tensor, old: Tensor) -> float:
             new = buffer[:, slot, :, begin : begin + old.shape[2]].float()

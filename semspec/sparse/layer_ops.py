@@ -136,6 +136,9 @@ class Sparse:
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         self.guard.fed(slot, start, tokens, checked and self.thins(start))
 
+    def copied(self, source: int, target: int) -> None:
+        self.guard.copied(source, target)
+
     def thins(self, start: int) -> bool:
         """Whether anything is left out when a draft is checked behind so many tokens."""
         return bool(

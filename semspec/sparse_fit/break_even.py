@@ -20,7 +20,7 @@ from semspec.pair import Pair
 from semspec.sparse.applied import apply
 from semspec.sparse.plan import SparsePlan
 from semspec.tasks import Task
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 from semspec.types import Score
 
 FASTER = 0.97  # of the dense time, at most; less of a gain may be noise

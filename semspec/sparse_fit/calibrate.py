@@ -19,7 +19,7 @@ from semspec.sparse.ffn import FfnPlan
 from semspec.sparse.plan import SparsePlan
 from semspec.sparse_fit.observe import Notes, Watching
 from semspec.tasks import Task
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 from semspec.types import Runner, Score
 
 PIECE = 512  # tokens of a prompt in one pass

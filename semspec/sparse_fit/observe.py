@@ -88,6 +88,9 @@ class Watching:
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         pass
 
+    def copied(self, source: int, target: int) -> None:
+        pass
+
 
 class ObservingLayerOps(LayerOps):
     def __init__(self, watching: Watching, span: SequenceChunk) -> None:

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from semspec.errors import BadRequest
-from semspec.text.stream import Prompt
+from semspec.text.tokenizer import Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from semspec.errors import BadRequest
 from semspec.tasks import answers
 from semspec.tasks.base import FileTask, Problem, ask, existing, field, read_rows
-from semspec.text.stream import Prompt
+from semspec.text.tokenizer import Prompt
 
 MATCH: dict[str, Callable[[str, str], bool]] = {
     "exact": answers.same_text,

@@ -29,7 +29,7 @@ from semspec.probe_fit.sampler import Sampler, Seen
 from semspec.probe_fit.traces import cut
 from semspec.tasks.pocket import Pocket
 from semspec.text.steps import Steps
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 from semspec.types import Score
 
 PROBLEMS = 4

@@ -60,8 +60,8 @@ def one_by_one(rule: Rule, judge: VerifyRequest) -> Verdict:
             draft.tokens[begin:end],
             None if draft.logits is None else draft.logits[begin:end],
             {layer: states[begin:end] for layer, states in draft.hidden.items()},
-            (end - begin,) if i < len(draft.step_ends) else (),
-            draft.valid[i : i + 1],
+            step_ends=(end - begin,) if i < len(draft.step_ends) else (),
+            valid=draft.valid[i : i + 1],
         )
         own = ScoreOutput(
             rows.logits[begin : end + 1], {n: states[begin : end + 1] for n, states in rows.hidden.items()}

@@ -15,7 +15,7 @@ from semspec.model.memory_plan import MemoryPlan, check, describe
 from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED
 from semspec.sparse import SparsePlan, apply
-from semspec.text.stream import common_vocabulary, load_tokenizer
+from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 from semspec.types import Runner
 
 
