@@ -72,7 +72,8 @@ class StepRule(Rule):
     @property
     def policy(self) -> dict[str, Any]:
         """What decides which steps it meets, for those who keep some: its options, and its probes by their digests."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
+        # Under their former names, as collections and cards on disk have them.
+        own = {f.metadata.get("was", f.name): getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
         options = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
         probes = {name: value.digest for name, value in own.items() if isinstance(value, Probe)}
         return {"rule": self.name, "drawn": self.samples_drafts, **options, **probes}
