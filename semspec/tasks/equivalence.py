@@ -42,9 +42,10 @@ _CLEANUPS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi"),
         (r"\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)|\\sqrt\s*(\d+)", r"\\sqrt{\1\2}"),  # \sqrt49 is not \sqrt{4}9
         (r"(?<![\d.^_}/])(\d+)\s+(\d+)\s*/\s*(\d+)", r"\1\\frac{\2}{\3}"),  # 1 1/2 is not 1
+        (r"^\s*\\text\{([^{}]*)\}\s*$", r"\1"),
         (r"(?<=\S)\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?\d+\}?)?", ""),  # units, as text and as words
         (rf"(?<=[\d)}}])(?:\s*{_UNITS}|\s+[A-Za-z]{{2,}}\.?)(?:\s+[A-Za-z]{{2,}}\.?)*(?:\^\{{?\d\}}?)?\s*$", ""),
-        (r"(?:(?<==)|^)\s*([-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?)\s*$", lambda found: found[1].replace(",", "")),
+        (r"(?:(?<==)|^)\s*([-+]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?)\s*$", lambda found: re.sub("[, ]", "", found[1])),
     )
 )
 
@@ -88,7 +89,6 @@ def equivalent(given: str, reference: str) -> bool:
 
 def _letters(text: str) -> str:
     """The signs that an answer consists of. Case says nothing in a word; in formulas r and R are two."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
     return text.casefold() if text.isalpha() else text
 
