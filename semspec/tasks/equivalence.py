@@ -13,22 +13,24 @@ from fractions import Fraction
 from semspec.tasks import math_worker
 from semspec.tasks.numerals import MAX_CHARS, exact
 
-# math-verify does not read these signs.
-_SIGNS = str.maketrans(
-    {
-        **dict.fromkeys("\u2212\u2013", "-"),
-        **dict.fromkeys("\u00a0\u202f\u2009", " "),
-        **{"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u00b0": " ", "\u03c0": "\\pi ", "\u221e": "\\infty "},
-        **{
-            "\u221a": "\\sqrt ",
-            "\u222a": "\\cup ",
-            "\u2208": "\\in ",
-            "\u00b1": "\\pm ",
-            "\u00b2": "^2",
-            "\u00b3": "^3",
-        },
-    }
-)
+_SIGNS = {  # math-verify does not read them
+    ord(sign): new
+    for new, signs in {
+        "-": "\u2212\u2013",
+        " ": "\u00a0\u202f\u2009\u00b0",
+        "*": "\u00d7\u00b7",
+        "/": "\u00f7",
+        "^2": "\u00b2",
+        "^3": "\u00b3",
+        "\\pi ": "\u03c0",
+        "\\pm ": "\u00b1",
+        "\\in ": "\u2208",
+        "\\cup ": "\u222a",
+        "\\sqrt ": "\u221a",
+        "\\infty ": "\u221e",
+    }.items()
+    for sign in signs
+}
 _UNITS = r"(?:mm|cm|km|kg|mg|mph|ft|lbs?|oz|deg|hrs?|min|sec|cents?|dollars?|degrees?|units?)"
 _CLEANUPS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), new)
