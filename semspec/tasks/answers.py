@@ -1,9 +1,11 @@
 """Finding the answer in what a model wrote, and comparing it with the right one.
 
-An answer counts where it is marked (`\\boxed{...}`, `#### ...`), else where it is stated ("the answer is ..."), else
-the last number or formula. Thoughts (`<think>...</think>`) are read only when nothing behind them answers, and then
-only for a marked answer: a number that a cut-off thought happens to end with is not an answer.
-All functions are pure.
+A marked answer counts (`\\boxed{...}`, `#### ...`), else a stated one ("the answer is ..."), else the last number or
+formula. Reasoning (`<think>...</think>`) is read only if nothing after it answers, and then only for a marked answer: a
+number that truncated reasoning happens to end with is not an answer.
+
+Own code, not math-verify's extraction: that one takes numbers from reasoning, knows no `####`, and is slow on
+repetitive text.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ THINK, END_THINK = "<think>", "</think>"
 _FAR = 1000  # characters; an answer is shorter, and a model that repeats itself must not cost quadratic time
 
 
-# --- where the answer stands
+# --- finding the answer
 
 
 def visible(text: str) -> str:
-    """What a reader is meant to see: the text without its thoughts; nothing if it never left them."""
+    """The text without its reasoning; nothing if that never ended."""
     if END_THINK in text:
         return text.rsplit(END_THINK, 1)[1].strip("\r\n")
     return text.split(THINK, 1)[0].strip("\r\n")  # spaces stay: in code they indent
@@ -36,7 +38,7 @@ _HEADING = re.compile(r"\**(?:\d+[.)]\s*\**\s*[A-Za-z]|(?:step|part|case)\b)", r
 
 
 def marked(text: str) -> str | None:
-    """The last answer that is marked as such: in a box, or behind four hashes (those of a heading aside)."""
+    """The last answer that is marked as such: in a box, or after four hashes that are no heading."""
     found = [*_boxes(text), *((hit.start(), hit[1].rstrip(".,")) for hit in _SHORT_BOX.finditer(text))]
     hashes = [(hit.start(), hit[1]) for hit in _HASHES.finditer(text) if not _HEADING.match(hit[1])]
     if found:  # beside a box, hashes before mere words are a heading
@@ -73,15 +75,16 @@ def stated(text: str) -> str | None:
 
 def number(answer: str) -> Fraction | None:
     """The number that a marked or stated answer gives, words and an equation before it aside: "9 * 2 = $18 a day"."""
-    exact = rational(answer.rsplit("=", 1)[-1])
-    return exact if exact is not None else first_number(answer.rsplit("=", 1)[-1])
+    side = answer.rsplit("=", 1)[-1]
+    exact = rational(side)
+    return exact if exact is not None else first_number(side)
 
 
 def final_number(text: str) -> Fraction | None:
     """The number that a whole output answers with."""
     shown = visible(text)
-    for place in (marked(shown), stated(shown)):
-        if place is not None and (found := number(place)) is not None:
+    for answer in (marked(shown), stated(shown)):
+        if answer is not None and (found := number(answer)) is not None:
             return found
     found = last_number(shown)
     if found is None and (thought := marked(text)) is not None:
@@ -120,7 +123,7 @@ def _bare(shown: str) -> str | None:
 
 
 def same_math(text: str, reference: str) -> bool:
-    """Whether an output answers with a formula that is the reference, whatever its looks."""
+    """Whether an output answers with a formula that equals the reference."""
     found = final_math(text)
     return found is not None and equivalent(found, reference)
 
@@ -129,10 +132,10 @@ def same_math(text: str, reference: str) -> bool:
 
 
 def same_choice(text: str, reference: str) -> bool:
-    """Whether an output chooses this letter; unmarked, the last letter in brackets or alone counts."""
+    """Whether an output chooses this letter; unmarked, the last letter in brackets or by itself counts."""
     shown, right = visible(text), choice(reference)
-    for place in (marked(shown), stated(shown), shown):
-        if place is not None and (found := choice(place)) is not None:
+    for answer in (marked(shown), stated(shown), shown):
+        if answer is not None and (found := choice(answer)) is not None:
             return found == right
     letters = re.findall(r"\(([A-J])\)|\b([B-HJ])\b", shown)  # A and I are words too
     return bool(letters) and (letters[-1][0] or letters[-1][1]) == right
@@ -147,11 +150,11 @@ def same_text(text: str, reference: str) -> bool:
     shown = visible(text)
     right = _words(reference).rstrip(".")
     return any(
-        place is not None and _words(place).rstrip(".") == right for place in (shown, marked(shown), stated(shown))
+        answer is not None and _words(answer).rstrip(".") == right for answer in (shown, marked(shown), stated(shown))
     )
 
 
 def contains(text: str, reference: str) -> bool:
-    """Whether an output has the reference in it as whole words, thoughts aside; case and spacing aside."""
+    """Whether an output has the reference in it as whole words, outside reasoning; case and spacing aside."""
     right = re.escape(_words(reference))
     return bool(right) and re.search(rf"(?<!\w){right}(?!\w)", _words(visible(text))) is not None

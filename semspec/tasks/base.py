@@ -113,7 +113,7 @@ def choose(problems: Sequence[Problem], n: int | None, seed: int, task: str) -> 
             f"give a number from 1 to {len(problems)}, or none for all"
         )
     rng = Random(seed)
-    return sorted(problems, key=lambda _: rng.random())[:n]  # random() alone is the same in every Python
+    return sorted(problems, key=lambda _: rng.random())[:n]  # shuffle() differs between Pythons, random() does not
 
 
 def existing(path: Path, task: str) -> Path:

@@ -20,8 +20,8 @@ _FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOT
 def code_in(text: str, wanted: Collection[str] = ()) -> str:
     """The program in an output: the last fenced block with a wanted function, else all blocks, else all text.
 
-    A block that was never closed counts too, so that a stop string may cut the closing fence away."""
-    shown = visible(text)  # a program in a thought is no answer
+    A block that was never closed counts too: a stop string may remove the closing fence."""
+    shown = visible(text)  # a program in the reasoning is no answer
     blocks: list[str] = _FENCED.findall(shown)
     defining = [block for block in blocks if set(wanted) & set(re.findall(r"^\s*def\s+(\w+)", block, re.MULTILINE))]
     return defining[-1] if defining else "\n".join(blocks) or shown

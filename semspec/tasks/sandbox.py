@@ -55,7 +55,7 @@ def run(program: str, seconds: float = 10.0, memory_mb: int = 1024, file_mb: int
         except subprocess.TimeoutExpired:
             return Outcome(False, f"it did not end within {seconds:g} seconds")
         finally:
-            if child.poll() is None:  # its group is still its own, so nobody else can be hit
+            if child.poll() is None:  # its group is still its own, so no other process can be hit
                 os.killpg(child.pid, signal.SIGKILL)
                 child.communicate()
         report.seek(0)

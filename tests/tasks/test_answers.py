@@ -1,4 +1,4 @@
-"""Answers are found where they stand and compared by what they say, not by how they look."""
+"""Answers are found in a text and compared by value, not by looks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PIECES = [
 LATEX = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 
 
-# --- where the answer stands
+# --- finding the answer
 
 
 @pytest.mark.parametrize(

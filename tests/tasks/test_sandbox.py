@@ -19,7 +19,7 @@ from semspec.tasks.sandbox import run
     "program",
     [
         "assert 1 + 1 == 2",
-        "print('x' * 10_000_000)",  # floods nobody
+        "print('x' * 10_000_000)",  # goes nowhere
         "import math, re, collections, itertools, heapq, typing, functools, datetime, hashlib, random",
         "open('own.txt', 'w').write('fine')\nassert open('own.txt').read() == 'fine'",
         "import os\nos.mkdir('a')\nos.rename('a', 'b')\nos.rmdir('b')\nassert os.listdir() == []",
