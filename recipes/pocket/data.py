@@ -60,7 +60,7 @@ def documents(encode: QuickEncoder, habit: str, seeds: range, long: bool = False
 
 
 def pack(found: list[np.ndarray], row: int) -> np.ndarray:
-    """Whole documents into rows, each into the fullest open row it fits in. Padding is 0; too long ones are left out."""
+    """Whole documents into rows, each into the fullest open row it fits in. Padding is 0; longer ones are left out."""
     rows: list[list[np.ndarray]] = []
     rows_with: list[list[int]] = [[] for _ in range(row + 1)]  # free tokens -> open rows
     for document in sorted(found, key=len, reverse=True):

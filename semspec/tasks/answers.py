@@ -4,8 +4,8 @@ A marked answer counts (`\\boxed{...}`, `#### ...`), else a stated one ("the ans
 formula. Reasoning (`<think>...</think>`) is read only if nothing after it answers, and then only for a marked answer: a
 number that truncated reasoning happens to end with is not an answer.
 
-Own code, not math-verify's extraction: that one takes numbers from reasoning, knows no `####`, and is slow on
-repetitive text.
+Own code, not math-verify's extraction: that one takes numbers from reasoning, knows no `####`, and takes
+quadratic time on repetitive text.
 """
 
 from __future__ import annotations

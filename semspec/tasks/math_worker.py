@@ -52,14 +52,17 @@ def _ask(question: list[str]) -> Any:
         if _child is None or _owner != os.getpid():
             _child, _owner = _start(), os.getpid()
         assert _child.stdin is not None and _child.stdout is not None
+        answer = ""
         try:
             _child.stdin.write(json.dumps(question) + "\n")
             _child.stdin.flush()
             answer = _child.stdout.readline()
         except BrokenPipeError:
-            answer = ""
-        if not answer:
-            stop()
+            pass
+        finally:
+            if not answer:  # it ended; or Ctrl-C, after which its late answer must not be read for the next one
+                _child.kill()
+                stop()
         return json.loads(answer) if answer else None
 
 

@@ -1,6 +1,7 @@
 """Numbers as people and models write them in prose, read exactly.
 
-Own code, not math-verify's: that one reads 50% as 1/2, "16-3" as 13 and "1 1/2" as 1, and rounds decimals.
+Own code, not math-verify's: that one finds 1 in "1 1/2", 1/2 in "2\\frac{1}{2}", 10 in "7 \\times 10^{-5}" and
+nothing in "-$3.50".
 """
 
 from __future__ import annotations
