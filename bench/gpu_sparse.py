@@ -13,7 +13,7 @@ import torch
 
 from bench.gpu_tune import graphed
 from semspec.sparse import AttentionPlan, SparsePlan, apply
-from semspec.sparse.layer_ops import Sparse
+from semspec.sparse.layer_ops import PlanSparsity
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -80,8 +80,8 @@ def choosing(bench: Bench, context: int) -> None:
             continue
         apply(SparsePlan(attention=plan), runner)
         sparsity = runner.sparsity
-        assert isinstance(sparsity, Sparse) and sparsity.means is not None
-        sparsity.means.keys.normal_()
+        assert isinstance(sparsity, PlanSparsity) and sparsity.statistics is not None
+        sparsity.statistics.keys.normal_()
         pairs = torch.tensor([plan.pairs(context - TOKENS, shape.kv_heads)], device=device)
         for how, kernels in (
             ("", runner.fast.kernels),

@@ -1,7 +1,7 @@
-"""Checking drafts with less: blocks of the cache, channels and experts left out by a calibrated plan.
+"""Sparse verification: KV cache blocks, FFN channels and experts skipped by a calibrated plan (arXiv 2512.21911).
 
-arXiv 2512.21911. docs/sparse.md says how it is meant. The names below are imported when first used, since the command
-line lists this package without needing torch.
+docs/sparse.md has the design. The names below are imported when first used, so that `semspec --help` does not wait for
+torch.
 """
 
 from importlib import import_module

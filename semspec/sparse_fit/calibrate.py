@@ -73,7 +73,9 @@ def calibrate(
     finally:
         runner.sparsity = previous
     made = {"task": task.name, "problems": n, "seed": seed, "k": k, "rounds": observer.observations.rounds}
-    return replace(build_plan(observer.observations, config, observer.open), model=fingerprint(runner), made=made)
+    return replace(
+        build_plan(observer.observations, config, observer.full_layers), model=fingerprint(runner), made=made
+    )
 
 
 def verified_logits(runner: Runner, texts: Sequence[tuple[list[int], list[int]]], k: int) -> list[list[Tensor]]:

@@ -13,9 +13,9 @@ from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.experts import Experts, FeedForward, ratios
 from semspec.model.kernels import Kernels
 from semspec.model.layer_ops import DENSE, LayerOps, SparsityInputs, checks
-from semspec.sparse.attention import AttentionPlan, block_scores, choose
-from semspec.sparse.ffn import unions
-from semspec.sparse.means import Means
+from semspec.sparse.attention import AttentionPlan, block_scores, select_blocks
+from semspec.sparse.block_statistics import BlockStatistics
+from semspec.sparse.ffn import union_by_sequence
 from semspec.types import Score
 
 GATES = 32  # passes per layer whose gate activations are stored; one has millions of them in a large model
@@ -49,7 +49,7 @@ class Observations:
         """[depth] share of channels that no token of a pass needs; nan for layers with experts."""
         shares = torch.full((len(self.layers),), float("nan"))
         for layer, passes in self.gates.items():
-            one = [unions(g >= thresholds[layer], torch.zeros(len(g), dtype=torch.long))[0] for g in passes]
+            one = [union_by_sequence(g >= thresholds[layer], torch.zeros(len(g), dtype=torch.long))[0] for g in passes]
             if len({len(row) for row in one}) == 1 and len(self.ratios[layer]) == 0:
                 shares[layer] = 1 - torch.stack(one).float().mean()
         return shares
@@ -61,8 +61,8 @@ class Observer:
     fusible = False
 
     def __init__(self, runner: ModelRunner, plan: AttentionPlan) -> None:
-        self.shape, self.plan, self.means = runner.shape, plan, Means.of(runner.cache, plan)
-        self.open = [i for i, sight in enumerate(self.shape.sights) if sight.window is None]
+        self.shape, self.plan, self.statistics = runner.shape, plan, BlockStatistics.of(runner.cache, plan)
+        self.full_layers = [i for i, spec in enumerate(self.shape.sights) if spec.window is None]
         self.observations = Observations(self.shape.depth)
 
     def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
@@ -95,17 +95,17 @@ class ObservingLayerOps(LayerOps):
         self._sets: dict[int, Tensor] = {}  # by layer: the draft's selection, [kv heads, blocks]
         self._sparse = observer.plan.sparse_at(span.start, observer.shape.kv_heads)
         if self._sparse:
-            observer.means.update(span.slot, span.start)
+            observer.statistics.update(span.slot, span.start)
 
     def attend(
         self, layer: int, place: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
     ) -> Tensor:
-        if self._sparse and layer in self.observer.open:
+        if self._sparse and layer in self.observer.full_layers:
             each = q.transpose(0, 1)[:, None]  # [n, 1, heads, d]
             sets = self._select(layer, each)
             self._sets[layer] = self._select(layer, each.transpose(0, 1))[0]
             self.observations.tokens[layer].append(torch.stack([overlap(sets[0], later) for later in sets[1:]]))
-            if layer == self.observer.open[-1]:
+            if layer == self.observer.full_layers[-1]:
                 self._compare()
         return super().attend(layer, place, q, keys, values, mask, scale)
 
@@ -113,16 +113,16 @@ class ObservingLayerOps(LayerOps):
         """What drafts [n, tokens, heads, d] would select, [n, kv heads, blocks], without those always read."""
         plan, start, shape = self.observer.plan, self.span.start, self.observer.shape
         full, n = start // plan.block, len(q)
-        known = self.observer.means
-        means = known.keys[layer, self.span.slot, :, :full].expand(n, -1, -1, -1)
-        wide = known.variances_of(layer)
-        wide = None if wide is None else wide[self.span.slot, :, :full].expand(n, -1, -1, -1)
-        whole = torch.tensor([[full], [plan.pairs(start, shape.kv_heads)]], device=q.device).expand(2, n)
-        scores = block_scores(q, means, whole[0], plan, shape.attention_scale, variances=wide)
-        chosen = choose(scores, whole[0], whole[1], plan)
-        chosen[..., : plan.sinks] = False
-        chosen[..., max(full - plan.recent, 0) :] = False
-        return chosen
+        statistics, slot = self.observer.statistics, self.span.slot
+        keys = statistics.keys[layer, slot, :, :full].expand(n, -1, -1, -1)
+        variances = statistics.variances_of(layer)
+        variances = None if variances is None else variances[slot, :, :full].expand(n, -1, -1, -1)
+        sizes = torch.tensor([[full], [plan.pairs(start, shape.kv_heads)]], device=q.device).expand(2, n)
+        scores = block_scores(q, keys, sizes[0], plan, shape.attention_scale, variances=variances)
+        selected = select_blocks(scores, sizes[0], sizes[1], plan)
+        selected[..., : plan.sinks] = False
+        selected[..., max(full - plan.recent, 0) :] = False
+        return selected
 
     def _compare(self) -> None:
         self.observations.rounds += 1

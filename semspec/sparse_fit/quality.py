@@ -25,7 +25,7 @@ from semspec.pair import Pair
 from semspec.result import Result
 from semspec.sparse.applied import apply
 from semspec.sparse.experts import ExpertsPlan
-from semspec.sparse.layer_ops import Sparse
+from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
 from semspec.sparse_fit.calibrate import verified_logits
 from semspec.tasks import Task
@@ -186,8 +186,8 @@ def measure(
             for i, (problem, result) in enumerate(zip(group, results, strict=True)):
                 tally.solve(result, bool(task.score(problem, result.text)) if task.scored else None, dense[i])
                 tally.compare(found[i], logits[i])
-            if isinstance(runner.sparsity, Sparse):
-                tally.drift += [d.values for d in runner.sparsity.guard.drifts]
+            if isinstance(runner.sparsity, PlanSparsity):
+                tally.drift += [error.values for error in runner.sparsity.refresh.errors]
         apply(None, runner)
         progress(begin + len(group), n)
         yield [tally.figures(name, tallies["dense"]) for name, tally in tallies.items()]
