@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -77,7 +77,7 @@ LoopRepeats = Annotated[
     int, _speculation(help="Repeats of a block at which a lossy verifier is replaced by exact; 0: off.")
 ]
 LoopPeriod = Annotated[int, _speculation(help="Longest block, in tokens, that counts as repeated.")]
-AllowLossy = Annotated[bool, _speculation("--allow-lossy/--no-allow-lossy", help="Allow or refuse lossy verifiers.")]
+AllowLossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Allow or refuse lossy verifiers.")]
 
 MaxNewTokens = Annotated[int | None, _sampling("--max-new-tokens", "-n", help="Maximum tokens to generate.")]
 Temperature = Annotated[float, _sampling("--temperature", "-t", help="Sampling temperature; 0 is greedy.")]
@@ -105,7 +105,7 @@ class ModelArguments:
     def load(self, slots: int, **more: Any) -> Pair:
         from semspec.loading import load
 
-        return load(**_values(self), slots=slots, **more)
+        return load(**vars(self), slots=slots, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class SpeculationArguments:
     def options(self, **more: Any) -> Options:
         from semspec.options import Options
 
-        return Options(**_values(self) | {"num_draft_tokens": draft_length(self.num_draft_tokens)} | more)
+        return Options(**vars(self) | {"num_draft_tokens": draft_length(self.num_draft_tokens)} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,18 +150,9 @@ class GenerationArguments(SpeculationArguments):
         return super().options(stop=[valid_text(text, "--stop") for text in self.stop or ()], **more)
 
 
-def _values(group: Any) -> dict[str, Any]:
-    return {f.name: getattr(group, f.name) for f in fields(group)}
-
-
 def draft_length(text: str | None) -> int | str | None:
     """A number, or a word such as auto, which `Options` checks."""
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    return int(text) if text is not None and re.fullmatch(r"\s*[+-]?\d+\s*", text) else text
 
 
 def valid_text(text: str, source: str) -> str:
@@ -179,11 +170,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameters may be dataclasses: the fields of each become options.
 
     A field that several of a command's dataclasses have is one option, and all of them get its value."""
-    groups: dict[str, dict[str, inspect.Parameter]] = {}
-    kinds = get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        single = {name: parameter.replace(annotation=kinds[name], kind=parameter.KEYWORD_ONLY)}
-        groups[name] = _parameters(kinds[name]) if is_dataclass(kinds[name]) else single
+    own = _parameters(command)
+    kinds = {name: p.annotation for name, p in own.items()}
+    groups = {name: _parameters(kinds[name]) if is_dataclass(kinds[name]) else {name: p} for name, p in own.items()}
 
     def run(**given: Any) -> None:
         values = {name: {key: given[key] for key in group} for name, group in groups.items()}
@@ -196,12 +185,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters(group: Any) -> dict[str, inspect.Parameter]:
-    kinds = get_type_hints(group, include_extras=True)
-    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    return {
-        f.name: inspect.Parameter(
-            f.name, kind, default=empty if f.default is MISSING else f.default, annotation=kinds[f.name]
-        )
-        for f in fields(group)
-    }
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Of a function or a dataclass: keyword-only, with resolved types."""
+    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
+    return {n: p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in signature.parameters.items()}

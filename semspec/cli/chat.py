@@ -147,13 +147,8 @@ class Chat:
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        known: dict[str, Callable[[str], None]] = {
-            "/method": self.method,
-            "/stats": self.stats,
-            "/save": self.save,
-            "/new": self.new,
-            "/help": self.help,
-        }
+        methods = (self.method, self.stats, self.save, self.new, self.help)
+        known = {f"/{method.__name__}": method for method in methods}
         if name not in known:
             raise BadRequest(f"there is no command {name!r}; the commands are: {', '.join(known)}, /quit")
         known[name](rest.strip())

@@ -14,7 +14,7 @@ from semspec.cli.progress import bar, memory_line
 from semspec.errors import BadRequest
 
 app = typer.Typer(
-    help="Sparse verification: verify drafts with parts of the KV cache, of FFN channels and of experts skipped.",
+    help="Sparse verification: verify drafts with parts of the KV cache, FFN channels or experts skipped.",
     no_args_is_help=True,
 )
 
