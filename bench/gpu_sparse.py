@@ -89,9 +89,9 @@ def choosing(bench: Bench, context: int) -> None:
         ):
 
             def launch() -> None:
-                choice = sparsity.blocks(pairs, kernels)  # noqa: B023
+                select = sparsity.block_selector(pairs, kernels)  # noqa: B023
                 for layer in range(runner.depth):
-                    choice(layer, q, *where)
+                    select(layer, q, *where)
 
             us = graphed(bench, launch, name) / runner.depth * 1000
             row = {"what": f"choosing at {context}, {name}{how}", "ms": us / 1000, "limit_ms": 0.0, "bar_ms": None}
