@@ -53,7 +53,7 @@ class PlanSparsity:
         if runner.fast is not None and self.fusible:
             _ = self.columns  # takes memory: now, not in the middle of an answer
 
-    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+    def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
         """A draft after text that has not been prefilled is verified like any other, once that has been prefilled. So
         neither a prefix cache nor the chunks of a prefill change the output."""
         prefills: list[Score] = []
@@ -69,7 +69,7 @@ class PlanSparsity:
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return self.refresh.prepare(requests)
 
-    def way(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
+    def layer_ops(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
         sparse = [checks(r) and self.is_sparse(span.start) for r, span in zip(requests, spans, strict=True)]
         return SparseLayerOps(self, spans, sparse) if any(sparse) else DENSE
 
@@ -87,13 +87,13 @@ class PlanSparsity:
                 "there is no memory left for that; give less context or fewer slots, or a plan without channels"
             ) from error
 
-    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
-        marks = [int(checks(r) and self.is_sparse(start)) for r, start in zip(requests, starts, strict=True)]
-        return marks if any(marks) else None
+    def sparse_flags(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        flags = [int(checks(r) and self.is_sparse(start)) for r, start in zip(requests, starts, strict=True)]
+        return flags if any(flags) else None
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
+    def inputs(self, flags: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
         return SparsityInputs(
-            marks,
+            flags,
             None if pairs is None else self.block_selector(pairs, kernels),
             self.betas,
             self.plan.experts.most if self.plan.experts else 0,
@@ -101,7 +101,7 @@ class PlanSparsity:
             self.columns,
         )
 
-    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+    def pair_budgets(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
         sparse = [checks(r) and self.attends_sparsely(start) for r, start in zip(requests, starts, strict=True)]
         if self.statistics is None or not any(sparse):
             return None
@@ -144,7 +144,7 @@ class PlanSparsity:
 
         return select
 
-    def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
+    def record(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         self.refresh.record(slot, start, tokens, checked and self.is_sparse(start))
 
     def is_sparse(self, start: int) -> bool:

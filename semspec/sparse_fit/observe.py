@@ -65,27 +65,27 @@ class Observer:
         self.full_layers = [i for i, spec in enumerate(self.shape.sights) if spec.window is None]
         self.observations = Observations(self.shape.depth)
 
-    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+    def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
         return [], list(requests)
 
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return list(requests)
 
-    def way(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
+    def layer_ops(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
         if len(requests) == 1 and checks(requests[0]):
             return ObservingLayerOps(self, spans[0])
         return DENSE
 
-    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
+    def sparse_flags(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
         return None
 
-    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
+    def pair_budgets(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
         return None
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
-        return SparsityInputs(marks)
+    def inputs(self, flags: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
+        return SparsityInputs(flags)
 
-    def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
+    def record(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         pass
 
 

@@ -248,7 +248,7 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     read(sparse, slot, text(1, 100))
     before = check(sparse, slot, text(2, 5))
     sparse.truncate(slot, 100)
-    way = sparse.sparsity.way([Score(sparse, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
+    way = sparse.sparsity.layer_ops([Score(sparse, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
     assert isinstance(way, SparseLayerOps)
     original = way._select
 
@@ -257,7 +257,7 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
         return seen[-1]
 
     way._select = watched  # type: ignore[method-assign]
-    sparse.sparsity.way = lambda requests, spans: way  # type: ignore[method-assign]
+    sparse.sparsity.layer_ops = lambda requests, spans: way  # type: ignore[method-assign]
     assert torch.equal(check(sparse, slot, text(2, 5)), before)
     sparse.truncate(slot, 100)
     ((lists, counts, others),) = seen
@@ -283,7 +283,7 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
     sparse.cache.keys[1, slot, :, :start] = keys[:, :start]
     q = torch.randn(4, n, 16)
     span = SequenceChunk(slot, start, n)
-    way = sparse.sparsity.way([Score(sparse, slot, [1] * n, n)], [span])
+    way = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [span])
     ours = way.attend(1, 0, q, keys, values, None, 0.3)
     blocks = keys[None, :, :56].unflatten(2, (7, 8))
     means, wide = blocks.mean(3), blocks.var(3, correction=0)
