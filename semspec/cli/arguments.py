@@ -53,7 +53,7 @@ DraftDevice = Annotated[
     str | None, _model(help="Device of the draft model; the target's by default.", autocompletion=lambda: DEVICES)
 ]
 Dtype = Annotated[str, _model(help="auto, float32, bfloat16, float16 or int8.", autocompletion=lambda: DTYPES)]
-Context = Annotated[int | None, _model(help="Maximum tokens of a sequence, prompt included; the model's by default.")]
+Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 
 Verifier = Annotated[

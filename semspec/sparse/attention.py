@@ -75,7 +75,7 @@ class AttentionPlan:
             raise BadRequest(f"anchors are {self.anchors}; give layers in rising order, at least one")
 
     @property
-    def known_by(self) -> int:
+    def vectors_per_block(self) -> int:
         """Vectors stored for each block: its mean key, and where needed its mean value and variances."""
         return 1 + (self.rest == "mean") + (self.score == "reach")
 

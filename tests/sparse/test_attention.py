@@ -192,7 +192,7 @@ def test_the_sparse_way_over_all_blocks_is_the_dense_one(runner: ModelRunner, mo
     ours = course(with_plan(runner, attention=AttentionPlan(block=8, dense_below=0, rho=1.0)))
     for one, dense in zip(ours, course(runner), strict=True):
         assert torch.equal(one, dense)
-    assert len(passes) == 5 and all(way._blocks for way in passes)
+    assert len(passes) == 5 and all(ops._blocks for ops in passes)
 
 
 def test_half_a_budget_is_not_dense(runner: ModelRunner) -> None:
@@ -248,16 +248,16 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     read(sparse, slot, text(1, 100))
     before = check(sparse, slot, text(2, 5))
     sparse.truncate(slot, 100)
-    way = sparse.sparsity.layer_ops([Score(sparse, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
-    assert isinstance(way, SparseLayerOps)
-    original = way._select
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
+    assert isinstance(ops, SparseLayerOps)
+    original = ops._select
 
     def watched(layer: int, place: int, q: torch.Tensor) -> SequenceBlocks:
         seen.append(original(layer, place, q))
         return seen[-1]
 
-    way._select = watched  # type: ignore[method-assign]
-    sparse.sparsity.layer_ops = lambda requests, spans: way  # type: ignore[method-assign]
+    ops._select = watched  # type: ignore[method-assign]
+    sparse.sparsity.layer_ops = lambda requests, spans: ops  # type: ignore[method-assign]
     assert torch.equal(check(sparse, slot, text(2, 5)), before)
     sparse.truncate(slot, 100)
     ((lists, counts, others),) = seen
@@ -283,8 +283,8 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
     sparse.cache.keys[1, slot, :, :start] = keys[:, :start]
     q = torch.randn(4, n, 16)
     span = SequenceChunk(slot, start, n)
-    way = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [span])
-    ours = way.attend(1, 0, q, keys, values, None, 0.3)
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [span])
+    ours = ops.attend(1, 0, q, keys, values, None, 0.3)
     blocks = keys[None, :, :56].unflatten(2, (7, 8))
     means, wide = blocks.mean(3), blocks.var(3, correction=0)
     scale = sparse.shape.attention_scale

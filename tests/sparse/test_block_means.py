@@ -68,8 +68,8 @@ def one_layer(
     for layer in layers:
         sparse.cache.keys[layer, slot, :, :start] = keys[:, :start]
         sparse.cache.values[layer, slot, :, :start] = values[:, :start]
-    way = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
-    return [way.attend(layer, 0, q, keys, values, None, 0.3) for layer in layers][-1]
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
+    return [ops.attend(layer, 0, q, keys, values, None, 0.3) for layer in layers][-1]
 
 
 def chosen_by(plan: AttentionPlan, q: Tensor, keys: Tensor, start: int, scale: float) -> Tensor:
@@ -143,9 +143,9 @@ def test_layers_that_take_over_a_choice_have_means_of_their_own(runner: ModelRun
     for layer, halves in ((0, (other_keys, other_values)), (2, (keys, values))):
         for cached, half in zip((sparse.cache.keys, sparse.cache.values), halves, strict=True):
             cached[layer, slot, :, :start] = half[:, :start]
-    way = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
-    way.attend(0, 0, other_q, other_keys, other_values, None, 0.3)
-    ours = way.attend(2, 0, q, keys, values, None, 0.3)
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
+    ops.attend(0, 0, other_q, other_keys, other_values, None, 0.3)
+    ours = ops.attend(2, 0, q, keys, values, None, 0.3)
     chosen = chosen_by(plan, other_q, other_keys, start, runner.shape.attention_scale)
     exact = written_out(q, keys, values, start, chosen, 0.3)
     torch.testing.assert_close(ours.double(), exact, atol=1e-5, rtol=1e-4)
@@ -167,7 +167,7 @@ def test_with_a_full_budget_it_is_dense_to_the_last_bit(
     made = SparseLayerOps.__init__
     monkeypatch.setattr(SparseLayerOps, "__init__", lambda self, *a: (passes.append(self), made(self, *a))[1])
     assert all(torch.equal(a, b) for a, b in zip(course(with_plan(runner, attention=plan)), dense, strict=True))
-    assert len(passes) == 5 and all(way._blocks for way in passes)
+    assert len(passes) == 5 and all(ops._blocks for ops in passes)
 
 
 def test_mean_values_are_kept_only_for_plans_that_want_them(runner: ModelRunner) -> None:
