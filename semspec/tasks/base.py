@@ -137,6 +137,11 @@ def read_rows(path: Path) -> list[Row]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise BadRequest(f"row {number} of {path} is not a JSON object; make each row one, with named fields")
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            code = f"\\u{ord(error.object[error.start]):04x}"
+            raise BadRequest(f"row {number} of {path} has a lone surrogate, {code}, which no text has") from None
     return [Row(row, path, index) for index, row in enumerate(rows)]
 
 

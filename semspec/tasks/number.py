@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semspec.tasks.answers import same_number
 from semspec.tasks.base import FileTask, Problem, ask
-from semspec.text.stream import Prompt
+from semspec.text.tokenizer import Prompt
 
 INSTRUCTION = "Think step by step. End with the final number alone behind four hashes, as in: #### 42"
 
