@@ -2,8 +2,8 @@
 
 Loose rules accept long drafts, and then generating them one token at a time takes most of the time. So the draft
 model's own text is drafted: by lookup as in FLy, or by a yet smaller model, which may be a cascade in turn. The result
-is, token for token, what the draft model generates greedily. A request for samples, logits or hidden states is
-answered by the draft model alone.
+is, token for token, what the draft model generates greedily, or draws with the target's noise. Any other request for
+samples, and for logits or hidden states, is answered by the draft model alone.
 Source: multi-level acceleration in FLy (arXiv 2511.22972); hierarchical speculative decoding (arXiv 2510.19705).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from semspec.draft.early_exit import EarlyExit
 from semspec.draft.model import NEVER, ModelDrafter
+from semspec.sampling.noise import TARGET
 from semspec.types import (
     DecodeOutput,
     Draft,
@@ -18,7 +19,6 @@ from semspec.types import (
     DraftRequest,
     ProposalGenerator,
     Runner,
-    Sampling,
     Score,
     ScoreOutput,
     Verdict,
@@ -26,7 +26,7 @@ from semspec.types import (
 )
 from semspec.verify.exact import Exact
 
-EXACT, GREEDY = Exact(), Sampling()
+EXACT = Exact()
 
 
 class CascadeDrafter(ModelDrafter):
@@ -40,7 +40,8 @@ class CascadeDrafter(ModelDrafter):
         self.inner.begin(slots[1:])
 
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
-        if request.keep_logits or request.layers or request.stop or not request.sampling.greedy:
+        coupled = request.sampling.greedy or request.stream == TARGET  # then `exact` says what the model draws
+        if request.keep_logits or request.layers or request.stop or not coupled:
             return (yield from super().propose(context, request))
         assert self.slot is not None
         n = min(request.max_tokens, self.runner.capacity + 1 - len(context))
@@ -52,7 +53,7 @@ class CascadeDrafter(ModelDrafter):
             guess: Draft = yield from self.inner.propose(text, inner)
             feed = text[self.runner.length(self.slot) :] + guess.tokens
             rows: ScoreOutput = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
-            verdict: Verdict = yield VerifyRequest(EXACT, guess, rows, GREEDY, len(text), round=0)
+            verdict: Verdict = yield VerifyRequest(EXACT, guess, rows, request.sampling, len(text), round=0)
             self.inner.accept(len(text) + verdict.accepted)
             new = [*guess.tokens[: verdict.accepted], verdict.next]
             text += new

@@ -234,11 +234,11 @@ class Rule(ABC):
     ) -> DraftRequest:
         """What this rule wants of a draft in this round of a sequence with this sampling."""
         # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
-        sampled = self.needs_draft_logits or self.samples_drafts
+        sampled = self.needs_draft_logits or self.samples_drafts or self.couples_draft
         return DraftRequest(
             max_tokens,
             sampling if sampled else GREEDY,
-            noise.stream(noise.DRAFT, round),
+            noise.TARGET if self.couples_draft else noise.stream(noise.DRAFT, round),
             self.keeps_draft_logits,
             self.draft_layers,
             self.min_draft_tokens(),
@@ -248,6 +248,11 @@ class Rule(ABC):
     @property
     def samples_drafts(self) -> bool:
         """Whether the draft draws its tokens as the request says, though nobody asks how likely they were."""
+        return False
+
+    @property
+    def couples_draft(self) -> bool:
+        """Whether the draft draws with the target's noise: models that agree then draw the same token."""
         return False
 
     @property

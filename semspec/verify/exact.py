@@ -2,7 +2,9 @@
 
 Greedy: the target's argmax. With temperature: the target draws its own token from noise that depends on seed and
 position alone, and the draft must have guessed it. Either way the text is, token for token, what the target alone
-writes with the same seed; the price at high temperature is that a draft is right only with probability sum p * q.
+writes with the same seed. The draft is greedy, so at high temperature it is right with the probability that the target
+gives its best guess. With couple=true the draft draws instead, with the target's noise: better for a draft that knows
+the target's distribution (the target itself in fewer bits), worse for one that is only right in its best guess.
 Source: greedy form, Stern et al. 2018 (arXiv 1811.03115); sampled form, the "sampler match" of mlx-lm and exllamav3.
 """
 
@@ -17,6 +19,12 @@ from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
 class Exact(Rule):
     name = "exact"
     lossless = True
+
+    couple: bool = False
+
+    @property
+    def couples_draft(self) -> bool:
+        return self.couple
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]

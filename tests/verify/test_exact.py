@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import semspec
 from semspec.sampling import noise
 from semspec.sampling.draw import draw
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
+from semspec.verify import make
 from semspec.verify.base import Decisions, DraftBatch, collate, verdicts
 from semspec.verify.exact import Exact
 from semspec.verify.none import NoSpeculation
@@ -153,3 +157,19 @@ def test_verdicts_name_the_relaxed_positions_among_the_accepted() -> None:
     first, second = verdicts(decisions)
     assert first == Verdict(2, 7, (0,), state=first.state) and second == Verdict(0, 8, (), state=second.state)
     assert first.state is not None and first.state.tolist() == [1.0]
+
+
+def test_a_coupled_draft_draws_with_the_targets_noise() -> None:
+    warm = Sampling(0.8, seed=3)
+    coupled, plain = make("exact:couple=true").request(4, warm, round=2), make("exact").request(4, warm, round=2)
+    assert coupled.sampling == warm and coupled.stream == noise.TARGET
+    assert plain.sampling.greedy and plain.stream != noise.TARGET
+
+
+@pytest.mark.parametrize("drafter", ["model", "cascade"])
+def test_a_coupled_draft_that_is_the_target_is_always_right(drafter: str, target_folder: Path) -> None:
+    pair = semspec.load(target_folder, target_folder, device="cpu", slots=1)
+    options = {"temperature": 0.9, "seed": 5, "max_new_tokens": 40, "ignore_eos": True, "drafter": drafter}
+    result = pair.generate("the quick brown", verifier="exact:couple=true", **options)
+    assert result.tokens == pair.generate("the quick brown", verifier="none", **options).tokens
+    assert result.stats.acceptance_rate > 0.95 > pair.generate("the quick", **options).stats.acceptance_rate

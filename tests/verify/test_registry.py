@@ -112,7 +112,7 @@ def test_an_unknown_option_is_told_the_options() -> None:
     assert refusal("lenient:bestfew=3") == (
         "verifier 'lenient' has no option 'bestfew'; its options are: best_few, margin, strict, flavour"
     )
-    assert refusal("exact:window=3") == "verifier 'exact' has no option 'window'; its options are: none"
+    assert refusal("block:window=3") == "verifier 'block' has no option 'window'; its options are: none"
 
 
 @pytest.mark.parametrize(
