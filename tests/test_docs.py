@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -19,13 +20,18 @@ from semspec.registry import parse_options
 
 ROOT = Path(__file__).parent.parent
 PAPERS = ROOT / "docs" / "reproduce-papers.md"
+ENVIRONMENT = re.compile(r"^(?:\w+=\S+ )+")  # before a command
+SETTINGS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
 
 
 def commands(text: str) -> list[str]:
-    """The lines of a document's sh blocks that call semspec, with what a backslash continues."""
+    """The lines of a document's sh blocks that call semspec, continued lines joined and shell variables filled in."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [" ".join(line.split()) for line in lines if line.startswith("semspec ")]
+    lines = [" ".join(line.split()) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    settings = [dict(word.split("=", 1) for word in line.split()) for line in lines if SETTINGS.fullmatch(line)]
+    variables = {name: value for setting in settings for name, value in setting.items()}
+    calls = [ENVIRONMENT.sub("", line) for line in lines]
+    return [Template(line).substitute(variables) for line in calls if line.startswith("semspec ")]
 
 
 def parse(line: str) -> list[dict[str, Any]]:
@@ -87,5 +93,5 @@ def test_a_wrong_command_is_found(wrong: str) -> None:
 
 
 def test_lines_are_joined_and_other_languages_left_alone() -> None:
-    text = "```sh\nls\nsemspec a \\\n  --b c\n```\n```python\nsemspec x\n```\n"
-    assert commands(text) == ["semspec a --b c"]
+    text = "```sh\nls\nD=d E=e\nsemspec a \\\n  --b c $D\nN=1 semspec f\n```\n```python\nsemspec x\n```\n"
+    assert commands(text) == ["semspec a --b c d", "semspec f"]
