@@ -25,6 +25,7 @@ from semspec.errors import BadRequest
 if TYPE_CHECKING:
     from semspec.verify.base import Rule
 
+COLDEST = 1e-6  # in float32, lower temperatures divide by nothing and mean argmax
 Origin = Literal["draft", "relaxed", "target"]
 FinishReason = Literal["stop", "length", "cancelled"]
 StepOutcome = Literal["accepted", "refused", "handed over"]
@@ -43,6 +44,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
             raise BadRequest(f"temperature is {self.temperature}; give 0 (greedy) or a positive number up to 100")
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
             raise BadRequest(f"top_k is {self.top_k}; give 0 (off) or a positive number of tokens")
         if not 0.0 < self.top_p <= 1.0:

@@ -38,6 +38,11 @@ from semspec.verify.base import collate, join_segments, verdicts
 
 SHORT = 64  # tokens up to which a feed counts as a round's and not as a prompt
 
+NOT_NUMBERS = (
+    "the model's logits are not numbers (NaN), so no token can be drawn; its weights may be damaged, or its dtype too "
+    "narrow: try --dtype float32"
+)
+
 
 class ScoreWork:
     """A Score, in passes of limited size."""
@@ -297,6 +302,8 @@ class Executor:
                 drafted, vocab = len(request.draft.tokens), request.rows.logits.shape[-1]
                 if 0 <= verdict.accepted <= drafted and 0 <= verdict.next < vocab:
                     self._answer(task, request, verdict)
+                elif verdict.next < 0:
+                    self._end(task, SemspecError(NOT_NUMBERS))
                 else:
                     what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"
                     self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {what}"))
@@ -353,6 +360,8 @@ class Executor:
                 if not item.waiting:
                     self._finish(runner, item)
         for (item, _), out in zip(decoding, outputs, strict=True):
+            if self._broken(item, out):
+                continue
             item.take(out)
             if item.finished:
                 self._finish(runner, item)
@@ -368,12 +377,20 @@ class Executor:
             self._fail((w.task for w in decodes), error)
             return list(decodes)
         for item, result in zip(decodes, out, strict=True):
+            if self._broken(item, result):
+                continue
             item.take(result)
             if not item.request.drafting:
                 item.task.stats.target_passes += len(result.tokens)
             if item.finished:
                 self._finish(runner, item)
         return list(decodes)
+
+    def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
+        """End a sequence whose model gave NaN for logits: no token can be drawn from them."""
+        if min(out.tokens) < 0:
+            self._end(item.task, SemspecError(NOT_NUMBERS))
+        return min(out.tokens) < 0
 
     def _finish(self, runner: Runner, item: Work) -> None:
         self._work[id(runner)].remove(item)
