@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semspec.draft import EarlyExit, ModelDrafter, NoDrafter
-from semspec.draft.model import NEVER
+from semspec.draft.model import NO_EARLY_EXIT
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
@@ -52,7 +52,7 @@ def language(seed: int) -> Logits:
 
 
 def run(
-    *jobs: Job, target: Logits, draft: Logits, slots: int = 8, early_exit: EarlyExit = NEVER
+    *jobs: Job, target: Logits, draft: Logits, slots: int = 8, early_exit: EarlyExit = NO_EARLY_EXIT
 ) -> list[tuple[list[Event], Stats]]:
     """Decode as one batch."""
     runners = FakeRunner(target, VOCAB, slots), FakeRunner(draft, VOCAB, slots)

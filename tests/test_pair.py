@@ -262,7 +262,7 @@ class Anything(Exact):
         (PROMPT, {"relax_span": "thinking"}, "needs a model that thinks between markers"),
         (PROMPT, {"loop_repeats": 1}, "loop_repeats is 1; give 0 (off) or the copies that make a loop, 2 or more"),
         (PROMPT, {"loop_repeats": None}, "loop_repeats is None; give a whole number"),
-        (PROMPT, {"loop_period": 0}, "loop_period is 0; give the longest block that is looked for, 1 to 1024 tokens"),
+        (PROMPT, {"loop_period": 0}, "loop_period is 0; give the longest block to find, 1 to 1024 tokens"),
         (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
         (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
         (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),

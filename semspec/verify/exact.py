@@ -1,8 +1,9 @@
-"""`exact`: a draft token stands if it is the token that the target itself writes there.
+"""`exact`: a draft token is accepted if it is the token that the target itself generates there.
 
-Greedy: the target's argmax. With temperature: the target draws its own token from noise that depends on seed and
-position alone, and the draft must have guessed it. Either way the text is, token for token, what the target alone
-writes with the same seed; the price at high temperature is that a draft is right only with probability sum p * q.
+Greedy: the target's argmax. With temperature: the target draws its own token with noise that depends only on seed and
+position, and the draft must have guessed it. Either way the text is, token for token, what the target generates without
+a draft and with the same seed; the cost at high temperature is that a draft token matches only with probability
+sum p * q.
 Source: greedy form, Stern et al. 2018 (arXiv 1811.03115); sampled form, the "sampler match" of mlx-lm and exllamav3.
 """
 
@@ -22,3 +23,6 @@ class Exact(Rule):
         choice = drafts.target_choice()  # [B, K + 1]
         accepted = accepted_prefix(drafts.ids == choice[:, :-1], drafts.exists)  # [B]
         return Decisions(accepted, choice.gather(1, accepted[:, None])[:, 0])
+
+
+EXACT = Exact()

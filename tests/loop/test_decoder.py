@@ -45,7 +45,7 @@ def test_a_draft_that_is_never_right_costs_one_pass_a_token():
     target, draft = FakeRunner(language, VOCAB), FakeRunner(wrong(language), VOCAB)
     tokens, events, stats = decode(target, ModelDrafter(draft))
     assert tokens == greedy(language, PROMPT, 40)
-    assert stats.accepted == 0 and stats.tau == 1.0 and stats.steps == stats.target_passes == 40
+    assert stats.accepted == 0 and stats.tau == 1.0 and stats.rounds == stats.target_passes == 40
     assert {o for e in events for o in e.origins} == {"target"}
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_drafts_for_itself_has_everything_accepted(verifier: str, t
     runner = FakeRunner(language, VOCAB)  # one runner serves both, in two slots
     _, _, stats = decode(runner, ModelDrafter(runner), verifier, k=4, n=50, sampling=sampling)
     assert stats.accepted == stats.drafted
-    assert stats.target_passes == stats.steps == 10
+    assert stats.target_passes == stats.rounds == 10
 
 
 def test_the_end_of_text_token_ends_the_answer_inside_a_draft():

@@ -70,7 +70,7 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
         ("cascade-rule", "the draft is sure to 1.00, the target to 0.49"),
         ("cascade-rule:defer=token,alpha=0.5", "p 0.33, at least 0.5 of the best's 0.49"),
         ("adaptive:start=1", r"distance 0\.\d\d <= 1.00"),
-        ("accept-all", "every draft token stands"),
+        ("accept-all", "every draft token is accepted"),
         ("random:rate=1", r"coin 0\.\d\d < 1"),
     ],
 )
