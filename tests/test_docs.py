@@ -1,4 +1,4 @@
-"""Commands in the documents are commands: every option is one that the command has, every rule and task exists."""
+"""Commands in the docs are valid: every option is one that the command has, every rule and task exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def commands(text: str) -> list[str]:
 
 
 def parse(line: str) -> list[dict[str, Any]]:
-    """What each level of a command makes of its words; refuses what the command line would refuse."""
+    """The parsed arguments of each level of a command; refuses what the command line would refuse."""
     command: Any = typer.main.get_command(cli.app)
     context, words, found = None, shlex.split(line, comments=True)[1:], []
     while command is not None:
@@ -86,6 +86,6 @@ def test_a_wrong_command_is_found(wrong: str) -> None:
         check(wrong)
 
 
-def test_lines_are_joined_and_other_languages_left_alone() -> None:
+def test_lines_are_joined_and_other_languages_ignored() -> None:
     text = "```sh\nls\nsemspec a \\\n  --b c\n```\n```python\nsemspec x\n```\n"
     assert commands(text) == ["semspec a --b c"]

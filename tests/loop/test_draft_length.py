@@ -137,9 +137,7 @@ def test_seconds_of_lengths_never_tried_are_on_a_line():
     assert target.of(6) == pytest.approx(1.6, rel=0.02) and target.of(16) == pytest.approx(2.6, rel=0.05)
     assert draft.of(5) == pytest.approx(1.0)
     target.add(0, 0.5)
-    assert target.of(0) == 0.5 and target.of(1) == pytest.approx(1.1, rel=0.05), (
-        "target-only is not on the line"
-    )
+    assert target.of(0) == 0.5 and target.of(1) == pytest.approx(1.1, rel=0.05), "target-only is not on the line"
 
 
 def test_one_slow_round_is_clipped():

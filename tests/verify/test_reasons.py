@@ -1,4 +1,4 @@
-"""Every relaxed token comes with the target's own choice and a reason that tells the truth."""
+"""Every relaxed token comes with the target's own choice and a true reason."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_the_numbers_are_those_of_the_rows(spec: str, reason: str):
     rule = make(spec)
     (verdict,) = verdicts(rule.verify(build(one)))
     assert verdict.relaxed == (0,) and verdict.target_tokens == (2,)
-    said = rule.reason(verdict.evidence[0] if verdict.evidence else ())
-    assert re.fullmatch(reason if "\\" in reason else re.escape(reason), said), said
+    found = rule.reason(verdict.evidence[0] if verdict.evidence else ())
+    assert re.fullmatch(reason if "\\" in reason else re.escape(reason), found), found
 
 
 def test_evidence_crosses_in_the_one_copy_bit_for_bit():
