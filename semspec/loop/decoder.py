@@ -177,7 +177,7 @@ class Decoder:
         return rule if rule.lossless or not (self.strict or self.outside_thinking()) else EXACT
 
     def outside_thinking(self) -> bool:
-        """Whether only the thinking may be relaxed, and it has not begun or is over."""
+        """Whether only the thinking may be relaxed, and it has not started or has ended."""
         return self.job.thinking is not None and not self.thinking_open
 
     def fit(self, draft: Draft, rule: Rule) -> tuple[Draft, list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-SECONDS = ("draft", "score", "judge", "host")
+SECONDS = ("draft", "score", "judge", "host")  # keys of result files; "judge" is verification
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from semspec.text.steps import Step, StepEnd
 from semspec.types import Draft, DraftedStep, Drafter, Event, Request, Runner, StepOutcome
 from semspec.verify.step_rule import StepRule
 
-Ending = StepEnd | Literal["unfinished", "no room"]
+Ending = StepEnd | Literal["unfinished", "no space"]
 WHOLE = ("blank line", "length")
 
 
@@ -53,7 +53,7 @@ class StepDecoder(Decoder):
             return (yield from self.check_steps(draft, left, ending))
         if draft.step_ends:
             return (yield from self.check_steps(draft.first(draft.step_ends[-1]), left))
-        self.target_only = self.step_rule.hand_over or ending == "no room"
+        self.target_only = self.step_rule.hand_over or ending == "no space"
         self.drafting = False
         self.drafter.accept(len(self.context) - 1)  # it may draft for `rewrite` next
         self.round += 1  # new noise: that of a draft dropped for how it ends would bias the next
@@ -79,7 +79,7 @@ class StepDecoder(Decoder):
             if len(ends) == rule.steps or rule.confidence(written, self.job.sampling) < rule.ahead:
                 break
             step, left = Step(self.steps), min(left, rule.max_step_tokens)
-        if ending == "no room" and ends:  # for another step in this draft, but perhaps in the next
+        if ending == "no space" and ends:  # for another step in this draft, but perhaps in the next
             ending = "unfinished"
         draft = Draft.join(steps)
         draft.step_ends = tuple(ends)
@@ -99,7 +99,7 @@ class StepDecoder(Decoder):
             step.feed(part.tokens)
             if part.early_exit:
                 return Draft.join(parts), "unfinished"
-        return Draft.join(parts), step.end or "no room"
+        return Draft.join(parts), step.end or "no space"
 
     def check_steps(self, draft: Draft, left: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:
         """Verify the draft. With an ending, the target finishes what follows the whole steps."""
@@ -118,7 +118,7 @@ class StepDecoder(Decoder):
         self.record(event, outcomes, drafted)
         self.track_steps(event.tokens, accepted)
         if outcomes[-1:] == ["handed over"]:
-            self.target_only = self.target_only or self.step_rule.hand_over or ending == "no room"
+            self.target_only = self.target_only or self.step_rule.hand_over or ending == "no space"
         return event
 
     def draft_steps(self, draft: Draft) -> list[tuple[int, list[int]]]:
@@ -143,7 +143,7 @@ class StepDecoder(Decoder):
     def record(self, event: Event, outcomes: Sequence[StepOutcome], drafted: list[tuple[int, list[int]]]) -> None:
         """Record the drafted steps with their outcomes."""
         for outcome, (start, step) in zip(outcomes, drafted, strict=False):
-            if len(step) > 1 or outcome != "handed over":  # only an end marker is no step
+            if len(step) > 1 or outcome != "handed over":  # an end marker by itself is no step
                 self.stats.step_outcomes[outcome] += 1
                 event.drafted_steps.append(DraftedStep(outcome, step, start))
 
@@ -171,7 +171,7 @@ class StepDecoder(Decoder):
             if accepted_steps:
                 accepted_steps -= 1
             else:
-                marker = self.target_only and self.step.length == 1  # only an end marker is no step
+                marker = self.target_only and self.step.length == 1  # an end marker by itself is no step
                 self.stats.step_outcomes["target"] += not marker
                 self.drafting = self.lead == 0
             self.step = Step(self.steps)

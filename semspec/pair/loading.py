@@ -45,8 +45,7 @@ def load(
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
     if sparse is not None and not allow_lossy:
         raise BadRequest(
-            "by a sparse plan no draft is checked without loss, and allow_lossy is off; load the target without the "
-            "plan, or allow lossy answers"
+            "a sparse plan is lossy, and allow_lossy is off; load the target without the plan, or allow lossy answers"
         )
     if target == "pocket" and draft is None:
         draft = "pocket-draft"

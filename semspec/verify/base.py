@@ -334,9 +334,8 @@ def verdicts(decisions: Decisions) -> list[Verdict]:
     heads, marks, choices, bits = table.split([part.shape[1] for part in parts], 1)
     evidence = None if d.evidence is None else bits.int().view(torch.float32).view(d.evidence.shape).tolist()
     found = []
-    for b, ((accepted, next_token), row, choice) in enumerate(
-        zip(heads.tolist(), marks.tolist(), choices.tolist(), strict=True)
-    ):
+    lists = zip(heads.tolist(), marks.tolist(), choices.tolist(), strict=True)
+    for b, ((accepted, next_token), row, choice) in enumerate(lists):
         at = tuple(i for i, mark in enumerate(row[:accepted]) if mark)
         found.append(
             Verdict(

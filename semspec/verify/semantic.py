@@ -98,4 +98,4 @@ class Semantic(StepRule):
         q, p, in_top = evidence
         if in_top:
             return f"every token of the step is among the target's {self.top} likeliest"
-        return f"the target says this with {q:.2f}, the draft with {p:.2f}"
+        return f"probability of this meaning: target {q:.2f}, draft {p:.2f}"

@@ -1,6 +1,6 @@
 """Controls, not methods: baselines for step rules. Lossy.
 
-`random-step` accepts steps at a given rate, whatever they say: a step rule that is no better at the same rate has
+`random-step` accepts steps at a given rate, whatever is in them: a step rule that is no better at the same rate has
 learnt nothing. `accept-all-steps` and `accept-no-step` are the extremes: the draft's steps (except protected tokens and
 the end of thinking), and the target's text with all drafts wasted. `oracle` accepts exactly the steps that the task's
 referee calls valid: the upper bound of every step rule.

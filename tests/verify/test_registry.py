@@ -1,4 +1,4 @@
-"""Rules by name: what can be asked for, and what a mistyped request is told."""
+"""Rules by name: valid requests, and the errors of mistyped ones."""
 
 from __future__ import annotations
 
