@@ -14,7 +14,7 @@ from semspec.errors import BadRequest
 from semspec.registry import Registry
 from semspec.types import Drafter, Runner
 
-MAX_NGRAM = 32  # an index of all n-grams up to this size is kept for each sequence
+MAX_NGRAM = 32  # each sequence has an index of all n-grams up to this size
 
 
 class DrafterKind(ABC):

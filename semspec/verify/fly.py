@@ -1,7 +1,7 @@
-"""`fly`: training-free loose acceptance by an entropy gate and a deferred window. Lossy.
+"""`fly`: a mismatch is accepted if the target is undecided there and agrees with the draft afterwards. Lossy.
 
 A draft token y_j that is not the target's choice is accepted as a rewording under two conditions. The gate: the target
-was undecided there, entropy E_j >= theta. The window: the next W draft tokens exist and are all the target's choices.
+is undecided there, entropy E_j >= theta. The window: the next W draft tokens exist and are all the target's choices.
     E_j = - sum of p log p over the 3 largest p, in nats         entropy="partial", as in the released code
     E_j = - sum of p log p over the vocabulary / log |V|         entropy="full", as printed in the paper; with large
                                                                  vocabularies theta 0.3 is then almost never reached

@@ -28,7 +28,7 @@ from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.step_rule import StepRule
 
-MIN_DRAFT_PROB = 0.02  # the draft's probability is clamped to this
+MIN_DRAFT_PROB = 0.02  # the draft's probability is clamped to this or more
 
 
 @dataclass(frozen=True)
