@@ -1,4 +1,4 @@
-"""Commands in the documents are commands: every option is one that the command has, every rule and task exists."""
+"""Commands in the docs are valid: every option is one that the command has, every rule and task exists."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def commands(text: str) -> list[str]:
 
 
 def parse(line: str) -> list[dict[str, Any]]:
-    """What each level of a command makes of its words; refuses what the command line would refuse."""
+    """The parsed arguments of each level of a command; refuses what the command line would refuse."""
     command: Any = typer.main.get_command(cli.app)
     context, words, found = None, shlex.split(line, comments=True)[1:], []
     while command is not None:

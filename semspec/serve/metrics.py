@@ -50,7 +50,7 @@ class Metrics:
     def end(self, ended: Finished) -> None:
         """A sequence has ended, whatever way."""
         stats, name = ended.stats, ended.verifier
-        judged = stats.steps - stats.drafts.get(0, 0)
+        judged = stats.rounds - stats.drafts.get(0, 0)
         self.drafts.labels(name).inc(judged)
         self.drafted.labels(name).inc(stats.drafted)
         self.accepted.labels(name).inc(stats.accepted)

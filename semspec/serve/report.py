@@ -41,7 +41,7 @@ def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
         "mean_acceptance_length": round(stats.tau, 4),
         "draft_acceptance_rate": round(stats.acceptance_rate, 4),
         "acceptance_histogram": [stats.histogram.get(n, 0) for n in range(longest + 1)],
-        "num_spec_steps": stats.steps - stats.drafts.get(0, 0),
+        "num_spec_steps": stats.rounds - stats.drafts.get(0, 0),
         "num_accepted_draft_tokens": stats.accepted,
         "num_draft_tokens": stats.drafted,
         "num_spec_tokens": end.longest,
