@@ -16,7 +16,8 @@ from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
 from semspec.text.steps import Steps
 from semspec.types import Draft, Event, Sampling
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
 from tests.fakes import FakeRunner, Logits
 

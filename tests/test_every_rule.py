@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from semspec.draft import ModelDrafter
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.executor import Executor, Task
+from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.types import Draft, Event, Sampling
 from semspec.verify import REGISTRY, Rule, make
 from tests.fakes import FakeRunner, Logits, chain, greedy

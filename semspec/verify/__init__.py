@@ -8,7 +8,8 @@ from __future__ import annotations
 from semspec.errors import BadRequest
 from semspec.registry import Registry
 from semspec.verify.adaptive import Adaptive
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.block import Block
 from semspec.verify.controls import AcceptAll, Random
 from semspec.verify.ensemble import Ensemble

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.sampling import after_rejection
 
 

@@ -19,7 +19,8 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 from semspec.verify.sampling import trial
 

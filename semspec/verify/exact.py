@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import SECOND
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
 
 

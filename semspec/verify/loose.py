@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semspec.verify.base import Decisions, DraftBatch, accepted_prefix
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 def conclude(

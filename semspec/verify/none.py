@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semspec.probe.evidence import at_one, confidence, evidence
-from semspec.verify.base import DraftBatch
+from semspec.verify.batch import DraftBatch
 
 
 def probe_inputs(

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.base import Rule, RuleResources
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from semspec.sampling.draw import choose
 from semspec.sampling.noise import ACCEPT, RESIDUAL
-from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.probe.head import Probe
 from semspec.types import Draft, Sampling
-from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.base import Rule, RuleResources
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.step_rule import StepRule
 

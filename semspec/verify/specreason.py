@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.base import Rule, RuleResources
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
 
 QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to 9 (excellent)? One digit: "

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 from semspec.verify.sampling import trial
 

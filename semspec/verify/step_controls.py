@@ -15,7 +15,7 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
 
 

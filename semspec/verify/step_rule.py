@@ -27,7 +27,8 @@ from semspec.sampling import noise
 from semspec.sampling.draw import choose, process
 from semspec.text.steps import MAX_STEP_TOKENS
 from semspec.types import Draft, Sampling
-from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 @dataclass(frozen=True)
@@ -96,27 +97,27 @@ class StepRule(Rule):
         return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
 
     def conclude(
-        self, drafts: DraftBatch, stands: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None
+        self, drafts: DraftBatch, passes: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None
     ) -> Decisions:
-        """Decisions from which steps stand [B]; evidence [B] each is the whole step's. Of one that falls, a part [B] of
-        so many tokens may stand all the same."""
+        """Decisions from which steps pass [B]; evidence [B] each is the whole step's. Of a rejected step, a `part` [B]
+        of so many tokens may be accepted all the same."""
         choice = drafts.target_choice()  # [B, K + 1]
         differs = (drafts.ids != choice[:, :-1]) & drafts.exists
         if drafts.protected is not None:
             special = differs & (drafts.protected[drafts.safe_ids] | drafts.protected[choice[:, :-1]])
-            stands = stands & ~special.any(-1)
+            passes = passes & ~special.any(-1)
             part = None if part is None else torch.minimum(part, accepted_prefix(~special, drafts.exists))
         same = torch.zeros_like(drafts.counts)
         if self.keep or drafts.whole is not None:
             same = accepted_prefix(~differs, drafts.exists)
         if drafts.whole is not None:
-            stands = stands & drafts.whole
+            passes = passes & drafts.whole
             same = same if self.keep else torch.where(drafts.whole, 0, same)
             part = None if part is None else torch.where(drafts.whole, part, 0)
         same = same if part is None else torch.maximum(same, part)
-        accepted = torch.where(stands, drafts.counts, same)
+        accepted = torch.where(passes, drafts.counts, same)
         own = choice.gather(1, same[:, None])[:, 0]
-        follows = torch.where(stands & (drafts.counts > 0), self._bonus(drafts, choice), own)
+        follows = torch.where(passes & (drafts.counts > 0), self._bonus(drafts, choice), own)
         whole = [e.float()[:, None].expand(drafts.ids.shape) for e in evidence]
         return Decisions(
             accepted,

@@ -10,8 +10,9 @@ import pytest
 from semspec import verify
 from semspec.draft import ModelDrafter
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.executor import Executor, Task
+from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.types import Acquire, Decode, Event, Sampling, Score, SequenceGenerator
 from semspec.verify.exact import Exact
 from tests.fakes import Clock, FakeRunner, chain, greedy

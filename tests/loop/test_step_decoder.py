@@ -18,7 +18,7 @@ from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
 from semspec.types import Sampling
 from semspec.verify import make
-from semspec.verify.base import Decisions, DraftBatch
+from semspec.verify.batch import Decisions, DraftBatch
 from tests.fakes import FakeRunner, Logits, blend
 from tests.steps_by_hand import BLANK, CLOSE, END, PROMPT, STEPS, VOCAB, Picky, by_hand, job, language, run, text
 
