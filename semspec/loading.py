@@ -55,7 +55,9 @@ def load(
     source = Source.find(SHIPPED.get(str(target), target))
     tokenizer = load_tokenizer(source.path)
     eos = source.stop | _end_of_text(source.path, tokenizer)
-    plans = [source.plan(device, dtype, slots, context)]
+    channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
+    layers = int(channels.thresholds.count_nonzero()) if channels else 0
+    plans = [source.plan(device, dtype, slots, context, layers)]
     if plan is not None and plan.attention is not None:  # what blocks are known by is kept beside them
         each, by = plans[0].per_token, plan.attention.known_by
         plans[0] = replace(plans[0], per_token=each + each * by // (2 * plan.attention.block))
@@ -72,14 +74,13 @@ def load(
     twins = partner.path == source.path and place == device and source.shape is not None
     second = partner.plan(place, dtype, slots, room)
     _announce([*plans, replace(second, weights=0) if twins else second], report)
-    runner = source.load(device, dtype, slots, context)
+    runner = source.load(device, dtype, slots, context, common)
     if plan is not None:
         apply(plan, runner)
     if twins and isinstance(runner, ModelRunner):
-        drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
+        drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity, common)
     else:
-        drafter = partner.load(place, dtype, slots, room)
-    runner.vocab = drafter.vocab = common
+        drafter = partner.load(place, dtype, slots, room, common)
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
     return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped, allow_lossy=allow_lossy)
 

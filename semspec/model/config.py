@@ -125,7 +125,7 @@ class Shape:
     norm_eps: float
     tied: bool  # the embedding is also the output projection
     context: int  # longest sequence the checkpoint was made for
-    sights: tuple[AttentionSpec, ...]  # of every layer
+    attention_specs: tuple[AttentionSpec, ...]  # of every layer
     attention_scale: float  # on the products of queries and keys
     activation: str  # of the feed-forward networks, one of ACTIVATIONS
     qkv_bias: bool
@@ -165,7 +165,7 @@ class Shape:
             norm_eps=config.rms_norm_eps,
             tied=bool(config.tie_word_embeddings),
             context=context_of(config),
-            sights=_sights(config, name),
+            attention_specs=_attention_specs(config, name),
             attention_scale=getattr(config, "query_pre_attn_scalar", _head_dim(config)) ** -0.5,
             activation=activation,
             qkv_bias=family.qkv_bias or attention_bias,
@@ -245,7 +245,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _sights(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
+def _attention_specs(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
     """How each layer sees. Configs say it in three ways: a window for all, a kind for each layer, layers without
     rotation; rotary parameters are given once, or for each kind of layer."""
     depth = config.num_hidden_layers
@@ -253,14 +253,14 @@ def _sights(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
     window, turning = getattr(config, "sliding_window", None), getattr(config, "no_rope_layers", None) or [1] * depth
     parameters = config.rope_parameters or {}
     rotary = {kind: _rotary(config, name, kind if kind in parameters else None) for kind in set(kinds)}
-    sights = {
+    specs = {
         (kind, turned): AttentionSpec(
             window if kind in (None, "sliding_attention") else None, rotary[kind] if turned else None
         )
         for kind in rotary
         for turned in (True, False)
     }
-    return tuple(sights[kinds[i], bool(turning[i])] for i in range(depth))
+    return tuple(specs[kinds[i], bool(turning[i])] for i in range(depth))
 
 
 def _rotary(config: PreTrainedConfig, name: str, layer_type: str | None) -> Rotary:

@@ -18,7 +18,7 @@ from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 WORTHWHILE = 8  # a shorter common beginning is chance
 
 
-class Remembering:
+class PrefixCache:
     """See types.Runner. All passes are made by the runner inside, all of whose slots this one holds."""
 
     def __init__(self, runner: Runner) -> None:
@@ -29,7 +29,7 @@ class Remembering:
         self._free = list(range(len(self._idle)))[::-1]  # slots as others see them
         self._slots: dict[int, int] = {}  # as others see them -> inside, from the first feed on
         self._lengths: dict[int, int] = {}
-        self.asked = self.spared = 0  # tokens to be read without a row in return, and those that were there already
+        self.queries = self.hits = 0  # tokens to be read without a row in return, and those that were there already
 
     @property
     def device(self) -> torch.device:
@@ -89,8 +89,8 @@ class Remembering:
         self._bind(slot, tokens)
         known, at = self._known[self._slots[slot]], self._lengths[slot]
         there = min(common(known[at : at + most], tokens), most)
-        self.asked += most
-        self.spared += there
+        self.queries += most
+        self.hits += there
         return there
 
     def _bind(self, slot: int, tokens: list[int]) -> None:

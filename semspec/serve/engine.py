@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from semspec.errors import SemspecError
-from semspec.model.prefix_cache import Remembering
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.serve.deltas import Delta, Finished, delta_of
@@ -34,8 +34,8 @@ WARM_UP = 24  # tokens written before the first request comes
 
 def remembering(pair: Pair) -> Pair:
     """The same pair, with slots that remember the prompts they held."""
-    pair.target = Remembering(pair.target)
-    pair.draft = None if pair.draft is None else Remembering(pair.draft)
+    pair.target = PrefixCache(pair.target)
+    pair.draft = None if pair.draft is None else PrefixCache(pair.draft)
     return pair
 
 

@@ -88,7 +88,7 @@ class Prefixes(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         target = self.engine.pair.target if self.engine.pair else None
         for name, field, what in (
-            ("prefix_cache_queries", "asked", "Prompt tokens looked for in slots that remember."),
-            ("prefix_cache_hits", "spared", "Prompt tokens found there and not read again."),
+            ("prefix_cache_queries", "queries", "Prompt tokens looked for in slots that remember."),
+            ("prefix_cache_hits", "hits", "Prompt tokens found there and not read again."),
         ):
             yield CounterMetricFamily(PREFIX + name, what, value=getattr(target, field, 0))

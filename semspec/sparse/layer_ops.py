@@ -31,7 +31,7 @@ class Sparse:
         self.guard = Guard(runner.cache, plan.refresh)
         self.means: Means | None = None
         self.choosers = frozenset[int]()  # layers that choose blocks
-        self.open = frozenset(i for i, sight in enumerate(self.shape.sights) if sight.window is None)
+        self.open = frozenset(i for i, sight in enumerate(self.shape.attention_specs) if sight.window is None)
         if plan.attention is not None and self.open:
             self.means = Means.of(runner.cache, plan.attention)
             anchors = self.open if plan.attention.anchors is None else frozenset(plan.attention.anchors)
@@ -42,7 +42,7 @@ class Sparse:
         plain = plan.ffn is not None and (plan.ffn.by == "token" or self.shape.mixture is not None)
         self.fusible = not (any(self.thresholds) and plain)
         self.layers = runner.transformer.layers
-        if runner.fast is not None and self.fusible:
+        if runner.graph_runner is not None and self.fusible:
             _ = self.columns  # takes memory: now, not in the middle of an answer
 
     def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
@@ -61,7 +61,7 @@ class Sparse:
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return self.guard.prepare(requests)
 
-    def way(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
+    def layer_ops(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
         checked = [checks(r) and self.thins(span.start) for r, span in zip(requests, spans, strict=True)]
         return SparseLayerOps(self, spans, checked) if any(checked) else DENSE
 
@@ -72,7 +72,7 @@ class Sparse:
             return []
         networks = [layer.ffn if isinstance(layer.ffn, FeedForward) else None for layer in self.layers]
         try:
-            return [n.turn() if n and t else None for n, t in zip(networks, self.thresholds, strict=True)]
+            return [n.transposed_down() if n and t else None for n, t in zip(networks, self.thresholds, strict=True)]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 "a sparse plan that leaves out channels keeps the down projections a second time, transposed, and "
@@ -83,7 +83,7 @@ class Sparse:
         marks = [int(checks(r) and self.thins(start)) for r, start in zip(requests, starts, strict=True)]
         return marks if any(marks) else None
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
+    def inputs(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
         return SparsityInputs(
             marks,
             None if pairs is None else self.blocks(pairs, kernels),
@@ -218,7 +218,7 @@ class SparseLayerOps(LayerOps):
         if plan.experts is not None and self.sparse.betas is not None:
             betas = self.sparse.betas[layer]
             weights, index = skip(weights, index, betas, plan.experts.most, self._rows, ffn.renormalise)
-        return ffn.mix(x, weights, index, lambda expert, some, rows: self._run(layer, expert, some, rows))
+        return ffn.combine(x, weights, index, lambda expert, some, rows: self._run(layer, expert, some, rows))
 
     def _run(self, layer: int, ffn: FeedForward, x: Tensor, rows: Tensor | None) -> Tensor:
         """A network over tokens of the pass, all or the given rows of them: thin where they check, whole elsewhere."""

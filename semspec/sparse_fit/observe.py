@@ -62,7 +62,7 @@ class Watching:
 
     def __init__(self, runner: ModelRunner, plan: AttentionPlan) -> None:
         self.shape, self.plan, self.means = runner.shape, plan, Means.of(runner.cache, plan)
-        self.open = [i for i, sight in enumerate(self.shape.sights) if sight.window is None]
+        self.open = [i for i, sight in enumerate(self.shape.attention_specs) if sight.window is None]
         self.notes = Notes(self.shape.depth)
 
     def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
@@ -71,7 +71,7 @@ class Watching:
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return list(requests)
 
-    def way(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
+    def layer_ops(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
         if len(requests) == 1 and checks(requests[0]):
             return ObservingLayerOps(self, spans[0])
         return DENSE
@@ -82,7 +82,7 @@ class Watching:
     def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> None:
         return None
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
+    def inputs(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
         return SparsityInputs(marks)
 
     def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
@@ -141,7 +141,7 @@ class ObservingLayerOps(LayerOps):
             self._gate(layer, expert, some)
             return expert(some)
 
-        return ffn.mix(x, weights, index, run)
+        return ffn.combine(x, weights, index, run)
 
     def _gate(self, layer: int, ffn: FeedForward, x: Tensor) -> None:
         if len(self.notes.gates[layer]) < GATES:

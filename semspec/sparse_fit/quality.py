@@ -19,7 +19,7 @@ from torch import Tensor
 from semspec.bench.statistics import Share, difference, draws, mean
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.prefix_cache import Remembering
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.result import Result
@@ -158,9 +158,9 @@ def measure(
         raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
     tallies = {name: Tally() for name in plans}
     together = runner.free
-    draft = Remembering(pair.draft) if pair.draft else None
+    draft = PrefixCache(pair.draft) if pair.draft else None
     # Reads prompts once.
-    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder, pair.allow_lossy)
+    reader = Pair(PrefixCache(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder, pair.allow_lossy)
     problems = task.problems(n, seed)
     progress(0, n)
     for begin in range(0, n, together):

@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import semspec
-from semspec.model import ModelRunner
-from semspec.model import cpu_gemm as few
-from semspec.model.experts import Linear
+from semspec.model import ModelRunner, cpu_gemm
+from semspec.model.linear import DenseLinear
 from semspec.sampling.noise import TARGET
 from semspec.types import Decode, Sampling, Score, ScoreOutput
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
@@ -52,14 +51,16 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder: Path = save(model, tmp_path_factory.mktemp(name))
     with pytest.MonkeyPatch.context() as patch:
         if request.param in OTHER_WAYS:
-            patch.setattr(few.GemmPaths, "of", lambda *_: few.GemmPaths(turned=True, packed=few.can_pack()))
+            patch.setattr(
+                cpu_gemm.GemmPaths, "of", lambda *_: cpu_gemm.GemmPaths(transposed=True, packed=cpu_gemm.can_pack())
+            )
         runner = ModelRunner.load(folder, device="cpu", slots=3)
     head = runner.transformer.head
-    assert isinstance(head, Linear) and head.turned == (request.param in OTHER_WAYS)
+    assert isinstance(head, DenseLinear) and head.transposed == (request.param in OTHER_WAYS)
     if request.param in IN_NUMPY:
-        assert runner.single is not None
+        assert runner.numpy_decoder is not None
     else:
-        runner.single = None
+        runner.numpy_decoder = None
     return Case(model, runner)
 
 

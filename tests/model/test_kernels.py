@@ -315,7 +315,7 @@ def test_products_fit_into_any_card(
 ) -> None:
     cut = gemm.SkinnyGemmConfig.of(size, cuts.Card(80, kilobytes * 1024), parts and not gated, gated, itemsize)
     weights = cut.columns * (2 if gated else 1)
-    assert cut.stages * cut.depth * (weights + gemm.ROWS) * itemsize <= kilobytes * 1024
+    assert cut.stages * cut.depth * (weights + gemm.SKINNY_ROWS) * itemsize <= kilobytes * 1024
     assert cut.columns >= 16 and cut.depth >= 16 and (not gated or cut.splits == 1)
 
 

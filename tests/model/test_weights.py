@@ -195,7 +195,7 @@ def test_an_older_config_with_rope_scaling_means_the_same(tmp_path: Path) -> Non
     del config["rope_parameters"]
     config |= {"rope_theta": 10000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     (folder / "config.json").write_text(json.dumps(config))
-    assert Shape.read(folder).sights == expected.sights
+    assert Shape.read(folder).attention_specs == expected.attention_specs
 
 
 def test_a_hub_id_is_fetched_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

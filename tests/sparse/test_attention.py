@@ -248,7 +248,7 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     read(thin, slot, text(1, 100))
     before = check(thin, slot, text(2, 5))
     thin.truncate(slot, 100)
-    way = thin.sparsity.way([Score(thin, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
+    way = thin.sparsity.layer_ops([Score(thin, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
     assert isinstance(way, SparseLayerOps)
     original = way._choose
 
@@ -283,7 +283,7 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
     thin.cache.keys[1, slot, :, :start] = keys[:, :start]
     q = torch.randn(4, n, 16)
     span = SequenceChunk(slot, start, n)
-    way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [span])
+    way = thin.sparsity.layer_ops([Score(thin, slot, [1] * n, n)], [span])
     ours = way.attend(1, 0, q, keys, values, None, 0.3)
     blocks = keys[None, :, :56].unflatten(2, (7, 8))
     means, wide = blocks.mean(3), blocks.var(3, correction=0)

@@ -68,7 +68,7 @@ def one_layer(
     for layer in layers:
         thin.cache.keys[layer, slot, :, :start] = keys[:, :start]
         thin.cache.values[layer, slot, :, :start] = values[:, :start]
-    way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
+    way = thin.sparsity.layer_ops([Score(thin, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
     return [way.attend(layer, 0, q, keys, values, None, 0.3) for layer in layers][-1]
 
 
@@ -143,7 +143,7 @@ def test_layers_that_take_over_a_choice_have_means_of_their_own(runner: ModelRun
     for layer, halves in ((0, (other_keys, other_values)), (2, (keys, values))):
         for cached, half in zip((thin.cache.keys, thin.cache.values), halves, strict=True):
             cached[layer, slot, :, :start] = half[:, :start]
-    way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
+    way = thin.sparsity.layer_ops([Score(thin, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
     way.attend(0, 0, other_q, other_keys, other_values, None, 0.3)
     ours = way.attend(2, 0, q, keys, values, None, 0.3)
     chosen = chosen_by(plan, other_q, other_keys, start, runner.shape.attention_scale)

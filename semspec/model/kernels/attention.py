@@ -15,10 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import SelectedBlocks
+from semspec.model.kernels import LOG2E, SelectedBlocks
 from semspec.model.kernels.tiles import Tiles, card_of
-
-LOG2E = 1.4426950408889634
 
 
 def attend(

@@ -17,9 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import REACH, ROOM
+from semspec.model.kernels import LOG2E, REACH, ROOM
 
-LOG2E = 1.4426950408889634
 LESS, DEVIATIONS = tl.constexpr(1 / ROOM), tl.constexpr(REACH * ROOM)
 SPAN = 128  # blocks that one program scores
 HELD = 16384  # scores that a program keeps in registers while it searches; it reads what is more again and again

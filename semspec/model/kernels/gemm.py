@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels.tiles import Card
+from semspec.model.kernels import SKINNY_ROWS
+from semspec.model.kernels.tiles import Card, fit_shared
 
-ROWS = 16  # at most
 DEPTHS = {16: (256, 6), 32: (256, 4), 64: (64, 6)}  # outputs of a program -> inputs at a time, stages; measured
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemmConfig:
-    """How a product is cut. The figures behind `SkinnyGemmConfig.of` are in docs/lab-notes.md."""
+    """How a product is tiled. The figures behind `SkinnyGemmConfig.of` are in docs/lab-notes.md."""
 
     columns: int  # outputs of one program; with an activation, gates and as many ups
     depth: int  # inputs at a time
@@ -44,8 +44,7 @@ class SkinnyGemmConfig:
             depth //= 2
         if gated:  # as many ups as gates; a tile has at least 16 of each
             columns = max(columns, 32)
-        while stages * depth * (columns + ROWS) * itemsize > card.shared and (stages, depth) != (1, 16):
-            stages, depth = (stages - 1, depth) if stages > 2 or depth == 16 else (stages, depth // 2)
+        stages, depth = fit_shared(stages, depth, (columns + SKINNY_ROWS) * itemsize, card.shared)
         return SkinnyGemmConfig(columns // 2 if gated else columns, depth, splits, stages=stages)
 
 
@@ -58,13 +57,15 @@ def product(
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (1 if activation is None else 2)
-    assert rows <= ROWS and x.is_contiguous() and weight.is_contiguous() and (activation is None or cut.splits == 1)
+    assert rows <= SKINNY_ROWS and x.is_contiguous() and weight.is_contiguous()
+    assert activation is None or cut.splits == 1
     size, dtype = ((rows, outputs), x.dtype) if cut.splits == 1 else ((cut.splits, rows, outputs), torch.float32)
     out = x.new_empty(size, dtype=dtype)
     _product[(triton.cdiv(outputs, cut.columns), cut.splits)](
         x, weight, weight if bias is None else bias, out, rows, outputs,
-        INPUTS=inputs, BLOCK_M=ROWS, BLOCK_N=cut.columns, BLOCK_K=cut.depth, SPLITS=cut.splits, BIASED=bias is not None,
-        GATED=activation is not None, SILU=activation == "silu", num_warps=cut.warps, num_stages=cut.stages,
+        INPUTS=inputs, BLOCK_M=SKINNY_ROWS, BLOCK_N=cut.columns, BLOCK_K=cut.depth, SPLITS=cut.splits,
+        BIASED=bias is not None, GATED=activation is not None, SILU=activation == "silu",
+        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out
 

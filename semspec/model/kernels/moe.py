@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels.gemm import activated, rounded
-from semspec.model.kernels.tiles import Card, card_of
+from semspec.model.kernels.tiles import Card, card_of, fit_shared
 
 ROWS = (16, 64)  # tokens of an expert in one tile, at least and at most; where it has more, it is read again
 
@@ -33,9 +33,7 @@ class Cut:
 
     def fit(self, rows: int, wide: int, card: Card, itemsize: int) -> Cut:
         """The same, or smaller, as the card's shared memory wants it; `wide`: weights that are read for each input."""
-        depth, stages = self.depth, self.stages
-        while stages * depth * (wide + rows) * itemsize > card.shared and (stages, depth) != (1, 16):
-            stages, depth = (stages - 1, depth) if stages > 2 or depth == 16 else (stages, depth // 2)
+        stages, depth = fit_shared(self.stages, self.depth, (wide + rows) * itemsize, card.shared)
         return replace(self, depth=depth, stages=stages)
 
 
