@@ -116,6 +116,11 @@ def test_a_recurrent_model_is_refused_by_name_before_it_is_loaded(kind: str, tmp
     assert f"{kind!r} remembers the past as {why}, which cannot be truncated" in str(error.value)
 
 
+def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(case: tuple[PreTrainedModel, Path]) -> None:
+    runner = Source.find(case[1]).load("cpu", "auto", 1, 32, VOCAB - 5)
+    assert runner.score([Score(runner, runner.acquire(), [1, 2], 2)])[0].logits.shape == (2, VOCAB - 5)
+
+
 def test_a_model_that_does_not_forget_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("gpt2")
     monkeypatch.setattr(TransformersRunner, "truncate", lambda self, slot, length: self._slots.truncate(slot, length))

@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import semspec
+from semspec import loading
+from semspec.bench.replay import SHAPES, planned
 from semspec.cli.main import app
 from semspec.errors import ModelError
 from semspec.model import Source, cpu_gemm, graph_memory, memory_plan, source
+from semspec.model.config import Shape
 from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import reference_kernels
 from semspec.model.linear import DenseLinear
 from semspec.model.memory_plan import MemoryPlan, check
 from semspec.model.runner import ModelRunner
+from semspec.sparse import FfnPlan, SparsePlan
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import edit_config, make_model, save
 from tests.model.test_hf_runner import build
@@ -80,13 +84,13 @@ def test_int8_plans_a_byte_for_each_weight_and_floats_for_the_embedding(tmp_path
     assert planned.per_token == 2 * 3 * 2 * 16 * 8  # int8 attends in double precision
 
 
-def test_a_foreign_models_plan_counts_the_tensors_in_its_files(tmp_path: Path) -> None:
+def test_the_plan_of_a_model_of_transformers_counts_the_tensors_in_its_files(tmp_path: Path) -> None:
     model = build("gpt2")
     planned = Source.find(save(model, tmp_path / "m")).plan("cpu", "float32", 1, 100)
     assert planned.weights == pytest.approx(4 * model.num_parameters(), rel=0.01)
 
 
-def test_a_foreign_model_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_transformers_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> None:
     folder = save(build("gpt2"), tmp_path / "m")
     edit_config(folder, n_layer=6)
     with pytest.raises(ModelError, match=r"lacks \d+ tensors of its config, such as transformer\.h\.\d"):
@@ -142,6 +146,37 @@ def test_a_gpus_plan_has_room_for_graphs(target_folder: Path, a_card: None, free
     free(there.graphs + there.weights)  # type: ignore[operator]
     with pytest.raises(ModelError, match="weights and graphs leave no room for a text; take fewer slots, a narrower"):
         check([there])
+
+
+def test_a_gpus_plan_counts_the_projections_that_a_sparse_plan_keeps_transposed(
+    target_folder: Path, tmp_path: Path, a_card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Source.find(target_folder).shape
+    assert shape is not None
+    thresholds = torch.zeros(shape.depth)
+    thresholds[0] = 0.1
+    planned: list[MemoryPlan] = []
+
+    def stop(plans: list[MemoryPlan]) -> None:
+        planned.extend(plans)
+        raise ModelError("enough")
+
+    monkeypatch.setattr(loading, "check", stop)
+    for device, by in (("cuda", "union"), ("cuda", "token"), ("cpu", "union")):
+        with pytest.raises(ModelError, match="enough"):
+            semspec.load(target_folder, device=device, dtype="float32", sparse=SparsePlan(ffn=FfnPlan(thresholds, by)))
+    one = shape.width * shape.ffn * 4
+    assert [plan.transposed for plan in planned] == [one, 0, 0], "only fused passes read them, of layers that need it"
+    dense = Source.find(target_folder).plan("cuda", "float32", 8, None)
+    assert planned[0].total == dense.total + one and "transposed projections" in str(planned[0])
+
+
+def test_a_replay_plans_the_graphs_of_a_gpu() -> None:
+    config = SHAPES["8B/1B"][0]
+    here, there = (planned("8B", config, 4, 512, device, torch.bfloat16) for device in (CPU, GPU))
+    shape = Shape.of(config)
+    assert here.graphs == 0 and there.graphs == graph_memory.graph_bytes(shape, GPU, 2, 4, 512) > 0
+    assert there.kv == 2 * shape.depth * shape.kv_heads * shape.head_dim * 2 * 4 * 512
 
 
 def test_a_model_of_transformers_has_no_graphs(tmp_path: Path, a_card: None) -> None:

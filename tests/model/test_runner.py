@@ -172,10 +172,9 @@ def test_only_the_wanted_rows_come_back(runner: ModelRunner) -> None:
 
 def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(folder: Path) -> None:
     runner = ModelRunner.load(folder, device="cpu", slots=1, context=16)
-    whole = score(runner, slot := runner.acquire(), [1, 2])
-    runner.truncate(slot, 0)
-    runner.vocab = 300
-    cut = score(runner, slot, [1, 2])
+    whole = score(runner, runner.acquire(), [1, 2])
+    paired = ModelRunner.load(folder, device="cpu", slots=1, context=16, vocab=300)
+    cut = score(paired, paired.acquire(), [1, 2])
     assert cut.shape == (2, 300) and torch.equal(cut, whole[:, :300])
 
 
