@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semspec.model.decode import refuse_nan
 from semspec.model.fused_forward import BatchMetadata
 from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner, bucket, pad
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
@@ -78,6 +79,7 @@ class GraphDecode:
         # The last token written is not fed, so one more fits than the slot has positions left.
         left = [min(r.n, cache.capacity - cache.lengths[r.slot] + 1) for r in requests]
         chunks = self._launch(requests, starts, left, Mode.of(requests, vocab))
+        refuse_nan(any(chunk.nan for chunk in chunks))
         answers = []
         for b, r in enumerate(requests):
             output = DecodeOutput.join([part for chunk in chunks if (part := chunk.of(b, r))])
@@ -138,9 +140,10 @@ class GraphDecode:
             logits, hidden = runner.launcher.run(("decode", batch, queries, steps, mode), work, state)
             left -= steps
             queries = 1
+        nan = runner.logits[:used, : mode.vocab].isnan().any(-1)
         return Chunk(
             size,
-            HostCopy(out[:size, :used]),
+            HostCopy(torch.cat([out[:size, :used], nan[None].long()])),
             None if logits is None else logits[:size, :used].clone(),
             {layer: states[:size, :used].clone() for layer, states in hidden.items()},
         )
@@ -245,20 +248,28 @@ class HostCopy:
 
 @dataclass(slots=True)
 class Chunk:
-    """The tokens [size, B] of one launch; -1 where a sequence had ended before."""
+    """The tokens of one launch; -1 where a sequence had ended before."""
 
     size: int
-    tokens: HostCopy
+    _rows: HostCopy  # [size + 1, B]; the last row says whose latest logits are NaN
     logits: Tensor | None  # [size, B, V]
     hidden: dict[int, Tensor]  # layer -> [size, B, width]
 
+    @property
+    def tokens(self) -> list[list[int]]:  # [size, B]
+        return self._rows.result()[: self.size]
+
+    @property
+    def nan(self) -> bool:
+        return any(self._rows.result()[self.size])
+
     def ended(self, requests: Sequence[Decode]) -> bool:
         """Whether no sequence continues after this."""
-        last = self.tokens.result()[-1]
+        last = self.tokens[-1]
         return all(token == -1 or token in r.stop for token, r in zip(last, requests, strict=True))
 
     def of(self, b: int, r: Decode) -> DecodeOutput | None:
-        tokens = [row[b] for row in self.tokens.result() if row[b] != -1]
+        tokens = [row[b] for row in self.tokens if row[b] != -1]
         if not tokens:
             return None
         rows = slice(len(tokens))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import semspec
-from semspec.errors import SemspecError
+from semspec.errors import ModelError, SemspecError
 from semspec.model import ModelRunner
 from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, GraphDecode, StopTable
@@ -314,6 +314,16 @@ def test_a_decode_into_a_full_slot_ends_as_the_plain_one_does(plain: ModelRunner
         runner.truncate(slot, 90)
         with pytest.raises(SemspecError, match="is full: 96 tokens and 1 more exceed its capacity of 96"):
             runner.decode([Decode(runner, slot, [1], 7, Sampling(), 0)])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_logits_that_are_nan_are_an_error_and_no_text(folder: Path, sampling: Sampling, n: int) -> None:
+    plain = ModelRunner.load(folder, device="cpu", slots=2, context=64)
+    plain.transformer.layers[0].ffn_norm.fill_(float("nan"))
+    for runner in (plain, with_graphs(plain)):
+        with pytest.raises(ModelError, match="logits are NaN: its weights are damaged, or their dtype is too narrow"):
+            runner.decode([Decode(runner, runner.acquire(), [1, 2], n, sampling, 0)])
 
 
 def test_log_probabilities_are_told_the_plain_way(plain: ModelRunner) -> None:
