@@ -31,6 +31,7 @@ class ModelRunner:
         self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
         self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
+        self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
         self.sparsity: Sparsity | None = None  # what passes that score drafts leave out
         self.numpy_decoder = NumpyDecoder.of(transformer, self.cache)
         self.use(GraphRunner.of(transformer, self.cache))
@@ -65,17 +66,8 @@ class ModelRunner:
     def free(self) -> int:
         return self.cache.free
 
-    def acquire(self) -> int:
-        return self.cache.acquire()
-
-    def release(self, slot: int) -> None:
-        self.cache.release(slot)
-
     def length(self, slot: int) -> int:
         return self.cache.lengths[slot]
-
-    def truncate(self, slot: int, length: int) -> None:
-        self.cache.truncate(slot, length)
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from semspec.model.hf_runner import TransformersRunner, refuse_without_truncatio
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import choose_context, choose_device, choose_dtype
 from semspec.model.runner import ModelRunner
-from semspec.model.weights import locate, tensor_shapes
+from semspec.model.weights import Checkpoint, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,8 @@ class Source:
         c = self.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        weights = sum(math.prod(shape) for shape in tensor_shapes(self.path)) * kind.itemsize
+        with Checkpoint(self.path) as checkpoint:
+            weights = checkpoint.parameters * kind.itemsize
         per_token = kv_bytes_per_token(c.num_hidden_layers, heads, head_dim, kind)
         return MemoryPlan(name, place, weights, per_token, slots, context)
 

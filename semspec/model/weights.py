@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -51,12 +52,6 @@ def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
     return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
 
 
-def tensor_shapes(folder: Path) -> list[list[int]]:
-    """The shapes of all tensors; nothing but headers is read."""
-    with Checkpoint(folder) as checkpoint:
-        return checkpoint.shapes()
-
-
 class Checkpoint:
     """The tensors of a folder by name, read one at a time from memory-mapped files."""
 
@@ -81,8 +76,10 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def shapes(self) -> list[list[int]]:
-        return [self._files[file].get_slice(name).get_shape() for name, file in self._where.items()]
+    @property
+    def parameters(self) -> int:
+        """Of all tensors; only headers are read."""
+        return sum(math.prod(self._files[file].get_slice(name).get_shape()) for name, file in self._where.items())
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._where:

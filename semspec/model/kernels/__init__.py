@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -74,48 +75,18 @@ class Kernels:
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp, tiles
+    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp
 
-    def product(
-        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
-    ) -> Tensor:
-        outputs, inputs = weight.shape
-        card, gated = tiles.card_of(x.device), activation is not None
-        cut = gemm.SkinnyGemmConfig.of((outputs, inputs), card, parts, gated, weight.element_size())
-        return gemm.product(x, weight, bias, cut, activation)
-
-    return Kernels(
-        attention.attend,
-        elementwise.add_norm,
-        elementwise.rope_and_cache,
-        attention.rope_cache_attend,
-        elementwise.act_and_mul,
-        elementwise.advance,
-        product,
-        moe.fused_moe,
-        sparse_mlp.sparse_mlp,
-        blocks.choose_blocks,
-        sample.sample,
-    )
+    return _named(attention, blocks, elementwise, gemm, moe, sample, sparse_mlp)
 
 
 def reference_kernels() -> Kernels:
-    from semspec.model.kernels import reference as r
+    from semspec.model.kernels import reference
 
-    def product(
-        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
-    ) -> Tensor:
-        made = r.product(x, weight, bias, 3 if parts else 1)
-        return made if activation is None else r.act_and_mul(made, activation)
+    return _named(reference)
 
-    return Kernels(
-        r.attend,
-        r.add_norm,
-        r.rope_and_cache,
-        r.rope_cache_attend,
-        r.act_and_mul,
-        r.advance,
-        product,
-        r.fused_moe,
-        r.sparse_mlp,
-    )
+
+def _named(*modules: ModuleType) -> Kernels:
+    """Every kernel is the function of its name in one of the modules."""
+    names = [field.name for field in fields(Kernels)]
+    return Kernels(**{name: getattr(m, name) for name in names for m in modules if hasattr(m, name)})

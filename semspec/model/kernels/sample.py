@@ -1,9 +1,9 @@
 """Sampling tokens in Triton, as `semspec.sampling` does it in PyTorch: temperature, min-p and the same noise.
 
-There it is some forty operations, each a launch, and a draft model writes a token in the time of a few hundred. Here it
-is three: the largest logit of each part of the vocabulary, each part's sum of weights, and one program for each row
-that looks for the part in which the noise falls and for the token in it. Sums are made in another order than elsewhere,
-so that a draw which falls between two tokens, but for rounding, may be the other one.
+There it is some forty launches, and a draft model's token takes a few hundred. Here it is three: the largest logit of
+each part of the vocabulary, each part's sum of weights, and one program for each row that finds the part in which the
+noise falls and the token in it. Sums are in another order than in PyTorch, so a sample on the border between two tokens
+may be the other one.
 """
 
 from __future__ import annotations
@@ -55,38 +55,38 @@ def _peak(logits, peaks, rows, stride, size, parts, PART: tl.constexpr, PARTS: t
 
 @triton.jit
 def _processed(
-    logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS: tl.constexpr
+    logits, options, peaks, row, i, rows, stride, size, parts, PARTS: tl.constexpr
 ):  # fmt: skip
     """Logits of tokens i as they are, and with temperature and min-p applied. The largest becomes 0."""
     p = tl.arange(0, PARTS)
     top = tl.max(tl.load(peaks + row * parts + p, mask=p < parts, other=float("-inf")), 0)
-    temperature, least = tl.load(wishes + row), tl.load(wishes + 3 * rows + row)
+    temperature, min_p = tl.load(options + row), tl.load(options + 3 * rows + row)
     own = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
     greedy = temperature == 0.0
     scaled = (own - top) / tl.where(greedy, 1.0, temperature)
-    below = scaled < tl.where(least > 0.0, tl.log(tl.maximum(least, 1e-30)), float("-inf"))
+    below = scaled < tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-30)), float("-inf"))
     best = tl.where(own == top, 0.0, float("-inf"))
     return own, tl.where(greedy, best, tl.where(below, float("-inf"), scaled))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _weigh(
-    logits, wishes, peaks, sums, state, kept, rows, stride, size, parts,
+    logits, options, peaks, sums, state, kept, rows, stride, size, parts,
     PART: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
-    own, processed = _processed(logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS)
+    own, processed = _processed(logits, options, peaks, row, i, rows, stride, size, parts, PARTS)
     tl.store(sums + row * parts + part, tl.sum(tl.exp(processed), 0))
     if KEEP:
         place = (tl.load(state + AT_STEP * rows) * rows + row) * size
-        known = tl.where(tl.load(wishes + row) == 0.0, own, processed)
+        known = tl.where(tl.load(options + row) == 0.0, own, processed)
         tl.store(kept + place + i, known, mask=i < size)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _pick(
-    logits, wishes, peaks, sums, state, tokens, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr
+    logits, options, peaks, sums, state, tokens, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr
 ):
     """The first token at which the sum of weights exceeds what the noise aims at. Where rounding leaves none, the last
     that has weight; a part or a token without weight is never it."""
@@ -95,14 +95,14 @@ def _pick(
     weights = tl.load(sums + row * parts + p, mask=p < parts, other=0.0)
     reached = tl.cumsum(weights, 0)
     # A greedy row aims at nothing: the first of its best.
-    aim = tl.where(tl.load(wishes + row) == 0.0, 0.0, _noise(state, row, rows) * tl.max(reached, 0))
+    aim = tl.where(tl.load(options + row) == 0.0, 0.0, _noise(state, row, rows) * tl.max(reached, 0))
     there = (reached > aim) & (weights > 0.0)
     part = tl.min(tl.where(there, p, PARTS), 0)
     part = tl.where(part == PARTS, tl.max(tl.where(weights > 0.0, p, 0), 0), part)
     before = tl.sum(tl.where(p == part, reached - weights, 0.0), 0)
 
     i = part * PART + tl.arange(0, PART)
-    _, processed = _processed(logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS)
+    _, processed = _processed(logits, options, peaks, row, i, rows, stride, size, parts, PARTS)
     weight = tl.exp(processed)
     found = (before + tl.cumsum(weight, 0) > aim) & (weight > 0.0)
     token = tl.min(tl.where(found, i, size), 0)
