@@ -138,7 +138,7 @@ class _Cursor:
                 raise self.fail(f"the metadata field {name!r} is there twice")
             metadata[name] = self.value(self.kind(name), name)
         found = [self.tensor() for _ in range(tensors)]
-        return Header(self.path, metadata, self.place(found, metadata.get("general.alignment", 32)))
+        return Header(self.path, metadata, self.locate(found, metadata.get("general.alignment", 32)))
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.text("a tensor's name")
@@ -148,7 +148,7 @@ class _Cursor:
         shape = tuple(self.number(8, f"the shape of {name}") for _ in range(dimensions))[::-1]
         return name, shape, self.number(4, f"the type of {name}"), self.number(8, f"the offset of {name}")
 
-    def place(self, found: list[tuple[str, tuple[int, ...], int, int]], alignment: Any) -> dict[str, Entry]:
+    def locate(self, found: list[tuple[str, tuple[int, ...], int, int]], alignment: Any) -> dict[str, Entry]:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.fail(f"its alignment is {alignment!r}, not a power of two")
         begin = -(-self.at // alignment) * alignment

@@ -170,7 +170,7 @@ class GraphDecode:
         logits = runner.fused.head(normed, runner.logits)[:, 0, : mode.vocab]  # [B, V]
         kept = None
         if mode.keep:
-            kept = runner.buffer(("kept", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
+            kept = runner.buffer(("logits", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
         sampled = self._sample(logits, batch, state, mode, kept)
         step = state[STEP, :1]
         states = {}

@@ -106,7 +106,7 @@ def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
     what = "weights and graphs leave" if graphs else "the weights alone leave"
     fewer = "fewer slots, " if graphs and slots > 1 else ""
     narrower = "a narrower dtype (int8 on a CPU, bfloat16 on a GPU) or "
-    return f"{what} no room for a text; take {fewer}{narrower}a smaller model"
+    return f"{what} no memory for a text; take {fewer}{narrower}a smaller model"
 
 
 def available(device: torch.device) -> int | None:

@@ -1,9 +1,8 @@
-"""A runner whose free slots remember what they held, so that a prompt which begins the same is not read again.
+"""A prefix cache: a runner whose free slots keep their KV entries, so that a common prefix is not computed again.
 
-Chats send their earlier turns with every question, and applications the same instructions. A slot that is given back
-keeps its tokens and their KV entries until somebody needs the room. Who comes with a prompt gets, of the free slots,
-the one that has the longest beginning of it, and only the rest is fed. Nobody else notices: to a decoder, a slot
-begins empty and its whole prompt is fed; the part that is there already is left out of the pass.
+A released slot keeps its tokens until it is needed for others. A new sequence gets the free slot with the longest
+prefix of its prompt, and only the rest is fed. Callers do not notice: to them a slot starts empty and the whole prompt
+is fed; what is cached is left out of the pass.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ import torch
 
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
-WORTHWHILE = 8  # a shorter common beginning is chance
+MIN_PREFIX = 8  # tokens; a shorter common prefix is chance
 
 
 class PrefixCache:
-    """See types.Runner. All passes are made by the runner inside, all of whose slots this one holds."""
+    """See types.Runner. Wraps a runner and holds all of its slots."""
 
     def __init__(self, runner: Runner) -> None:
         self.inner = runner
         self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
-        self._idle = [runner.acquire() for _ in range(runner.free)]  # slots inside, longest unused first
-        self._known: dict[int, list[int]] = {slot: [] for slot in self._idle}  # what their KV entries stand for
-        self._free = list(range(len(self._idle)))[::-1]  # slots as others see them
-        self._slots: dict[int, int] = {}  # as others see them -> inside, from the first feed on
+        self._idle = [runner.acquire() for _ in range(runner.free)]  # inner slots, least recently used first
+        self._known: dict[int, list[int]] = {slot: [] for slot in self._idle}  # the tokens of their KV entries
+        self._free = list(range(len(self._idle)))[::-1]  # outer slots
+        self._slots: dict[int, int] = {}  # outer -> inner, from the first feed on
         self._lengths: dict[int, int] = {}
-        self.queries = self.hits = 0  # tokens to be read without a row in return, and those that were there already
+        self.queries = self.hits = 0  # prompt tokens without a row in return, and those of them found here
 
     @property
     def device(self) -> torch.device:
@@ -59,57 +58,57 @@ class PrefixCache:
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         answers: list[ScoreOutput | None] = []
-        feeds: list[tuple[Score, Score]] = []  # what was asked, and what is left to do
+        feeds: list[tuple[Score, Score]] = []  # as requested, and what is left to compute
         for request in requests:
-            there = self._there(request.slot, request.tokens, most=len(request.tokens) - request.keep)
-            self._lengths[request.slot] += there
-            if there == len(request.tokens):
+            cached = self._cached(request.slot, request.tokens, most=len(request.tokens) - request.keep)
+            self._lengths[request.slot] += cached
+            if cached == len(request.tokens):
                 answers.append(ScoreOutput(torch.empty(0, self.vocab, device=self.device)))
             else:
                 answers.append(None)
-                inside = self._aim(request.slot)
-                feeds.append((request, replace(request, runner=self.inner, slot=inside, tokens=request.tokens[there:])))
+                inner = self._aim(request.slot)
+                feeds.append((request, replace(request, runner=self.inner, slot=inner, tokens=request.tokens[cached:])))
         rows = iter(self.inner.score([feed for _, feed in feeds]) if feeds else ())
-        for request, feed in feeds:  # only a pass that went well leaves entries to rely on
+        for request, feed in feeds:  # only after a pass that did not raise
             self._learn(request.slot, feed.tokens)
         return [next(rows) if answer is None else answer for answer in answers]
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         feeds = []
         for request in requests:
-            self._bind(request.slot, [])  # too short to be worth a slot that remembers something
+            self._bind(request.slot, [])  # too short to take a slot with a prefix
             feeds.append(replace(request, runner=self.inner, slot=self._aim(request.slot)))
-        rolled = self.inner.decode(feeds)
-        for request, wrote in zip(requests, rolled, strict=True):
-            self._learn(request.slot, [*request.tokens, *wrote.tokens[:-1]])
-        return rolled
+        outputs = self.inner.decode(feeds)
+        for request, output in zip(requests, outputs, strict=True):
+            self._learn(request.slot, [*request.tokens, *output.tokens[:-1]])
+        return outputs
 
-    def _there(self, slot: int, tokens: list[int], most: int) -> int:
-        """How many of these tokens need not be fed, being what the slot holds at this place already."""
+    def _cached(self, slot: int, tokens: list[int], most: int) -> int:
+        """How many of these tokens the slot holds at this position already."""
         self._bind(slot, tokens)
         known, at = self._known[self._slots[slot]], self._lengths[slot]
-        there = min(common(known[at : at + most], tokens), most)
+        cached = min(common(known[at : at + most], tokens), most)
         self.queries += most
-        self.hits += there
-        return there
+        self.hits += cached
+        return cached
 
     def _bind(self, slot: int, tokens: list[int]) -> None:
-        """Choose a slot inside: the one that remembers most of this beginning, or else the one longest unused."""
+        """Choose an inner slot: the one with the longest common prefix, or else the least recently used."""
         if slot in self._slots:
             return
         shared = [common(self._known[idle], tokens) for idle in self._idle]
         best = max(range(len(shared)), key=lambda i: shared[i])
-        inside = self._idle.pop(best if shared[best] >= WORTHWHILE else 0)
-        if shared[best] < WORTHWHILE:
-            self._known[inside] = []
-        self._slots[slot] = inside
+        inner = self._idle.pop(best if shared[best] >= MIN_PREFIX else 0)
+        if shared[best] < MIN_PREFIX:
+            self._known[inner] = []
+        self._slots[slot] = inner
 
     def _aim(self, slot: int) -> int:
-        """Cut the slot inside to what its user has, ready to be fed; beyond that nothing is known any more."""
-        inside, length = self._slots[slot], self._lengths[slot]
-        self.inner.truncate(inside, length)
-        del self._known[inside][length:]
-        return inside
+        """Truncate the inner slot to the outer one's length, ready to be fed."""
+        inner, length = self._slots[slot], self._lengths[slot]
+        self.inner.truncate(inner, length)
+        del self._known[inner][length:]
+        return inner
 
     def _learn(self, slot: int, tokens: list[int]) -> None:
         self._known[self._slots[slot]] += tokens
@@ -117,7 +116,7 @@ class PrefixCache:
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """Length of the common prefix."""
     if one[: len(other)] == other:
         return len(other)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

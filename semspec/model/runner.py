@@ -51,11 +51,11 @@ class ModelRunner:
     ) -> ModelRunner:
         path = locate(model)
         shape = Shape.read(path)
-        place = choose_device(device)
-        kind = choose_dtype(dtype, shape.dtype, place)
+        where = choose_device(device)
+        kind = choose_dtype(dtype, shape.dtype, where)
         int8 = kind == torch.int8
         with open_checkpoint(path) as checkpoint:
-            transformer = Transformer(shape, checkpoint, place, torch.float32 if int8 else kind, int8)
+            transformer = Transformer(shape, checkpoint, where, torch.float32 if int8 else kind, int8)
         return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab)
 
     @property

@@ -50,18 +50,18 @@ class Source:
 
     def plan(self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0) -> MemoryPlan:
         """See MemoryPlan.of for `transposed_layers`."""
-        place = choose_device(device)
-        kind = choose_dtype(dtype, dtype_of(self.config), place)
+        where = choose_device(device)
+        kind = choose_dtype(dtype, dtype_of(self.config), where)
         context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:
-            return MemoryPlan.of(name, self.shape, place, kind, slots, context, transposed_layers)
+            return MemoryPlan.of(name, self.shape, where, kind, slots, context, transposed_layers)
         c = self.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         with Checkpoint(self.path) as checkpoint:
             weights = checkpoint.parameters * kind.itemsize
         per_token = kv_bytes_per_token(c.num_hidden_layers, heads, head_dim, kind)
-        return MemoryPlan(name, place, weights, per_token, slots, context)
+        return MemoryPlan(name, where, weights, per_token, slots, context)
 
     def load(
         self, device: str, dtype: str, slots: int, context: int | None, vocab: int | None = None
@@ -69,8 +69,8 @@ class Source:
         """`vocab`: how many ids both models of a pair share; logits are cut to these."""
         if self.shape is not None:
             return ModelRunner.load(self.path, device, dtype, slots, context, vocab)
-        place = choose_device(device)
-        kind = choose_dtype(dtype, dtype_of(self.config), place)
+        where = choose_device(device)
+        kind = choose_dtype(dtype, dtype_of(self.config), where)
         if kind == torch.int8:
             raise ModelError(f"{self.path}: dtype int8 is for the model types semspec runs itself; give float32")
-        return TransformersRunner.load(self.path, place, kind, slots, choose_context(context, self.context), vocab)
+        return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)

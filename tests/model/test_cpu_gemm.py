@@ -1,4 +1,4 @@
-"""Products of few rows, turned round: the same numbers, taken where they pay and nowhere else."""
+"""Products of few rows, transposed or packed: the same numbers, used where they pay and nowhere else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_transposed_product_is_the_plain_one(rows: int, inputs: int, outputs: 
     [(1, 576, True), (1, 2047, True), (1, 2048, False), (4, 576, True), (4, 1024, False), (7, 576, True),
      (8, 576, False), (9, 64, True), (10, 64, False)],
 )  # fmt: skip
-def test_only_few_rows_are_turned(rows: int, inputs: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_few_rows_are_transposed(rows: int, inputs: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def test_only_few_rows_are_turned(rows: int, inputs: int, expected: bool, monkey
     assert DenseLinear(weight, bias)(x).shape == made.shape and len(taken) == expected  # without the mark, never
 
 
-def test_both_halves_of_a_product_go_its_way() -> None:
+def test_both_halves_of_a_product_keep_its_path() -> None:
     gate, up = DenseLinear(noise(8, 4), noise(8), transposed=True).halves
     assert gate.transposed and up.transposed
     torch.testing.assert_close(up(noise(1, 4)), F.linear(noise(1, 4), noise(8, 4)[4:], noise(8)[4:]))
@@ -66,16 +66,16 @@ def test_a_product_with_packed_weights_is_the_plain_one(
     torch.testing.assert_close(found, F.linear(x, weight, bias), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_rows_go_the_way_of_their_number(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: list[str] = []
-    monkeypatch.setattr(cpu_gemm, "transposed_product", lambda x, w: (ways.append("turned"), F.linear(x, w))[1])
-    monkeypatch.setattr(cpu_gemm, "packed_product", lambda x, p, b: (ways.append("packed"), F.linear(x, p, b))[1])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_path_depends_on_the_number_of_rows(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+    monkeypatch.setattr(cpu_gemm, "transposed_product", lambda x, w: (paths.append("transposed"), F.linear(x, w))[1])
+    monkeypatch.setattr(cpu_gemm, "packed_product", lambda x, p, b: (paths.append("packed"), F.linear(x, p, b))[1])
     weight = noise(6, 64, seed=1)
-    linear = DenseLinear(weight, noise(6, seed=2), turned, packed=weight)
+    linear = DenseLinear(weight, noise(6, seed=2), transposed, packed=weight)
     for rows in (1, 2, 3, 9, 100):
         torch.testing.assert_close(linear(noise(rows, 64)), F.linear(noise(rows, 64), weight, noise(6, seed=2)))
-    assert ways == (["turned"] * 2 + ["packed"] * 3 if turned else ["packed"] * 4)
+    assert paths == (["transposed"] * 2 + ["packed"] * 3 if transposed else ["packed"] * 4)
 
 
 def test_nothing_is_packed_where_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +91,19 @@ def test_nothing_is_packed_where_operators_are_missing(monkeypatch: pytest.Monke
         cpu_gemm.can_pack.cache_clear()
 
 
-def test_which_models_have_which_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_models_have_which_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(cpu_gemm, "can_pack", lambda: True)
 
-    def ways(size: int, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> GemmPaths:
+    def paths(size: int, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> GemmPaths:
         return GemmPaths.of(size // 4, device, dtype)
 
-    assert ways(CPU_CACHE_BYTES * 2) == GemmPaths(transposed=True, packed=True)
-    assert ways(CPU_CACHE_BYTES) == GemmPaths(transposed=False, packed=True), "a cache holds these"
-    assert ways(MIN_PACKED_BYTES // 2) == GemmPaths(), "calls cost more than products"
-    assert ways(MAX_PACKED_BYTES * 2) == GemmPaths(transposed=True, packed=False), "nobody wants a second copy of these"
-    assert ways(CPU_CACHE_BYTES * 2, GPU) == ways(CPU_CACHE_BYTES * 4, CPU, torch.bfloat16) == GemmPaths()
+    assert paths(CPU_CACHE_BYTES * 2) == GemmPaths(transposed=True, packed=True)
+    assert paths(CPU_CACHE_BYTES) == GemmPaths(transposed=False, packed=True), "a cache holds these"
+    assert paths(MIN_PACKED_BYTES // 2) == GemmPaths(), "calls cost more than products"
+    assert paths(MAX_PACKED_BYTES * 2) == GemmPaths(transposed=True, packed=False), (
+        "nobody wants a second copy of these"
+    )
+    assert paths(CPU_CACHE_BYTES * 2, GPU) == paths(CPU_CACHE_BYTES * 4, CPU, torch.bfloat16) == GemmPaths()
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    assert ways(CPU_CACHE_BYTES * 2) == GemmPaths(transposed=False, packed=True), "others multiply otherwise"
+    assert paths(CPU_CACHE_BYTES * 2) == GemmPaths(transposed=False, packed=True), "others multiply otherwise"

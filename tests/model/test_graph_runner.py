@@ -74,7 +74,7 @@ def text(seed: int, length: int) -> list[int]:
     return torch.randint(VOCAB, [length], generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_a_cpu_goes_the_plain_way(plain: ModelRunner) -> None:
+def test_a_cpu_has_no_graphs(plain: ModelRunner) -> None:
     assert plain.graph_runner is None and plain.graph_decode is None
 
 
@@ -187,7 +187,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize("family", ["llama-bias", "gemma3", "phi4-mini"])
-def test_whichever_way_is_chosen_nothing_changes(family: str, tmp_path: Path) -> None:
+def test_no_kernel_flag_changes_the_results(family: str, tmp_path: Path) -> None:
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=1, context=96)
     feed, a = text(8, 12), plain.acquire()
     (theirs,) = plain.score([Score(plain, a, feed, 12)])
@@ -326,14 +326,14 @@ def test_logits_that_are_nan_are_an_error_and_no_text(folder: Path, sampling: Sa
             runner.decode([Decode(runner, runner.acquire(), [1, 2], n, sampling, 0)])
 
 
-def test_log_probabilities_are_told_the_plain_way(plain: ModelRunner) -> None:
+def test_decodes_with_logprobs_run_without_graphs(plain: ModelRunner) -> None:
     twin = with_graphs(plain)
     (theirs,) = plain.decode([Decode(plain, plain.acquire(), [1, 2], 6, Sampling(), 0, logprobs=2)])
     (ours,) = twin.decode([Decode(twin, twin.acquire(), [1, 2], 6, Sampling(), 0, logprobs=2)])
     assert ours.tokens == theirs.tokens and ours.logprobs is not None and len(ours.logprobs) == 6
 
 
-def test_a_pair_writes_the_same_text_either_way(plain: ModelRunner) -> None:
+def test_a_pair_writes_the_same_text_with_and_without_graphs(plain: ModelRunner) -> None:
     options = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.8, "seed": 4, "num_draft_tokens": 5}
     answers = []
     for make in (lambda r: ModelRunner(r.transformer, 4, r.capacity), with_graphs):

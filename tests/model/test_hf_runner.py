@@ -81,7 +81,7 @@ def test_ragged_passes_with_truncation_between_say_what_transformers_says(case: 
     torch.testing.assert_close(fresh, expected[:4], atol=1e-4, rtol=1e-4)
 
 
-def test_a_roll_is_what_transformers_generates(case: tuple[PreTrainedModel, Path]) -> None:
+def test_a_decode_is_what_transformers_generates(case: tuple[PreTrainedModel, Path]) -> None:
     model, folder = case
     runner, prompt = load(folder), text(3, 12)
     ours = runner.decode([Decode(runner, runner.acquire(), prompt, 64, Sampling(), TARGET)])[0].tokens

@@ -110,7 +110,7 @@ def test_an_impossible_plan_is_an_error_before_anything_is_read(
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**6), st.integers(1, 64), st.integers(2, 10**5), st.integers(1, 10**10))
-def test_what_is_said_to_fit_fits(weights: int, per_token: int, slots: int, context: int, free: int) -> None:
+def test_what_an_error_suggests_fits(weights: int, per_token: int, slots: int, context: int, free: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_plan, "available", lambda device: free)
         asked = MemoryPlan("m", CPU, weights, per_token, slots, context)
@@ -132,7 +132,7 @@ def a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "choose_device", lambda device: torch.device(device))
 
 
-def test_a_gpus_plan_has_room_for_graphs(target_folder: Path, a_card: None, free: object) -> None:
+def test_a_gpus_plan_counts_graphs(target_folder: Path, a_card: None, free: object) -> None:
     found = Source.find(target_folder)
     here, there = (found.plan(device, "float32", 8, 200) for device in ("cpu", "cuda"))
     assert here.graphs == 0 and "graphs" not in str(here)
@@ -144,7 +144,7 @@ def test_a_gpus_plan_has_room_for_graphs(target_folder: Path, a_card: None, free
     with pytest.raises(ModelError, match="that is 1 bytes too much; slots=7 would fit"):
         check([there])
     free(there.graphs + there.weights)  # type: ignore[operator]
-    with pytest.raises(ModelError, match="weights and graphs leave no room for a text; take fewer slots, a narrower"):
+    with pytest.raises(ModelError, match="weights and graphs leave no memory for a text; take fewer slots, a narrower"):
         check([there])
 
 
@@ -183,7 +183,7 @@ def test_a_model_of_transformers_has_no_graphs(tmp_path: Path, a_card: None) -> 
     assert Source.find(save(build("gpt2"), tmp_path / "m")).plan("cuda", "float32", 8, 100).graphs == 0
 
 
-def test_fewer_slots_and_less_context_never_need_more_room(target_folder: Path) -> None:
+def test_fewer_slots_and_less_context_never_need_more_memory(target_folder: Path) -> None:
     shape = Source.find(target_folder).shape
     by_slots = [graph_memory.graph_bytes(shape, GPU, 2, slots, 100) for slots in range(1, 100)]
     by_context = [graph_memory.graph_bytes(shape, GPU, 2, 8, context) for context in range(2, 500, 50)]
@@ -222,7 +222,7 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
     assert graph_memory.lazy_bytes(shape, 4, slots) == buffers + states
 
 
-def test_twins_share_weights_unless_transformers_runs_them(
+def test_target_and_draft_share_weights_unless_transformers_runs_them(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = save(build("gpt2"), tmp_path / "m")

@@ -74,7 +74,7 @@ def test_a_few_tokens_after_others(count: int, keep: int, tmp_path: Path, monkey
         near(states[layer], hidden[layer])
 
 
-def test_a_state_that_was_kept_stays_as_it_is(tmp_path: Path) -> None:
+def test_hidden_states_are_not_overwritten(tmp_path: Path) -> None:
     runner = load("llama3.1", tmp_path)
     slot = runner.acquire()
     _, states = read(runner, slot, [5])
@@ -86,7 +86,9 @@ def test_a_state_that_was_kept_stays_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(runner.transformer.embedding, weights), "the embedding is looked up, not written to"
 
 
-def test_batches_and_mixtures_and_large_models_go_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_mixtures_and_large_models_are_not_decoded_in_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = load("llama3.1", tmp_path / "a")
     decoder = NumpyDecoder.of(runner.transformer, runner.cache)
     assert decoder is not None

@@ -1,4 +1,4 @@
-"""Slots that remember: texts are the same as ever, and what was there is not read again."""
+"""The prefix cache: texts are the same as without it, and a cached prefix is not computed again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(runner: PrefixCache, tokens: list[int]) -> list[float]:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(prompts, st.sampled_from(["none", "exact"])), min_size=2, max_size=6), st.integers(4, 40))
-def test_nobodys_text_depends_on_what_was_there_before(jobs: list[tuple[list[int], str]], budget: int):
+def test_no_text_depends_on_what_a_slot_held_before(jobs: list[tuple[list[int], str]], budget: int):
     target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=2))
     draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=2))
     executor, tasks = Executor(budget=budget), []
