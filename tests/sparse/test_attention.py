@@ -257,7 +257,7 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
         return seen[-1]
 
     way._choose = watched  # type: ignore[method-assign]
-    thin.sparsity.way = lambda requests, spans: way  # type: ignore[method-assign]
+    thin.sparsity.layer_ops = lambda requests, spans: way  # type: ignore[method-assign]
     assert torch.equal(check(thin, slot, text(2, 5)), before)
     thin.truncate(slot, 100)
     ((lists, counts, others),) = seen

@@ -69,15 +69,15 @@ def test_checks_alone_leave_experts_out(runner: ModelRunner, monkeypatch: pytest
     for i, slot in enumerate(slots):
         read(thin, slot, text(i, 20))
     seen: list[list[int]] = []
-    mix = Experts.mix
+    combine = Experts.combine
 
     def watched(self: Experts, x: torch.Tensor, w: torch.Tensor, index: torch.Tensor, run: object) -> torch.Tensor:
         seen.append((index >= 0).sum(-1).tolist())
-        return mix(self, x, w, index, run)  # type: ignore[arg-type]
+        return combine(self, x, w, index, run)  # type: ignore[arg-type]
 
     feeds = [(text(10, 4), 4), (text(11, 3), 1), (text(12, 1), 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(Experts, "mix", watched)
+        patch.setattr(Experts, "combine", watched)
         rows = thin.score([Score(thin, s, *f) for s, f in zip(slots, feeds, strict=True)])
     assert seen and all(counts == [2, 2, 2, 2, 4, 4, 4, 4] for counts in seen)
     for i in (1, 2):
