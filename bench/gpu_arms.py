@@ -142,8 +142,8 @@ class GemmPaths:
         runner = self.runner
         if arm not in self.made:
             runner.use(fast(runner, arm))
-            self.made[arm] = runner.fast, runner.rolls
-        runner.fast, runner.rolls = self.made[arm]  # both: graphs know the addresses of either's buffers
+            self.made[arm] = runner.graph_runner, runner.graph_decode
+        runner.graph_runner, runner.graph_decode = self.made[arm]  # both: graphs know the addresses of either's buffers
         return runner
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.gpu_checks_kernels import CHECKS, check, error, kernels, near
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
-from semspec.model.graph_runner import LONGEST, GraphRunner
+from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.graphs import GraphCache, NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.transformer import Transformer
@@ -65,7 +65,7 @@ def course(one: ModelRunner) -> list[Tensor]:
         for i, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             start = one.length(slot)
             requests.append(Score(one, slot, feeds[i][start : start + size], size))
-        short = [len(r.tokens) <= LONGEST for r in requests]
+        short = [len(r.tokens) <= MAX_QUERIES for r in requests]
         said += [rows.logits.float().cpu() for rows, kept in zip(one.score(requests), short, strict=True) if kept]
         if step % 2:
             for slot in slots:
@@ -220,11 +220,11 @@ def the_oldest_graph_makes_room(device: torch.device) -> None:
     if device.type == "cpu":
         return
     one, few = runner("llama3", device, torch.float32), 2
-    assert one.fast is not None
-    one.fast.runs = GraphCache(device, most=few)
+    assert one.graph_runner is not None
+    one.graph_runner.launcher = GraphCache(device, capacity=few)
     slot = one.acquire()
     expected = [one.score([Score(one, slot, text(1, n), 1)])[0].logits for n in (1, 2, 4)]
     for start, n, rows in ((0, 1, expected[0]), (1, 2, expected[1]), (3, 4, expected[2])):
         one.truncate(slot, start)
         near(one.score([Score(one, slot, text(1, n), 1)])[0].logits, rows, 1e-6)
-        assert len(one.fast.runs) <= few
+        assert len(one.graph_runner.launcher) <= few

@@ -90,9 +90,9 @@ class Seen:
 
 def watched(runner: ModelRunner, score: Callable[[], Any]) -> Seen:
     """One pass without a graph, looking at every mixture."""
-    fast, seen = runner.fast, Seen([], [])
+    fast, seen = runner.graph_runner, Seen([], [])
     assert fast is not None
-    kernels, runs = fast.fused.kernels, fast.runs
+    kernels, launcher = fast.fused.kernels, fast.launcher
 
     def fused_moe(
             x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, activation: str, chosen: int, renormalise: bool,
@@ -106,20 +106,20 @@ def watched(runner: ModelRunner, score: Callable[[], Any]) -> Seen:
         seen.distinct.append(int((used >= 0).sum()))
         return kernels.fused_moe(x, logits, gate_up, down, activation, chosen, renormalise, counts, skipping)
 
-    fast.fused.kernels, fast.runs = replace(kernels, fused_moe=fused_moe), NoGraphs()
+    fast.fused.kernels, fast.launcher = replace(kernels, fused_moe=fused_moe), NoGraphs()
     try:
         score()
     finally:
-        fast.fused.kernels, fast.runs = kernels, runs
+        fast.fused.kernels, fast.launcher = kernels, launcher
     return seen
 
 
 def experts(bench: Bench) -> None:
     runner = bench.runner("mixture", 1, bench.asked.context + 128)
-    if runner.fast is None:
+    if runner.graph_runner is None:
         runner.use(GraphRunner(runner.transformer, runner.cache, reference_kernels(), NoGraphs()))
     shape, context = runner.shape, bench.asked.context
-    assert shape.mixture is not None and runner.fast is not None
+    assert shape.mixture is not None and runner.graph_runner is not None
     chosen = shape.mixture.chosen
     skipped = min(SKIPPED, chosen - 1)
     expert = 3 * shape.width * shape.mixture.ffn * bench.dtype.itemsize
@@ -162,14 +162,14 @@ def experts(bench: Bench) -> None:
         bench.add(f"30B-A3B check of {tokens} tokens, dense", found["dense"], dense)
         arm = list(arms)[1]
         tell(bench, f"30B-A3B check of {tokens} tokens, {arm}", found[arm], found["dense"], few, dense)
-    runner.sparsity, runner.fast = None, None
+    runner.sparsity, runner.graph_runner = None, None
     bench.add(f"{name}, dense, one operation at a time", bench.ms(partial(score, None), repeats=2, warm=1))
 
 
 def tune_experts(bench: Bench, runner: ModelRunner) -> None:
     from semspec.model.kernels import moe as module
 
-    fast, shape = runner.fast, runner.shape
+    fast, shape = runner.graph_runner, runner.shape
     assert fast is not None and shape.mixture is not None
     x = torch.randn(TOKENS, shape.width, device=bench.device, dtype=bench.dtype)
     counts = torch.tensor([TOKENS], device=bench.device)
@@ -211,7 +211,7 @@ class Networks:
         device, dtype = bench.device, bench.dtype
         self.transformer = Transformer(self.shape, RandomWeights(), device, dtype)
         self.runner = ModelRunner(self.transformer, 1, 64)
-        kernels: Kernels = self.runner.fast.kernels if self.runner.fast else reference_kernels()
+        kernels: Kernels = self.runner.graph_runner.kernels if self.runner.graph_runner else reference_kernels()
         self.fused = FusedForward(self.transformer, self.runner.cache, kernels, bench.asked.choices)
         order = torch.randperm(self.shape.ffn, device=device)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(self.shape.ffn, device=device))
@@ -222,7 +222,7 @@ class Networks:
             assert isinstance(layer.ffn, FeedForward)
             gates, _ = layer.ffn.gate_up.halves  # type: ignore[union-attr]
             gates.weight.mul_(self.scale[:, None].to(dtype))
-            self.columns.append(layer.ffn.turn())
+            self.columns.append(layer.ffn.transposed_down())
         self.x = torch.randn(TOKENS, self.shape.width, device=device, dtype=dtype)
         self.counts, self.marks = (torch.tensor([n], device=device) for n in (TOKENS, 1))
 

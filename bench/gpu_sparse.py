@@ -71,7 +71,7 @@ def sparse(bench: Bench) -> None:
 def choosing(bench: Bench, context: int) -> None:
     """The choice alone, of all layers in one graph: microseconds of one, by kernels and one operation at a time."""
     runner = bench.runner("8B", 1, context + 32)
-    assert runner.fast is not None
+    assert runner.graph_runner is not None
     shape, device = runner.shape, bench.device
     q = torch.randn(1, TOKENS, shape.heads, shape.head_dim, device=device, dtype=bench.dtype)
     where = [torch.tensor([n], device=device) for n in (0, context - TOKENS, TOKENS)]
@@ -84,8 +84,8 @@ def choosing(bench: Bench, context: int) -> None:
         sparsity.statistics.keys.normal_()
         pairs = torch.tensor([plan.pairs(context - TOKENS, shape.kv_heads)], device=device)
         for how, kernels in (
-            ("", runner.fast.kernels),
-            (", plainly", replace(runner.fast.kernels, choose_blocks=None)),
+            ("", runner.graph_runner.kernels),
+            (", plainly", replace(runner.graph_runner.kernels, choose_blocks=None)),
         ):
 
             def launch() -> None:

@@ -130,7 +130,7 @@ def tune_products(bench: Bench) -> None:
                     cut: SkinnyGemmConfig, activation: str | None = None, x: Tensor = x, weights: Tensor = weights
                 ) -> None:
                     for weight in weights:
-                        product(x, weight, None, cut, activation)
+                        product(x, weight, None, activation=activation, cut=cut)
 
                 theirs = graphed(bench, by_cublas, "cuBLAS") / copies
                 times = {cut: graphed(bench, partial(by_us, cut), cut) / copies for cut in cuts}

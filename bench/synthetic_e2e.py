@@ -97,8 +97,8 @@ class Twins:
 
     def captured(self) -> float:
         """Seconds that went into compiling kernels and capturing graphs until now."""
-        fasts = [runner.fast for runner in self.runners if runner.fast]
-        return sum(fast.runs.seconds for fast in fasts if isinstance(fast.runs, GraphCache))
+        fasts = [runner.graph_runner for runner in self.runners if runner.graph_runner]
+        return sum(fast.launcher.seconds for fast in fasts if isinstance(fast.launcher, GraphCache))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:

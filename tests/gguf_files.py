@@ -101,8 +101,8 @@ def factors(model: PreTrainedModel) -> dict[str, np.ndarray]:
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         plain = Shape.of(type(config).from_dict(config.to_dict() | {"rope_parameters": {"rope_theta": 10000.0}}))
-        assert plain.sights[0].rotary
-        ratio = torch.tensor(plain.sights[0].rotary.inv_freq) / model.model.rotary_emb.inv_freq
+        assert plain.attention_specs[0].rotary
+        ratio = torch.tensor(plain.attention_specs[0].rotary.inv_freq) / model.model.rotary_emb.inv_freq
         return {"rope_freqs.weight": ratio.numpy()}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{k}.weight": np.float32(rope[f"{k}_factor"]) for k in ("short", "long")}

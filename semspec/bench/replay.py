@@ -125,10 +125,8 @@ def random_runner(
 def planned(
     name: str, config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> MemoryPlan:
-    """What memory such a runner takes at least."""
-    shape = Shape.of(config)
-    per_token = 2 * shape.depth * shape.kv_heads * shape.head_dim * dtype.itemsize
-    return MemoryPlan(name, device, shape.parameters * dtype.itemsize, per_token, slots, capacity)
+    """What memory such a runner takes."""
+    return MemoryPlan.of(name, Shape.of(config), device, dtype, slots, capacity)
 
 
 class Replay:

@@ -84,7 +84,7 @@ def facts(source: Source) -> dict[str, Any]:
         "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         "vocabulary": source.vocab,
         "context": source.context,
-        "windows": sorted({s.window for s in shape.sights if s.window}) if shape else [],
+        "windows": sorted({s.window for s in shape.attention_specs if s.window}) if shape else [],
     }
 
 

@@ -1,4 +1,4 @@
-"""How a checkpoint becomes fast: config, weights, cache, transformer, and the Runner on top of them."""
+"""Models: config, weights, KV cache, forward passes, and the runners on top of them."""
 
 from semspec.model.runner import ModelRunner
 from semspec.model.source import Source

@@ -1,4 +1,4 @@
-"""What each token of a pass sees and where it stands: masks and rotations, made once for all layers alike."""
+"""Positions and masks of one pass, made once for all layers that need the same."""
 
 from __future__ import annotations
 
@@ -20,73 +20,75 @@ class SequenceChunk:
     count: int
 
 
+def cos_sin(rotary: Rotary, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, half of the rotated dimensions] of every position, float32."""
+    inv_freq = torch.tensor(rotary.inv_freq, device=device)
+    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * inv_freq
+    return angles.cos() * rotary.gain, angles.sin() * rotary.gain
+
+
 class RotaryTables:
-    """Tables [length, 1, turned dimensions] of cosines and sines; they grow as sequences do."""
+    """Tables [length, 1, rotated dimensions] of cosines and sines; they grow as sequences do."""
 
     def __init__(self, rotary: Rotary | None, device: torch.device, dtype: torch.dtype) -> None:
         self._rotary, self._device, self._dtype = rotary, device, dtype
         self._cos = self._sin = torch.empty(0)
 
-    def at(self, spans: list[SequenceChunk]) -> tuple[Tensor, Tensor] | None:
-        """cos and sin [N, 1, turned dimensions] at every token's position; sin carries the signs of the two halves."""
+    def at(self, chunks: list[SequenceChunk]) -> tuple[Tensor, Tensor] | None:
+        """cos and sin [N, 1, rotated dimensions] at every token's position; sin carries the signs of the two halves."""
         if self._rotary is None:
             return None
-        end = max(s.start + s.count for s in spans)
+        end = max(c.start + c.count for c in chunks)
         if end > len(self._cos):
-            self._grow(self._rotary, max(end, 2 * len(self._cos)))
-        at = [slice(s.start, s.start + s.count) for s in spans]
+            cos, sin = cos_sin(self._rotary, max(end, 2 * len(self._cos)), self._device)
+            self._cos = torch.cat([cos, cos], -1)[:, None].to(self._dtype)
+            self._sin = torch.cat([-sin, sin], -1)[:, None].to(self._dtype)
+        at = [slice(c.start, c.start + c.count) for c in chunks]
         if len(at) == 1:
             return self._cos[at[0]], self._sin[at[0]]
         return torch.cat([self._cos[a] for a in at]), torch.cat([self._sin[a] for a in at])
 
-    def _grow(self, rotary: Rotary, length: int) -> None:
-        inv_freq = torch.tensor(rotary.inv_freq, device=self._device)
-        angles = torch.arange(length, device=self._device, dtype=torch.float32)[:, None] * inv_freq
-        cos, sin = angles.cos() * rotary.gain, angles.sin() * rotary.gain
-        self._cos = torch.cat([cos, cos], -1)[:, None].to(self._dtype)
-        self._sin = torch.cat([-sin, sin], -1)[:, None].to(self._dtype)
-
 
 class AttentionMetadata:
-    """One pass's positions and masks for each kind of layer; what no layer asks for is not made."""
+    """One pass's positions and masks for each kind of layer; a kind that no layer has is not made."""
 
     def __init__(
         self,
-        spans: list[SequenceChunk],
+        chunks: list[SequenceChunk],
         device: torch.device,
-        rotations: dict[Rotary | None, RotaryTables],
+        tables: dict[Rotary | None, RotaryTables],
         flash: bool = False,
     ) -> None:
-        self.spans, self._device, self._flash = spans, device, flash
-        self._turns = {rotary: table.at(spans) for rotary, table in rotations.items()}
-        self._seen: dict[int | None, list[tuple[int, Tensor | None]]] = {}
+        self.chunks, self._device, self._flash = chunks, device, flash
+        self._rotations = {rotary: table.at(chunks) for rotary, table in tables.items()}
+        self._masks: dict[int | None, list[tuple[int, Tensor | None]]] = {}
 
-    def turn(self, x: Tensor, sight: AttentionSpec) -> Tensor:
+    def rotate(self, x: Tensor, spec: AttentionSpec) -> Tensor:
         """Rotate the halves (a, b) of every head x [N, heads, d]: (a cos - b sin, b cos + a sin)."""
-        turn = self._turns[sight.rotary]
-        if turn is None:
+        rotation = self._rotations[spec.rotary]
+        if rotation is None:
             return x
-        cos, sin = turn
+        cos, sin = rotation
         size = cos.shape[-1]
         if size == x.shape[-1]:
             return torch.addcmul(x * cos, x.roll(size // 2, dims=-1), sin)
-        turned, rest = x[..., :size], x[..., size:]
-        return torch.cat([torch.addcmul(turned * cos, turned.roll(size // 2, dims=-1), sin), rest], dim=-1)
+        rotated, rest = x[..., :size], x[..., size:]
+        return torch.cat([torch.addcmul(rotated * cos, rotated.roll(size // 2, dims=-1), sin), rest], dim=-1)
 
-    def seen(self, sight: AttentionSpec) -> list[tuple[int, Tensor | None]]:
-        """For each span: the first position that any of its tokens sees, and who sees what from there on."""
-        if sight.window not in self._seen:
-            self._seen[sight.window] = [self._mask(span, sight.window) for span in self.spans]
-        return self._seen[sight.window]
+    def masks(self, spec: AttentionSpec) -> list[tuple[int, Tensor | None]]:
+        """For each sequence: the first position that any of its tokens attends to, and the mask from there on."""
+        if spec.window not in self._masks:
+            self._masks[spec.window] = [self._mask(chunk, spec.window) for chunk in self.chunks]
+        return self._masks[spec.window]
 
-    def _mask(self, span: SequenceChunk, window: int | None) -> tuple[int, Tensor | None]:
-        """A mask is [count, start + count - begin]; a single token needs none, it sees everything it is shown."""
-        begin = 0 if window is None else max(0, span.start - window + 1)
-        if span.count == 1:
+    def _mask(self, chunk: SequenceChunk, window: int | None) -> tuple[int, Tensor | None]:
+        """A mask is [count, start + count - begin]; a single token attends to all it is shown and needs none."""
+        begin = 0 if window is None else max(0, chunk.start - window + 1)
+        if chunk.count == 1:
             return begin, None
         if self._flash and window is None:
-            return begin, causal_lower_right(span.count, span.start + span.count)  # flash attention needs no mask
-        positions = torch.arange(begin, span.start + span.count, device=self._device)
-        own = positions[span.start - begin :, None]
+            return begin, causal_lower_right(chunk.count, chunk.start + chunk.count)  # flash attention needs no mask
+        positions = torch.arange(begin, chunk.start + chunk.count, device=self._device)
+        own = positions[chunk.start - begin :, None]
         mask = positions <= own
         return begin, mask if window is None else mask & (positions > own - window)

@@ -1,6 +1,7 @@
-"""KV memory in slots: one fixed buffer per layer, one sequence per slot, lengths on the host.
+"""The KV cache in slots: a fixed buffer, one sequence per slot, lengths on the host.
 
-Undoing is O(1): truncation moves a length, and what lies behind it is overwritten by the next pass.
+Truncation is O(1): it sets a length, and the next pass overwrites what lies after it. A slot may be truncated to any
+length, so layers with a window keep all positions too, not only their window.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from semspec.model.config import Shape
 
 
 class Slots:
-    """Who holds which slot, and how many tokens each holds."""
+    """Which slots are free, and how many tokens each holds."""
 
     def __init__(self, slots: int, capacity: int) -> None:
         self.capacity = capacity
         self.lengths = [0] * slots
-        self.intact = [0] * slots  # tokens not written anew since whoever derives something from them last set this
+        self.intact = [
+            0
+        ] * slots  # leading tokens not rewritten since a user of derived data (sparse.means) last set this
         self._free = list(range(slots))[::-1]
 
     @property
     def free(self) -> int:
         return len(self._free)
 
-    def acquire(self) -> int:
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
         if not self._free:
             raise SemspecError(f"all {len(self.lengths)} slots are taken; release one or load the model with more")
         slot = self._free.pop()
@@ -45,18 +48,23 @@ class Slots:
         self.lengths[slot] = length
         self.intact[slot] = min(self.intact[slot], length)
 
-    def extend(self, wanted: Sequence[tuple[int, int]]) -> list[int]:
-        """Make room in each (slot, for so many more tokens), in all or in none; returns where they begin."""
-        starts = [self.lengths[slot] for slot, _ in wanted]
-        for start, (slot, count) in zip(starts, wanted, strict=True):
+    def extend(self, tokens: Sequence[tuple[int, int]]) -> list[int]:
+        """Extend each (slot, by so many tokens), all or none; returns the positions at which they start."""
+        starts = [self.lengths[slot] for slot, _ in tokens]
+        for start, (slot, count) in zip(starts, tokens, strict=True):
             if start + count > self.capacity:
                 raise SemspecError(
                     f"slot {slot} is full: {start} tokens and {count} more exceed its capacity of {self.capacity}; "
                     "load the model with a larger context"
                 )
-        for start, (slot, count) in zip(starts, wanted, strict=True):
+        for start, (slot, count) in zip(starts, tokens, strict=True):
             self.lengths[slot] = start + count
         return starts
+
+
+def kv_bytes_per_token(depth: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """What `Cache` takes for each position of a slot."""
+    return 2 * depth * kv_heads * head_dim * dtype.itemsize
 
 
 class Cache(Slots):

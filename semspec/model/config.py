@@ -1,7 +1,7 @@
-"""What a checkpoint is: its shape, and the few ways in which families of models differ, as data.
+"""A checkpoint's shape, and the few ways in which families of models differ, as data.
 
 `Shape.read` takes a Hugging Face config.json or a GGUF file. A family that needs more than these switches gets a new
-field here and one place in transformer.py that reads it, never a branch on its name.
+field here and one line in transformer.py that reads it, never a branch on its name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from semspec.errors import ModelError
 from semspec.model.gguf_config import config_of
 from semspec.model.gguf_header import Header
+from semspec.model.quantisation import refuse_quantised
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family departs from the common decoder layer, and what its tensors are called. Names are within a layer."""
+    """How a family differs from the common decoder layer, and the names of its tensors within a layer."""
 
     qkv_bias: bool = False  # biases on the query, key and value projections
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
@@ -33,7 +34,7 @@ class Family:
     ffn_out_norm: str = ""
     norm_offset: float = 0.0  # norms multiply by their weight and this
     scaled_embedding: bool = False  # embeddings are multiplied by the root of the width
-    router: str = ""  # where in a layer the router of its experts lies
+    router: str = ""  # the router of a mixture of experts
     expert: tuple[str, str, str] = ("", "", "")  # and gate, up and down projection of expert {e}
 
 
@@ -59,8 +60,8 @@ FAMILIES: dict[str, Family] = {
 }
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 ROPE_SCALINGS = ("linear", "llama3", "longrope", "yarn")
-UNSAID_CONTEXT = 2048  # for models whose config names no longest sequence
-DEEPEST = 10_000  # layers; more is a mistake in the config, not a model
+DEFAULT_CONTEXT = 2048  # for models whose config has no longest sequence
+MAX_DEPTH = 10_000  # layers; more is a mistake in the config
 
 
 class NotNative(ModelError):
@@ -69,31 +70,30 @@ class NotNative(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How positions turn queries and keys."""
+    """RoPE: how queries and keys are rotated by position."""
 
-    inv_freq: tuple[
-        float, ...
-    ]  # scaling applied; two for each turned dimension pair, the rest of a head stays as it is
+    # Scaling applied; one for each pair of rotated dimensions. The rest of a head is not rotated.
+    inv_freq: tuple[float, ...]
     gain: float = 1.0  # factor on the rotation (yarn, longrope)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """How a layer sees the context. Most models have one kind for all layers, some have two."""
+    """What a layer attends to. Most models have one kind for all layers, some have two."""
 
-    window: int | None = None  # how many tokens it sees, itself included; None: all
-    rotary: Rotary | None = None  # None: it does not know positions
+    window: int | None = None  # sliding window, the token itself included; None: all
+    rotary: Rotary | None = None  # None: no positions (NoPE)
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How the experts of a mixture are made up."""
+    """A mixture of experts."""
 
     experts: int
     chosen: int  # for each token
     ffn: int  # of one expert
     renormalise: bool
-    dense_layers: frozenset[int]  # layers that have one feed-forward network all the same
+    dense_layers: frozenset[int]  # layers that have one feed-forward network instead
 
     @staticmethod
     def of(config: PreTrainedConfig) -> Mixture:
@@ -125,7 +125,7 @@ class Shape:
     norm_eps: float
     tied: bool  # the embedding is also the output projection
     context: int  # longest sequence the checkpoint was made for
-    sights: tuple[AttentionSpec, ...]  # of every layer
+    attention_specs: tuple[AttentionSpec, ...]  # by layer
     attention_scale: float  # on the products of queries and keys
     activation: str  # of the feed-forward networks, one of ACTIVATIONS
     qkv_bias: bool
@@ -165,7 +165,7 @@ class Shape:
             norm_eps=config.rms_norm_eps,
             tied=bool(config.tie_word_embeddings),
             context=context_of(config),
-            sights=_sights(config, name),
+            attention_specs=_attention_specs(config, name),
             attention_scale=getattr(config, "query_pre_attn_scalar", _head_dim(config)) ** -0.5,
             activation=activation,
             qkv_bias=family.qkv_bias or attention_bias,
@@ -195,6 +195,7 @@ def read_config(path: Path) -> PreTrainedConfig:
     """The config of a checkpoint folder or of a GGUF file."""
     if path.suffix == ".gguf":
         return config_of(Header.read(path))
+    refuse_quantised(path)
     try:
         return AutoConfig.from_pretrained(path)
     except Exception as error:  # transformers raises many kinds here
@@ -202,9 +203,9 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def context_of(config: PreTrainedConfig) -> int:
-    """The longest sequence. Models with longrope have other frequencies beyond the length they were first made for,
-    for all tokens at once; what a cache holds would be void, so that length is the end."""
-    longest = getattr(config, "max_position_embeddings", None) or UNSAID_CONTEXT
+    """The longest sequence. Beyond their original length, models with longrope change the frequencies of all tokens,
+    which would invalidate the cache; so that length is the limit."""
+    longest = getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
     rope = getattr(config, "rope_parameters", None) or {}
     first = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
     return min(longest, first or longest)
@@ -225,7 +226,7 @@ def dtype_of(config: PreTrainedConfig) -> torch.dtype:
 def _check(config: PreTrainedConfig, name: str) -> None:
     """Refuse sizes that no model has, before anything is made of them."""
     depth, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
-    if not 0 < depth <= DEEPEST:
+    if not 0 < depth <= MAX_DEPTH:
         raise ModelError(f"{name}: a model cannot have {depth} layers; its config is damaged")
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ModelError(f"{name}: {heads} query heads cannot share {kv_heads} key heads; its config is damaged")
@@ -245,22 +246,23 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _sights(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
-    """How each layer sees. Configs say it in three ways: a window for all, a kind for each layer, layers without
-    rotation; rotary parameters are given once, or for each kind of layer."""
+def _attention_specs(config: PreTrainedConfig, name: str) -> tuple[AttentionSpec, ...]:
+    """By layer. Configs have a window for all layers, a kind for each, or layers without rotation; rotary parameters
+    are given once, or for each kind of layer."""
     depth = config.num_hidden_layers
     kinds: list[str | None] = list(getattr(config, "layer_types", None) or [None] * depth)
-    window, turning = getattr(config, "sliding_window", None), getattr(config, "no_rope_layers", None) or [1] * depth
+    window = getattr(config, "sliding_window", None)
+    rotated = getattr(config, "no_rope_layers", None) or [1] * depth
     parameters = config.rope_parameters or {}
     rotary = {kind: _rotary(config, name, kind if kind in parameters else None) for kind in set(kinds)}
-    sights = {
-        (kind, turned): AttentionSpec(
-            window if kind in (None, "sliding_attention") else None, rotary[kind] if turned else None
+    specs = {
+        (kind, rope): AttentionSpec(
+            window if kind in (None, "sliding_attention") else None, rotary[kind] if rope else None
         )
         for kind in rotary
-        for turned in (True, False)
+        for rope in (True, False)
     }
-    return tuple(sights[kinds[i], bool(turning[i])] for i in range(depth))
+    return tuple(specs[kinds[i], bool(rotated[i])] for i in range(depth))
 
 
 def _rotary(config: PreTrainedConfig, name: str, layer_type: str | None) -> Rotary:
@@ -268,8 +270,8 @@ def _rotary(config: PreTrainedConfig, name: str, layer_type: str | None) -> Rota
     rope = (config.rope_parameters or {})[layer_type] if layer_type else config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
     if kind == "default":
-        turned = int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0))
-        half = torch.arange(0, turned, 2, dtype=torch.float32) / turned
+        size = int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0))
+        half = torch.arange(0, size, 2, dtype=torch.float32) / size
         return Rotary(tuple((1.0 / (rope.get("rope_theta", 10000.0) ** half)).tolist()))
     _refuse(name, "rope scaling", kind, ROPE_SCALINGS)
     inv_freq, gain = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layer_type)

@@ -1,13 +1,13 @@
-"""Products of a few rows with float32 weights on a CPU: writing a token, checking a draft.
+"""Products of a few rows with float32 weights on a CPU: decoding a token, scoring a draft.
 
-MKL's way for `F.linear` reads weights at half of what the memory gives, and multiplies a draft's rows at half of what
-the processor can. Two other ways are nearly twice as fast, each for its numbers of rows:
+MKL's `F.linear` reads weights at half the memory's bandwidth, and multiplies a draft's rows at half the processor's
+speed. Two other paths are nearly twice as fast, each for its number of rows:
 
-- turned round, with the weight as the left matrix, for one or two rows: these take the time of reading the weights;
+- transposed, with the weight as the left matrix, for one or two rows: these take the time of reading the weights;
 - with weights packed by oneDNN, for more rows, up to whole prompts. The packed weights are a second copy.
 
-docs/lab-notes.md has the figures. What is chosen depends on shapes alone: a text that a seed gives must not depend on
-a clock.
+docs/lab-notes.md has the figures. The choice depends on shapes alone: the text that a seed gives must not depend on a
+clock.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CACHED = 32 << 20  # bytes of a model that a cache may hold; out of a cache, F.linear is twice as fast for one row
-LEAST = 4 << 20  # bytes of a model below which calls cost more than what they multiply
-MOST = 1 << 30  # bytes of a model of which one would not want a second copy
-TWO = 2  # rows: with weights packed, more of them are not turned
-ROWS = 9  # without, more than these are not,
-NUMBERS = 4096  # nor inputs of so many numbers: F.linear is the faster one again
+CPU_CACHE_BYTES = 32 << 20  # a model that fits into the CPU's cache: F.linear is twice as fast for one row
+MIN_PACKED_BYTES = 4 << 20  # of a model; in a smaller one calls cost more than the products
+MAX_PACKED_BYTES = 1 << 30  # of a model; a second copy of a larger one takes too much memory
+MAX_ROWS_BESIDE_PACKED = 2  # that are multiplied transposed where packed weights could be used
+MAX_TRANSPOSED_ROWS = 9  # without packed weights; for more rows,
+MAX_TRANSPOSED_INPUTS = 4096  # or for so many inputs in all, F.linear is faster again
 
 
 @dataclass(frozen=True, slots=True)
 class GemmPaths:
-    """Which other ways the products of a model have."""
+    """Which paths besides F.linear the products of a model have."""
 
-    turned: bool = False
+    transposed: bool = False
     packed: bool = False
 
     @staticmethod
@@ -39,12 +39,15 @@ class GemmPaths:
         if device.type != "cpu" or dtype != torch.float32:
             return GemmPaths()
         size = parameters * dtype.itemsize
-        return GemmPaths(size > CACHED and torch.backends.mkl.is_available(), LEAST <= size <= MOST and can_pack())
+        return GemmPaths(
+            transposed=size > CPU_CACHE_BYTES and torch.backends.mkl.is_available(),
+            packed=MIN_PACKED_BYTES <= size <= MAX_PACKED_BYTES and can_pack(),
+        )
 
 
 @cache
 def can_pack() -> bool:
-    """Whether this build of torch packs weights, by operators that are its own affair, and multiplies with them."""
+    """Whether this build of torch has the private operators that pack weights and multiply with them."""
     x, weight = torch.ones(3, 4), torch.arange(8.0).reshape(2, 4)
     try:
         made = packed_product(x, pack(weight), torch.ones(2))
@@ -54,7 +57,7 @@ def can_pack() -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A copy of a weight [out, in] in the order that oneDNN multiplies best with; for `packed_product` only."""
+    """A copy of a weight [out, in] in oneDNN's own layout; for `packed_product` only."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return packed
 
@@ -64,14 +67,14 @@ def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return made
 
 
-def is_few(x: Tensor) -> bool:
-    """Whether rows are turned where nothing is packed."""
+def suits_transposed(x: Tensor) -> bool:
+    """Whether rows are few enough to be multiplied transposed where nothing is packed."""
     rows, width = x.shape
-    return rows <= ROWS and max(rows, 2) * width < NUMBERS
+    return rows <= MAX_TRANSPOSED_ROWS and max(rows, 2) * width < MAX_TRANSPOSED_INPUTS
 
 
-def turned_product(x: Tensor, weight: Tensor) -> Tensor:
+def transposed_product(x: Tensor, weight: Tensor) -> Tensor:
     """F.linear of x [N, in] with weight [out, in], for few rows."""
     rows = x.shape[0]
-    columns = torch.cat([x, x]) if rows == 1 else x.contiguous()  # a single column would go the way of vectors
+    columns = torch.cat([x, x]) if rows == 1 else x.contiguous()  # MKL has a slower path for a single column
     return torch.mm(weight, columns.t())[:, :rows].t().contiguous()

@@ -1,4 +1,4 @@
-"""Writing autoregressively by scoring one token at a time: how any runner rolls that has nothing faster."""
+"""Decoding by scoring one token at a time: for runners and requests that have nothing faster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from semspec.types import Decode, DecodeOutput, Runner, Score
 
 
 def decode_by_score(runner: Runner, requests: Sequence[Decode]) -> list[DecodeOutput]:
-    """All sequences write in lock step; one that has stopped or has enough leaves the batch."""
+    """All sequences decode in lock step; one that has stopped, has enough tokens, or
+    has NaN for logits (then its last token is -1) leaves the batch."""
     written: list[list[DecodeOutput]] = [[] for _ in requests]
     live = [(i, r, r.tokens) for i, r in enumerate(requests)]
     while live:

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, dequantised singly, under the names and in the layout of a Hugging Face checkpoint."""
+"""The tensors of a GGUF file, dequantised one at a time, with the names and layout of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GgufCheckpoint:
         self._names = get_tensor_name_map(arch, config.num_hidden_layers)
         self._unread = set(self.header.tensors) - FACTORS
         total = sum(e.size for e in self.header.tensors.values())
-        # disable=None: nothing is drawn where nobody looks
+        # disable=None: only on a terminal
         self._bar = tqdm(desc=f"reading {path.name}", total=total, unit="B", unit_scale=True, disable=None, leave=False)
 
     def __enter__(self) -> GgufCheckpoint:

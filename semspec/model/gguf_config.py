@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, as the Hugging Face config that the rest of the package understands."""
+"""A GGUF file's metadata as a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from semspec.errors import ModelError
 from semspec.model.gguf_header import Header
 
-LARGEST = 1 << 20  # no size but the context is as large as this, whatever a damaged file says
+MAX_SIZE = 1 << 20  # of all sizes but the context; more is a damaged file
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Dialect:
     """How llama.cpp writes an architecture, where that differs from the Hugging Face checkpoint."""
 
     model_type: str
-    interleaved: bool = False  # rows of query and key weights stand in rotated pairs, not in halves
-    norm_offset: float = 0.0  # what the norms' weights were raised by
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what the file leaves unsaid
+    interleaved: bool = False  # rows of query and key weights are in rotated pairs, not in halves
+    norm_offset: float = 0.0  # what was added to the weights of norms
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what the file does not contain
 
 
 DIALECTS: dict[str, Dialect] = {
@@ -105,7 +105,7 @@ def _sizes(header: Header, own: dict[str, Any]) -> dict[str, int]:
         if key not in own and key not in NEEDED:
             continue
         value = _number(header, own, key, int)
-        if not 0 <= value < LARGEST or (value == 0 and key in NEEDED):
+        if not 0 <= value < MAX_SIZE or (value == 0 and key in NEEDED):
             raise ModelError(f"{header.path}: its metadata say that {key} is {value}, which cannot be")
         if value:
             sizes[name] = value
@@ -133,9 +133,9 @@ def _rotary(
     rope: dict[str, Any] = {"rope_type": "default"}
     if "rope.freq_base" in own:
         rope["rope_theta"] = _number(header, own, "rope.freq_base", float)
-    turned = own.get("rope.dimension_count", head)
-    if turned != head:
-        rope["partial_rotary_factor"] = turned / head
+    rotated = own.get("rope.dimension_count", head)
+    if rotated != head:
+        rope["partial_rotary_factor"] = rotated / head
     context = settings["max_position_embeddings"]
     if "rope_freqs.weight" in header.tensors:
         factors = _factors(header, "rope_freqs.weight")
@@ -151,9 +151,7 @@ def _rotary(
         rope |= {"rope_type": own["rope.scaling.type"], "factor": _number(header, own, "rope.scaling.factor", float)}
         if "rope.scaling.original_context_length" in own:
             rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
-    if (
-        model_type == "gemma3_text"
-    ):  # scaling is for the layers that see everything; the others have a base of their own
+    if model_type == "gemma3_text":  # scaling is for global layers; those with a window have a base of their own
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}}
     if rope["rope_type"] == "longrope" and model_type == "phi3":
         return {"rope_parameters": rope, "original_max_position_embeddings": rope["original_max_position_embeddings"]}

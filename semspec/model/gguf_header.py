@@ -1,7 +1,7 @@
-"""The header of a GGUF file, read with suspicion: every count, length and offset is held against the file's size.
+"""The header of a GGUF file. Every count, length and offset is checked against the file's size.
 
 The `gguf` package's own reader trusts the file and takes seconds for a large vocabulary. Nothing here is copied or
-allocated before it is known to lie inside the file; the tensors themselves stay where they are.
+allocated before it is known to lie inside the file; the tensors themselves are memory-mapped.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
-from gguf.quants import dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, quants
 
 from semspec.errors import ModelError
 
 VERSIONS = (2, 3)
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 Kind = GGMLQuantizationType
-SUPPORTED = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.Q8_0, Kind.F16, Kind.BF16, Kind.F32)
+# What the package can dequantise: each such type is a class of its module.
+SUPPORTED = tuple(kind for kind in Kind if kind in (Kind.F32, Kind.F16) or hasattr(quants, kind.name))
 SCALARS = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
@@ -39,7 +39,7 @@ SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies and how it is written."""
+    """Where a tensor lies and its type."""
 
     shape: tuple[int, ...]  # as torch counts: the last dimension is contiguous
     kind: Kind
@@ -66,11 +66,11 @@ class Header:
         block, width = GGML_QUANT_SIZES[entry.kind]
         shape = (*entry.shape[:-1], entry.shape[-1] // block * width)
         raw = np.memmap(self.path, mode="r", dtype=np.uint8, offset=entry.start, shape=shape)[rows]
-        return dequantize(np.ascontiguousarray(raw), entry.kind)
+        return quants.dequantize(np.ascontiguousarray(raw), entry.kind)
 
 
 class _Cursor:
-    """A place in the file; every step forward is checked."""
+    """A position in the file; every read is checked."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.end = path, data, 0, len(data)
@@ -87,10 +87,10 @@ class _Cursor:
     def number(self, width: int, what: str) -> int:
         return int.from_bytes(self.take(width, what), "little")
 
-    def count(self, least: int, what: str) -> int:
-        """A count of things that take at least so many bytes each, all of which must lie in the file."""
+    def count(self, min_bytes: int, what: str) -> int:
+        """A count of items of at least `min_bytes` each, all of which must lie in the file."""
         count = self.number(8, what)
-        if count * least > self.end - self.at:
+        if count * min_bytes > self.end - self.at:
             raise self.fail(f"{what} is {count}, more than the {self.end - self.at} bytes that follow can hold")
         return count
 
@@ -138,17 +138,17 @@ class _Cursor:
                 raise self.fail(f"the metadata field {name!r} is there twice")
             metadata[name] = self.value(self.kind(name), name)
         found = [self.tensor() for _ in range(tensors)]
-        return Header(self.path, metadata, self.place(found, metadata.get("general.alignment", 32)))
+        return Header(self.path, metadata, self.locate(found, metadata.get("general.alignment", 32)))
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.text("a tensor's name")
         dimensions = self.number(4, f"the dimensions of {name}")
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise self.fail(f"{name} has {dimensions} dimensions")
         shape = tuple(self.number(8, f"the shape of {name}") for _ in range(dimensions))[::-1]
         return name, shape, self.number(4, f"the type of {name}"), self.number(8, f"the offset of {name}")
 
-    def place(self, found: list[tuple[str, tuple[int, ...], int, int]], alignment: Any) -> dict[str, Entry]:
+    def locate(self, found: list[tuple[str, tuple[int, ...], int, int]], alignment: Any) -> dict[str, Entry]:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.fail(f"its alignment is {alignment!r}, not a power of two")
         begin = -(-self.at // alignment) * alignment
@@ -167,12 +167,11 @@ class _Cursor:
         return tensors
 
     def supported(self, name: str, number: int) -> Kind:
-        known = {kind.value: kind for kind in Kind}
-        kind = known.get(number)
-        if kind in SUPPORTED:
-            return kind
-        written = kind.name if kind else f"type {number}"
+        names = {kind.value: kind.name for kind in Kind}
+        for kind in SUPPORTED:
+            if kind.value == number:
+                return kind
         raise ModelError(
-            f"{self.path}: {name} is quantised as {written}, which is not supported; take a file of "
-            f"{', '.join(k.name for k in SUPPORTED)} (Q4_K_M and the like are mixtures of these)"
+            f"{self.path}: {name} is stored as {names.get(number, f'type {number}')}, which is not supported; take a "
+            f"file of {', '.join(k.name for k in SUPPORTED)} (Q4_K_M and the like are mixtures of these)"
         )

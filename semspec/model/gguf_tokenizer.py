@@ -8,12 +8,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from semspec.model.gguf_header import Header
 
-BEGINS = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # byte-level vocabularies that begin a text with a token
+ADD_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # byte-level vocabularies that add a BOS token
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """transformers builds it. Whether a text begins with a special token it does not ask the file, so we do."""
+    """Built by transformers, which does not read from the file whether a text begins with a BOS token."""
     metadata = Header.read(path).metadata
-    usual = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in BEGINS
-    begins = bool(metadata.get("tokenizer.ggml.add_bos_token", usual))
-    return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name, add_bos_token=begins)
+    default = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in ADD_BOS
+    add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+    return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name, add_bos_token=add_bos)

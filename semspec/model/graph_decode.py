@@ -1,9 +1,10 @@
-"""Writing on a GPU without asking the host: draws, stop flags and positions live on the device.
+"""Decoding on a GPU without asking the host: sampling, stop flags and positions live on the device.
 
-A roll goes in chunks of at most eight tokens. Within a chunk nothing waits: graphs of one or several tokens follow each
-other, and a sequence that has ended does nothing in the rest. The host looks at a chunk's tokens only when the next
-chunk is on its way, so the device never waits for it; what was launched in vain wrote nothing, but took its time. So
-chunks are no longer than the host needs to keep ahead: short in a deep model, whose tokens take long.
+A decode runs in chunks of at most eight tokens. Within a chunk nothing waits: graphs of one or several tokens follow
+each other, and a sequence that has ended does nothing in the rest. The host checks a chunk for stop tokens when the
+next one is already running, so the device never waits for it; tokens computed after a stop are discarded, but take
+time. So chunks that may stop are short in a deep model, and in a very deep one the host checks each token before it
+launches the next.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import torch
 from torch import Tensor
 
 from semspec.model.fused_forward import BatchMetadata
-from semspec.model.graph_runner import BATCHES, LONGEST, QUERIES, GraphRunner, bucket, pad
+from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner, bucket, pad
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
-from semspec.sampling.draw import SamplingRows, best_rows, draw_rows
+from semspec.sampling.draw import SamplingRows, draw_rows
 from semspec.types import Decode, DecodeOutput
 
 CHUNK = 8
-STOP_SETS = 128  # kept at a time
+STOP_SETS = 128  # in the table at a time
 UNROLL = 256  # layers in one graph: a small model writes several tokens in one
-LOOK = 48  # layers between two looks at a roll that may end anywhere; the host needs less than a millisecond for one
+LOOK = 48  # layers between two checks for stop tokens: they take longer than the host needs for a check
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What differs between captured steps besides their size."""
+    """What distinguishes captured decode steps besides their size."""
 
     greedy: bool
     filtered: bool
@@ -52,44 +53,45 @@ class Mode:
 
 
 class GraphDecode:
-    def __init__(self, fast: GraphRunner) -> None:
-        self.fast = fast
-        self.stops = Stops(fast.shape.vocab, fast.device)
-        self.unroll = max(1, min(CHUNK, UNROLL // fast.shape.depth))
-        self.look = max(1, min(CHUNK, LOOK // fast.shape.depth))
-
-    def chunk(self, n: int) -> int:
-        """Tokens between two looks at a roll of n. A short one is a draft of tokens, all of which are wanted; a long
-        one ends where a step or an answer does."""
-        return n if n <= CHUNK else self.look
+    def __init__(self, runner: GraphRunner) -> None:
+        self.runner = runner
+        self.stops = StopTable(runner.shape.vocab, runner.device)
+        self.unroll = max(1, min(CHUNK, UNROLL // runner.shape.depth))
+        self.look = max(1, min(CHUNK, LOOK // runner.shape.depth))  # tokens between two checks for stop tokens
+        # One token of such a model takes longer than the device would wait for the host between two.
+        self.waits = runner.shape.depth >= LOOK
 
     def computed(self, wrote: int, n: int) -> int:
-        """Tokens that are computed for a roll of n which stops after so many: it goes on until a stop is seen."""
-        size = self.chunk(n)
-        return min(n, (-(-wrote // size) + 1) * size)
+        """Tokens computed for a decode of n that stopped after `wrote`: more, where the next ones were running already
+        when the stop was seen."""
+        if wrote >= n:
+            return n
+        return min(n, (-(-wrote // self.look) + (not self.waits)) * self.look)
 
     def decode(self, requests: Sequence[Decode], vocab: int) -> list[DecodeOutput]:
         """Feeds must be short; see types.Runner for the rest of the contract."""
         if len(requests) > BATCHES[-1]:
             most = BATCHES[-1]
             return self.decode(requests[:most], vocab) + self.decode(requests[most:], vocab)
-        cache = self.fast.cache
+        cache = self.runner.cache
         starts = cache.extend([(r.slot, len(r.tokens)) for r in requests])
-        # The last token written is not fed, so one more fits than there are places.
+        # The last token written is not fed, so one more fits than the slot has positions left.
         left = [min(r.n, cache.capacity - cache.lengths[r.slot] + 1) for r in requests]
         chunks = self._launch(requests, starts, left, Mode.of(requests, vocab))
         answers = []
         for b, r in enumerate(requests):
-            rolled = DecodeOutput.join([part for chunk in chunks if (part := chunk.of(b, r))])
-            written = len(rolled.tokens)
+            output = DecodeOutput.join([part for chunk in chunks if (part := chunk.of(b, r))])
+            written = len(output.tokens)
             cache.lengths[r.slot] += written - 1
-            if written < r.n and rolled.tokens[-1] not in r.stop:
-                cache.extend([(r.slot, 1)])  # says that the slot is full
-            answers.append(rolled)
+            if written < r.n and output.tokens[-1] not in r.stop:
+                cache.extend([(r.slot, 1)])  # raises: the slot is full
+            if chunks[-1].nan(b):  # in the cache, it makes all later logits NaN: to check the last ones is enough
+                output.tokens[-1] = -1
+            answers.append(output)
         return answers
 
     def _launch(self, requests: Sequence[Decode], starts: list[int], left: list[int], mode: Mode) -> list[Chunk]:
-        fast, most = self.fast, max(left)
+        runner, most = self.runner, max(left)
         batch = bucket(len(requests), BATCHES)
         queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
         stops = self.stops.rows([r.stop for r in requests])
@@ -99,16 +101,20 @@ class GraphDecode:
         ]
         columns += [[0] * FIELDS] * (batch - len(requests))
         table = [number for field in zip(*columns, strict=True) for number in field]
-        fast.fill(self._ints(batch), table + (pad([r.tokens for r in requests], batch, queries) if queries > 1 else []))
+        feed = pad([r.tokens for r in requests], batch, queries) if queries > 1 else []
+        runner.fill(self._ints(batch), table + feed)
         if not mode.greedy:
             options = [(o.temperature, o.top_k, o.top_p, o.min_p) for o in (r.sampling for r in requests)]
             options += [(0.0, 0, 1.0, 0.0)] * (batch - len(requests))
-            fast.fill(self._options(batch), [number for column in zip(*options, strict=True) for number in column])
+            runner.fill(self._options(batch), [number for column in zip(*options, strict=True) for number in column])
 
         chunks: list[Chunk] = []
-        longest = self.chunk(most)
+        may_stop = any(r.stop for r in requests)
+        longest = self.look if may_stop or most > CHUNK else CHUNK  # a short draft that cannot stop is wanted whole
         while (done := sum(chunk.size for chunk in chunks)) < most:
             if chunks:
+                if self.waits and chunks[-1].ended(requests):
+                    break
                 self._state(batch)[STEP].zero_()
             size = min(longest, most - done)
             chunks.append(self._chunk(batch, queries if not chunks else 1, size, mode, len(requests)))
@@ -118,11 +124,11 @@ class GraphDecode:
 
     def _chunk(self, batch: int, queries: int, size: int, mode: Mode, used: int) -> Chunk:
         """Write so many tokens, the first after feeding `queries` each."""
-        fast = self.fast
-        state, out = self._state(batch), fast.buffer(("written", batch), (CHUNK, batch), torch.long)
+        runner = self.runner
+        state, out = self._state(batch), runner.buffer(("written", batch), (CHUNK, batch), torch.long)
         left = size
         hidden: dict[int, Tensor] = {}
-        kept: Tensor | None = None
+        logits: Tensor | None = None
         while left:
             steps = 1 if queries > 1 else min(self.unroll, 1 << (left.bit_length() - 1))
 
@@ -131,79 +137,81 @@ class GraphDecode:
                     results = self._step(batch, queries, state, out, mode)
                 return results
 
-            kept, hidden = fast.runs.run(("roll", batch, queries, steps, mode), work, state)
+            logits, hidden = runner.launcher.run(("decode", batch, queries, steps, mode), work, state)
             left -= steps
             queries = 1
+        nan = runner.logits[:used, : mode.vocab].isnan().any(-1)
         return Chunk(
             size,
-            Fetch(out[:size, :used]),
-            None if kept is None else kept[:size, :used].clone(),
+            HostCopy(torch.cat([out[:size, :used], nan[None].long()])),
+            None if logits is None else logits[:size, :used].clone(),
             {layer: states[:size, :used].clone() for layer, states in hidden.items()},
         )
 
     def _ints(self, batch: int) -> Tensor:
-        """The state of so many sequences, and behind it the tokens they are fed first."""
-        return self.fast.buffer(("roll", batch), (batch * (FIELDS + LONGEST),), torch.long)
+        """The state of so many sequences, followed by the tokens they are fed first."""
+        return self.runner.buffer(("decode", batch), (batch * (FIELDS + MAX_QUERIES),), torch.long)
 
     def _state(self, batch: int) -> Tensor:
         return self._ints(batch)[: FIELDS * batch].view(FIELDS, batch)
 
     def _options(self, batch: int) -> Tensor:
-        return self.fast.buffer(("options", batch), (4 * batch,), torch.float32)
+        return self.runner.buffer(("options", batch), (4 * batch,), torch.float32)
 
     def _step(
         self, batch: int, queries: int, state: Tensor, out: Tensor, mode: Mode
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Feed, draw, note."""
-        fast, width = self.fast, self.fast.shape.width
+        """Feed, sample, advance."""
+        runner, width = self.runner, self.runner.shape.width
         feed = self._ints(batch)[FIELDS * batch :]
         tokens = state[TOKEN][:, None] if queries == 1 else feed[: batch * queries].view(batch, queries)
-        places = BatchMetadata(state[SLOT], state[START], state[COUNT])
-        normed, hidden = fast.fused.forward(tokens, places, mode.layers, last=True)
-        logits = fast.fused.head(normed, fast.logits)[:, 0, : mode.vocab]  # [B, V]
+        metadata = BatchMetadata(state[SLOT], state[START], state[COUNT])
+        normed, hidden = runner.fused.forward(tokens, metadata, mode.layers, last=True)
+        logits = runner.fused.head(normed, runner.logits)[:, 0, : mode.vocab]  # [B, V]
         kept = None
         if mode.keep:
-            kept = fast.buffer(("kept", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
-        drawn = self._draw(logits, batch, state, mode, kept)
+            kept = runner.buffer(("logits", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
+        sampled = self._sample(logits, batch, state, mode, kept)
         step = state[STEP, :1]
         states = {}
         for layer, one in hidden.items():
-            states[layer] = fast.buffer(("hidden", batch, layer), (CHUNK, batch, width), one.dtype)
+            states[layer] = runner.buffer(("hidden", batch, layer), (CHUNK, batch, width), one.dtype)
             states[layer].index_copy_(0, step, one[:, 0][None])
-        fast.kernels.advance(state, drawn, self.stops.table, out)
+        runner.kernels.advance(state, sampled, self.stops.table, out)
         return kept, states
 
-    def _draw(self, logits: Tensor, batch: int, state: Tensor, mode: Mode, kept: Tensor | None) -> Tensor:
-        """A token for each sequence; what it was drawn from goes to the row of this step."""
-        if mode.greedy:  # nothing below is looked at, and each line of it would be a launch
-            drawn, processed = best_rows(logits, mode.keep)
+    def _sample(self, logits: Tensor, batch: int, state: Tensor, mode: Mode, kept: Tensor | None) -> Tensor:
+        """A token for each sequence; the logits it was sampled from go to the row of this step."""
+        if mode.greedy:  # nothing below applies, and each line of it would be a launch
+            sampled, processed = logits.argmax(-1), logits.float() if mode.keep else None
         else:
             options = self._options(batch).view(4, batch)
-            if self.fast.kernels.sample is not None and not mode.filtered:
-                return self.fast.kernels.sample(logits, options, state, kept)
+            if self.runner.kernels.sample is not None and not mode.filtered:
+                return self.runner.kernels.sample(logits, options, state, kept)
             temperature, top_k, top_p, min_p = options
             rows = SamplingRows(temperature, top_k.long(), top_p, min_p, mode.greedy, mode.filtered, mode.floored)
-            drawn, processed = draw_rows(
+            sampled, processed = draw_rows(
                 logits, rows, (state[SEED], state[START] + state[COUNT], state[STREAM]), mode.keep
             )
+            sampled = sampled.clamp_min(0)  # what is NaN is found out on the host; until then any token will do
         if kept is not None and processed is not None:
             kept.index_copy_(0, state[STEP, :1], processed[None])
-        return drawn
+        return sampled
 
 
-class Stops:
+class StopTable:
     """Sets of stop tokens as rows of a table [sets, V] on the device; row 0 is the empty set."""
 
-    def __init__(self, vocab: int, device: torch.device, most: int = STOP_SETS) -> None:
-        self.table = torch.zeros(most, vocab, dtype=torch.bool, device=device)
+    def __init__(self, vocab: int, device: torch.device, capacity: int = STOP_SETS) -> None:
+        self.table = torch.zeros(capacity, vocab, dtype=torch.bool, device=device)
         self._known: OrderedDict[frozenset[int], int] = OrderedDict()
-        self._free = list(range(1, most))[::-1]
+        self._free = list(range(1, capacity))[::-1]
 
     def rows(self, sets: Sequence[frozenset[int]]) -> list[int]:
-        """At most `most - 1` different sets at once."""
+        """At most `capacity - 1` different sets at once."""
         for tokens in sets:
             if tokens in self._known:
-                self._known.move_to_end(tokens)  # the oldest, which may have to go, is none of these
+                self._known.move_to_end(tokens)  # so that none of these is the oldest, which may be evicted
         return [self._row(tokens) if tokens else 0 for tokens in sets]
 
     def _row(self, tokens: frozenset[int]) -> int:
@@ -216,7 +224,7 @@ class Stops:
         return self._known[tokens]
 
 
-class Fetch:
+class HostCopy:
     """A copy to the host that is under way."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -231,7 +239,7 @@ class Fetch:
             self._host = tensor.clone()
 
     def result(self) -> list[list[int]]:
-        """Made once, since every sequence of a batch asks for it."""
+        """Made once, since every sequence of a batch reads it."""
         if self._rows is None:
             if self._event is not None:
                 self._event.synchronize()
@@ -241,20 +249,27 @@ class Fetch:
 
 @dataclass(slots=True)
 class Chunk:
-    """What was written in one go; tokens [size, B] of which -1 are none."""
+    """The tokens of one launch; -1 where a sequence had ended before."""
 
     size: int
-    tokens: Fetch
+    _rows: HostCopy  # [size + 1, B]; the last row says whose latest logits are NaN
     logits: Tensor | None  # [size, B, V]
     hidden: dict[int, Tensor]  # layer -> [size, B, width]
 
+    @property
+    def tokens(self) -> list[list[int]]:  # [size, B]
+        return self._rows.result()[: self.size]
+
+    def nan(self, b: int) -> bool:
+        return bool(self._rows.result()[self.size][b])
+
     def ended(self, requests: Sequence[Decode]) -> bool:
-        """Whether no sequence went on after this."""
-        last = self.tokens.result()[-1]
+        """Whether no sequence continues after this."""
+        last = self.tokens[-1]
         return all(token == -1 or token in r.stop for token, r in zip(last, requests, strict=True))
 
     def of(self, b: int, r: Decode) -> DecodeOutput | None:
-        tokens = [row[b] for row in self.tokens.result() if row[b] != -1]
+        tokens = [row[b] for row in self.tokens if row[b] != -1]
         if not tokens:
             return None
         rows = slice(len(tokens))

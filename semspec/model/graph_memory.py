@@ -1,9 +1,9 @@
-"""What the passes of a GPU take beside weights, keys and values: buffers at fixed places, and the memory of graphs.
+"""GPU memory besides weights, keys and values: buffers at fixed addresses, and the memory of graphs.
 
-Some of it is taken when a model is loaded, the rest as sizes of passes are first met. All of it is bounded by the
-shapes in `graph_runner.py` and `graph_decode.py`, so it is known before loading. It is a bound, reached by a model
-that has met every size with every kind of sampling. Not in it: what the driver keeps for the launches of a graph, the
-activations of long prompts, which are given back after their pass, and states of more layers than one.
+Some of it is taken when a model is loaded, the rest when a size of pass is first needed. The shapes in
+`graph_runner.py` and `graph_decode.py` bound it, so it is known before loading; a model that has run every size with
+every kind of sampling reaches the bound. Not counted: the driver's own memory for graphs, activations of long prompts,
+which are freed after their pass, and hidden states of more than one layer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from semspec.model.config import Shape
 from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, STOP_SETS
-from semspec.model.graph_runner import BATCHES, LONGEST, MOST_ROWS, QUERIES, bucket
+from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
 from semspec.model.kernels import FIELDS
 
 FLOAT = torch.float32.itemsize
 LONG = torch.long.itemsize
-DRAWN = 64  # bytes for each entry of the vocabulary while a token is drawn: sorted, indexed, summed up, in float32
+SAMPLING = 64  # bytes for each entry of the vocabulary while a token is sampled: sorted, indexed, summed, in float32
 WORKSPACE = 2 * 32 * 2**20  # of cuBLAS, on the stream of passes and on that of captures
-PARTS = 256 * 128  # rows that programs of attention have under way, on a card of that many processors
+PARTS = 256 * 128  # rows that the programs of attention hold, on a GPU of that many processors
 POOLED = 2  # sizes about double from bucket to bucket, so all of them together take twice the largest
 
 
@@ -28,39 +28,43 @@ def graph_bytes(shape: Shape | None, device: torch.device, itemsize: int, slots:
     """Bytes; 0 where passes run without graphs (see `GraphRunner.of`). A shape of None: transformers runs the model."""
     if device.type != "cuda" or shape is None or not covers(shape):
         return 0
-    most = bucket(min(slots, BATCHES[-1]), BATCHES)
-    rows = min(MOST_ROWS, most * LONGEST)
+    batch = bucket(min(slots, BATCHES[-1]), BATCHES)
+    rows = min(MAX_ROWS, batch * MAX_QUERIES)
     results = rows * shape.vocab * itemsize  # copied away from each pass
-    pool = rows * _activations(shape, itemsize) + PARTS * shape.head_dim * FLOAT + most * shape.vocab * DRAWN
+    pool = rows * _activations(shape, itemsize) + PARTS * shape.head_dim * FLOAT + batch * shape.vocab * SAMPLING
     return (
-        static_bytes(shape, itemsize, context) + lazy_bytes(shape, itemsize, most) + results + POOLED * pool + WORKSPACE
+        static_bytes(shape, itemsize, context)
+        + lazy_bytes(shape, itemsize, batch)
+        + results
+        + POOLED * pool
+        + WORKSPACE
     )
 
 
 def static_bytes(shape: Shape, itemsize: int, context: int) -> int:
-    """Taken at once: logits, sets of stop tokens, and cosines and sines of every place."""
-    rotaries = {sight.rotary for sight in shape.sights if sight.rotary is not None}
-    turns = sum(2 * context * len(rotary.inv_freq) * FLOAT for rotary in rotaries)
-    return (MOST_ROWS * itemsize + STOP_SETS) * shape.vocab + turns
+    """Taken at once: logits, sets of stop tokens, and cosines and sines of every position."""
+    rotaries = {spec.rotary for spec in shape.attention_specs if spec.rotary is not None}
+    tables = sum(2 * context * len(rotary.inv_freq) * FLOAT for rotary in rotaries)
+    return (MAX_ROWS * itemsize + STOP_SETS) * shape.vocab + tables
 
 
-def lazy_bytes(shape: Shape, itemsize: int, most: int) -> int:
-    """Taken when a size is first met: what passes read, what rolls keep, and states of one layer that graphs give."""
-    batches = [size for size in BATCHES if size <= most]
-    scores = [(b, q) for b in batches for q in QUERIES if b * q <= MOST_ROWS]
-    numbers = sum(b * (q + 5) for b, q in scores) + sum(batches) * (FIELDS + LONGEST + CHUNK)
+def lazy_bytes(shape: Shape, itemsize: int, batch: int) -> int:
+    """Taken when a size is first needed: inputs of passes, logits and states of decodes, and states of one layer."""
+    batches = [size for size in BATCHES if size <= batch]
+    scores = [(b, q) for b in batches for q in QUERIES if b * q <= MAX_ROWS]
+    numbers = sum(b * (q + 5) for b, q in scores) + sum(batches) * (FIELDS + MAX_QUERIES + CHUNK)
     options = 4 * sum(batches) * FLOAT
-    kept = CHUNK * sum(batches) * (shape.vocab * FLOAT + shape.width * itemsize)
+    logits = CHUNK * sum(batches) * (shape.vocab * FLOAT + shape.width * itemsize)
     states = sum(b * q for b, q in scores) * shape.width * itemsize
-    return numbers * LONG + options + kept + states
+    return numbers * LONG + options + logits + states
 
 
 def _activations(shape: Shape, itemsize: int) -> int:
-    """Bytes for one token that a layer has in hand at most: the stream, its norm, what attention and the feed-forward
-    network read and make, and parts of a product that its reader adds up."""
+    """Bytes that a layer holds for one token at most: the residual stream, its norm, inputs and outputs of attention
+    and of the feed-forward network, and parts of a product that its reader adds up."""
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim + shape.heads * shape.head_dim
     ffn, parts = shape.ffn, 4
     if shape.mixture is not None:
         ffn, parts = max(ffn, shape.mixture.chosen * shape.mixture.ffn), max(parts, shape.mixture.chosen)
-        parts += shape.mixture.experts * shape.mixture.chosen // shape.width + 1  # lists of who chose an expert
+        parts += shape.mixture.experts * shape.mixture.chosen // shape.width + 1  # lists of the tokens of each expert
     return (4 * shape.width + attention + 3 * ffn) * itemsize + parts * shape.width * FLOAT

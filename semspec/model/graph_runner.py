@@ -1,7 +1,7 @@
-"""How the native runner scores and rolls on a GPU: buffers at fixed places, filled by one copy, and graphs over them.
+"""How the native runner scores and decodes on a GPU: graphs over buffers at fixed addresses, filled by one copy.
 
-Batches and token counts are rounded up to few sizes (buckets), so that few graphs serve everything; a graph is made
-when its bucket is first met. What is padded away costs little: a pass reads all weights for one token as for many.
+Batches and token counts are rounded up to a few sizes (buckets), so that few graphs serve everything; a graph is
+captured when its bucket is first needed. Padding costs little: a pass reads all weights for one token as for many.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 # Tokens of one sequence; often a draft of 8 or 16 and one before.
 QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MOST_ROWS = 512  # of a padded pass
-LONGEST = QUERIES[-1]
+MAX_ROWS = 512  # of a padded pass
+MAX_QUERIES = QUERIES[-1]  # a longer feed runs without graphs
 
 
 def bucket(n: int, sizes: tuple[int, ...]) -> int:
@@ -40,22 +40,22 @@ class GraphRunner:
         transformer: Transformer,
         cache: Cache,
         kernels: Kernels,
-        runs: GraphLauncher,
-        choices: KernelFlags = DEFAULT_FLAGS,
+        launcher: GraphLauncher,
+        flags: KernelFlags = DEFAULT_FLAGS,
     ) -> None:
-        self.fused = FusedForward(transformer, cache, kernels, choices)
-        self.cache, self.kernels, self.runs = cache, kernels, runs
+        self.fused = FusedForward(transformer, cache, kernels, flags)
+        self.cache, self.kernels, self.launcher = cache, kernels, launcher
         self.device, self.shape = transformer.device, transformer.shape
-        self.logits = torch.zeros(MOST_ROWS, self.shape.vocab, device=self.device, dtype=transformer.dtype)
+        self.logits = torch.zeros(MAX_ROWS, self.shape.vocab, device=self.device, dtype=transformer.dtype)
         self._buffers: dict[Any, Tensor] = {}
 
     @staticmethod
-    def of(transformer: Transformer, cache: Cache, choices: KernelFlags = DEFAULT_FLAGS) -> GraphRunner | None:
-        """Where there is a GPU and the family has no part that needs the host; others go one operation at a time."""
+    def of(transformer: Transformer, cache: Cache, flags: KernelFlags = DEFAULT_FLAGS) -> GraphRunner | None:
+        """None without a GPU, or for a family that the kernels do not cover: it runs one operation at a time."""
         if transformer.device.type != "cuda" or not covers(transformer.shape):
             return None
         try:
-            return GraphRunner(transformer, cache, triton_kernels(), GraphCache(transformer.device), choices)
+            return GraphRunner(transformer, cache, triton_kernels(), GraphCache(transformer.device), flags)
         except ImportError:
             log.warning("Triton is not installed, so passes are made one operation at a time, which is much slower")
             return None
@@ -65,36 +65,36 @@ class GraphRunner:
     ) -> list[ScoreOutput]:
         """ScoreOutput for short feeds whose slots have been extended already."""
         queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
-        most = max(size for size in BATCHES if size * queries <= MOST_ROWS)
-        if len(requests) > most:
-            parts = (slice(most), slice(most, None))
+        limit = max(size for size in BATCHES if size * queries <= MAX_ROWS)
+        if len(requests) > limit:
+            parts = (slice(limit), slice(limit, None))
             return [row for p in parts for row in self.score(requests[p], starts[p], vocab, sparsity)]
         batch = bucket(len(requests), BATCHES)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
         marks = sparsity.sparse_flags(requests, starts) if sparsity else None
         pairs = sparsity.pair_budgets(requests, starts) if sparsity else None
         buffer = self.buffer(("score", batch, queries), (batch * (queries + 5),), torch.long)
-        tokens, places = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(5, batch)
-        none = [0] * (batch - len(requests))
+        tokens, rows = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(5, batch)
+        padding = [0] * (batch - len(requests))
         flat = pad([r.tokens for r in requests], batch, queries)
-        flat += [*(r.slot for r in requests), *none, *starts, *none, *(len(r.tokens) for r in requests), *none]
+        flat += [*(r.slot for r in requests), *padding, *starts, *padding, *(len(r.tokens) for r in requests), *padding]
         if marks is not None:
-            flat += [*marks, *none, *(pairs or [0] * len(requests)), *none]
+            flat += [*marks, *padding, *(pairs or [0] * len(requests)), *padding]
         self.fill(buffer, flat)
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
-            fewer = None
+            inputs = None
             if sparsity and marks is not None:
-                fewer = sparsity.inputs(places[3], None if pairs is None else places[4], self.kernels)
-            normed, hidden = self.fused.forward(tokens, BatchMetadata(*places[:3]), layers, fewer=fewer)
+                inputs = sparsity.inputs(rows[3], None if pairs is None else rows[4], self.kernels)
+            normed, hidden = self.fused.forward(tokens, BatchMetadata(*rows[:3]), layers, sparsity=inputs)
             return self.fused.head(normed, self.logits), hidden
 
         key = ("score", batch, queries, layers, None if marks is None else (sparsity, pairs is None))
-        logits, hidden = self.runs.run(key, work, buffer)
-        # Copies: the buffers belong to whoever comes next. One for all sequences, of the rows that somebody wants.
+        logits, hidden = self.launcher.run(key, work, buffer)
+        # Copies, since the next pass reuses the buffers: one for all sequences, of the rows that any of them wants.
         first = min(len(r.tokens) - r.keep for r in requests)
-        rows = (slice(len(requests)), slice(first, max(len(r.tokens) for r in requests)))
-        logits, hidden = logits[..., :vocab][rows].clone(), {layer: h[rows].clone() for layer, h in hidden.items()}
+        at = (slice(len(requests)), slice(first, max(len(r.tokens) for r in requests)))
+        logits, hidden = logits[..., :vocab][at].clone(), {layer: h[at].clone() for layer, h in hidden.items()}
         answers = []
         for b, r in enumerate(requests):
             own = slice(len(r.tokens) - r.keep - first, len(r.tokens) - first)
@@ -102,7 +102,7 @@ class GraphRunner:
         return answers
 
     def buffer(self, key: Any, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory that stays where it is, for graphs to read and write."""
+        """Memory at a fixed address, for graphs to read and write."""
         if key not in self._buffers:
             self._buffers[key] = torch.zeros(size, device=self.device, dtype=dtype)
         return self._buffers[key]
@@ -116,7 +116,7 @@ class GraphRunner:
 
 
 def pad(rows: Sequence[Sequence[int]], height: int, width: int) -> list[int]:
-    """All rows one after the other, each filled up with zeros, and as many rows of zeros behind."""
+    """All rows one after the other, each padded with zeros, followed by rows of zeros up to the height."""
     flat: list[int] = []
     for row in rows:
         flat += [*row, *[0] * (width - len(row))]

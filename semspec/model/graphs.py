@@ -1,7 +1,7 @@
-"""Work that is launched once and replayed: CUDA graphs, remembered by what they are for.
+"""CUDA graphs: work that is captured once and replayed, in a cache by key.
 
-A launch costs a slow host as much as the GPU takes for it. A graph costs one launch for all of a pass. What a graph
-reads and writes lies at fixed addresses, so whoever asks for one fills buffers first and copies results away after.
+A kernel's launch costs a slow host as much time as the kernel costs the GPU. A graph is one launch for a whole pass.
+What it reads and writes lies at fixed addresses: the caller fills buffers before and copies results away after.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 class GraphLauncher(Protocol):
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
         """Do `work` and return what it returns. Calls with the same key must mean the same work on the same buffers.
-        `state` is what the work changes and what must not change twice if the work is tried first."""
+        `state` is what the work changes; it is restored where the work runs once more before a capture."""
         ...
 
 
 class NoGraphs:
-    """Where there are no graphs: the work itself, every time."""
+    """The work itself, every time."""
 
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
         return work()
@@ -34,33 +34,33 @@ class NoGraphs:
 class GraphCache:
     """All graphs share one memory pool: they never run at the same time, and results are copied away at once."""
 
-    def __init__(self, device: torch.device, most: int = 64) -> None:
-        self.device, self.most = device, most
+    def __init__(self, device: torch.device, capacity: int = 64) -> None:
+        self.device, self.capacity = device, capacity
         self.seconds = 0.0  # spent on capturing
         self._pool = torch.cuda.graph_pool_handle()
-        self._aside = torch.cuda.Stream(device)  # one for all captures: cuBLAS keeps a workspace for every stream
-        self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
+        self._stream = torch.cuda.Stream(device)  # one for all captures: cuBLAS keeps a workspace for every stream
+        self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._graphs)
 
     def run(self, key: Hashable, work: Callable[[], Any], state: Tensor) -> Any:
-        if key not in self._kept:
-            self._kept[key] = self._capture(work, state)
-            while len(self._kept) > self.most:
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(work, state)
+            while len(self._graphs) > self.capacity:
                 torch.cuda.synchronize(self.device)  # it may still be running
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        graph, results = self._kept[key]
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        graph, results = self._graphs[key]
         graph.replay()
         return results
 
     def _capture(self, work: Callable[[], Any], state: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()
         before = state.clone()
-        aside = self._aside
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             work()  # kernels are compiled and libraries set up outside of the capture
             state.copy_(before)
             graph = torch.cuda.CUDAGraph()
@@ -71,12 +71,12 @@ class GraphCache:
                 results = work()
                 graph.capture_end()
             except Exception:
-                with suppress(RuntimeError):  # what the work said is worth more than that its capture is void
+                with suppress(RuntimeError):  # the first error says more
                     graph.capture_end()
                 raise
             finally:
                 if collecting:
                     gc.enable()
-        torch.cuda.current_stream(self.device).wait_stream(aside)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         self.seconds += time.perf_counter() - began
         return graph, results

@@ -1,7 +1,7 @@
 """A runner for every other causal language model that transformers knows: slower, with the same contract.
 
-Each slot has a cache of its own, and each sequence a pass of its own. Models whose memory of the past is a running
-state cannot take back a rejected draft, so they are refused, by name, before their weights are read.
+Each slot has a cache of its own, and each sequence a pass of its own. Models with a recurrent state cannot undo a
+rejected draft, so they are refused, by name, before their weights are read.
 """
 
 from __future__ import annotations
@@ -49,27 +49,29 @@ def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
 class TransformersRunner:
     """See types.Runner for the contract."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, capacity: int) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int, capacity: int, vocab: int | None = None) -> None:
         config = model.config.get_text_config(decoder=True)
         self.model = model.eval()
-        self.vocab, self.depth, self.capacity = config.vocab_size, config.num_hidden_layers, capacity
+        self.vocab, self.depth, self.capacity = vocab or config.vocab_size, config.num_hidden_layers, capacity
         self._slots = Slots(slots, capacity)
         self._caches = [DynamicCache() for _ in range(slots)]
-        self._fewer_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._probe()
 
     @staticmethod
-    def load(path: Path, device: torch.device, dtype: torch.dtype, slots: int, capacity: int) -> TransformersRunner:
+    def load(
+        path: Path, device: torch.device, dtype: torch.dtype, slots: int, capacity: int, vocab: int | None = None
+    ) -> TransformersRunner:
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
         except Exception as error:  # transformers raises many kinds here
             raise ModelError(f"{path}: transformers cannot load it: {error}") from error
-        if found["missing_keys"]:  # transformers makes up what is not there
+        if found["missing_keys"]:  # transformers initialises at random what is missing
             missing = sorted(found["missing_keys"])
             raise ModelError(f"{path}: the checkpoint lacks {len(missing)} tensors of its config, such as {missing[0]}")
-        return TransformersRunner(model.to(device), slots, capacity)
+        return TransformersRunner(model.to(device), slots, capacity, vocab)
 
     @property
     def device(self) -> torch.device:
@@ -109,13 +111,13 @@ class TransformersRunner:
 
     def _score(self, r: Score) -> ScoreOutput:
         count = len(r.tokens)
-        few = {"logits_to_keep": max(r.keep, 1)} if self._fewer_logits else {}
+        keep = {"logits_to_keep": max(r.keep, 1)} if self._keeps_logits else {}
         out = self.model(
             torch.tensor([r.tokens], device=self.device),
             past_key_values=self._caches[r.slot],
             use_cache=True,
             output_hidden_states=bool(r.layers),
-            **few,
+            **keep,
         )
         logits = out.logits[0, out.logits.shape[1] - r.keep :, : self.vocab]
         return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.keep :] for layer in r.layers})
@@ -125,7 +127,7 @@ class TransformersRunner:
         return decode_by_score(self, requests)
 
     def _probe(self) -> None:
-        """Configs do not tell everything: take something back and see whether the model forgets it."""
+        """Configs do not tell everything: truncate a draft and see whether the model forgets it."""
         slot, tokens = self.acquire(), [t % self.vocab for t in PROBE]
         whole = self.score([Score(self, slot, tokens, len(tokens))])[0].logits
         self.truncate(slot, 2)
@@ -139,8 +141,8 @@ class TransformersRunner:
             self.release(slot)
         if not torch.allclose(whole[2:].float(), again.float(), atol=0.05 * float(whole.float().std()), rtol=0.05):
             raise ModelError(
-                f"{self._name}: after its cache was truncated it does not say what it said before; its past cannot "
-                "be taken back when a draft is rejected"
+                f"{self._name}: after its cache was truncated it gives other logits than before; a rejected draft "
+                "cannot be undone"
             )
 
     @property

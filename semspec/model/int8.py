@@ -1,8 +1,8 @@
 """Products with weights of one byte each, for CPUs, where decoding is bound by reading weights.
 
-Weights have a scale for each output. Inputs are whole numbers too, two for each: torch's product rounds inputs to eight
-bits, which costs more than the weights' rounding does, so what is lost is multiplied as a second row, and rows cost
-little. Products and sums of whole numbers are exact: what a row gives does not depend on the rows beside it.
+Weights have a scale for each output. torch's product rounds inputs to eight bits, which loses more than rounding the
+weights does; so the remainder of each input is multiplied as a second row, and rows cost little. Integer products and
+sums are exact: a row's result does not depend on the other rows of the batch.
 docs/lab-notes.md has the figures of what torch offers.
 """
 
@@ -14,25 +14,17 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
+from semspec.model.linear import Linear, evenly_spaced
 
 LARGEST = 127
-SAMPLE = 4096  # weights of a tensor by which a model is told
 
 
-def evenly(weight: Tensor) -> Tensor:
-    """Evenly spaced weights, as they were given."""
-    flat = weight.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
-
-
-class Int8Linear:
-    """Stands in for experts.Linear."""
-
+class Int8Linear(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         scale = (weight.abs().amax(1) / LARGEST).clamp(min=1e-12).double()
         zero = torch.zeros(len(weight), dtype=torch.long)
         try:
-            with warnings.catch_warnings():  # torch means to replace its quantised tensors; nothing else is as fast yet
+            with warnings.catch_warnings():  # torch deprecates its quantised tensors; nothing else is as fast yet
                 warnings.simplefilter("ignore")
                 whole = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
                 self._packed = torch.ops.quantized.linear_prepack(whole, None)
@@ -40,11 +32,12 @@ class Int8Linear:
             raise ModelError(
                 f"this build of torch cannot do int8 on a CPU ({error}); load with dtype float32"
             ) from error
-        self._bias = bias
-        self.some = evenly(weight).clone()  # what is packed cannot be read as it was
+        self.bias = bias
+        self._sample = evenly_spaced(weight).clone()  # packed weights cannot be read as they were
+        self._nbytes = weight.numel() + 8 * len(weight)  # a byte each, and a scale for each output
         # Without these instructions, pairs of products are summed in 16 bits, which only 7-bit inputs fit into.
         self._narrow = not torch.cpu._is_vnni_supported()
-        self._most = LARGEST if not self._narrow else LARGEST // 2  # an input's largest whole number
+        self._most = LARGEST if not self._narrow else LARGEST // 2  # an input's largest integer
         # torch scales inputs by their extremes over all rows. A row that reaches from one end of the range to the other
         # makes that scale one, always.
         self._guard = torch.zeros(1, weight.shape[1])
@@ -60,4 +53,12 @@ class Int8Linear:
         inputs = torch.cat([whole, rest, self._guard])
         product = torch.ops.quantized.linear_dynamic(inputs, self._packed, self._narrow)
         out = torch.add(product[:rows], product[rows:-1], alpha=0.5 / self._most).div_(scale)
-        return out if self._bias is None else out.add_(self._bias)
+        return out if self.bias is None else out.add_(self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes + self._sample.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def sample(self) -> Tensor:
+        return self._sample

@@ -1,4 +1,4 @@
-"""How a pass goes about the two halves of a layer. This one leaves nothing out; `semspec.sparse` has one that does."""
+"""The two halves of a layer, attention and feed-forward, as a pass runs them; `semspec.sparse` overrides them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from semspec.types import Score
 
 class LayerOps:
     def attend(
-        self, layer: int, place: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+        self, layer: int, sequence: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
     ) -> Tensor:
-        """Attention of the pass's sequence number `place`: q [heads, n, d] over keys and values [kv heads, length, d],
-        the new tokens' own at their end; `mask` [n, length] says who sees what. -> [heads, n, d]"""
+        """Attention of one sequence of the pass: q [heads, n, d] over keys and values [kv heads, length, d], of which
+        the last n are the new tokens'; `mask` is [n, length]. -> [heads, n, d]"""
         grouped = q.shape[0] != keys.shape[0]
         return F.scaled_dot_product_attention(
             q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=grouped
@@ -35,15 +35,15 @@ DENSE = LayerOps()
 
 
 Blocks = Callable[[int, Tensor, Tensor, Tensor, Tensor], SelectedBlocks | None]
-"""(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to see; None: all."""
+"""(layer, its queries [B, Q, heads, d], slots, starts, counts, all [B]) -> blocks to attend to; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparsityInputs:
-    """What one fused pass leaves out, of sequences that are marked. Everything on the device that may change from pass
-    to pass is in tensors."""
+    """What a fused pass leaves out for the marked sequences. What changes from pass to pass is in tensors on the
+    device: a graph is captured once."""
 
-    marks: Tensor  # [B]; 0: this sequence gets everything
+    marks: Tensor  # [B]; 0: nothing is left out for this sequence
     blocks: Blocks | None = None
     betas: Tensor | None = None  # [depth, chosen - 1], of `experts.skip`
     most: int = 0
@@ -90,5 +90,5 @@ class Sparsity(Protocol):
 
 
 def checks(request: Score) -> bool:
-    """Whether a request checks a draft: it wants a row for every token, and has more than one."""
+    """Whether a request scores a draft: it has several tokens and wants a row for each."""
     return request.keep == len(request.tokens) > 1

@@ -1,4 +1,4 @@
-"""How much memory a model will take, told and checked before any of it is taken."""
+"""How much memory a model will take, reported and checked before any of it is taken."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 import torch
 
 from semspec.errors import ModelError
+from semspec.model.cache import kv_bytes_per_token
+from semspec.model.config import Shape
+from semspec.model.cpu_gemm import GemmPaths
+from semspec.model.graph_memory import graph_bytes
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -25,7 +29,37 @@ class MemoryPlan:
     slots: int
     context: int
     read: int | None = None  # bytes of weights that a pass reads; None: that depends on the text
-    graphs: int = 0  # bytes of a GPU's buffers and graphs, at most; see room.py
+    graphs: int = 0  # bytes of a GPU's buffers and graphs, at most; see graph_memory.py
+    transposed: int = 0  # bytes of the down projections that a sparse plan keeps a second time
+
+    @staticmethod
+    def of(
+        name: str,
+        shape: Shape,
+        device: torch.device,
+        dtype: torch.dtype,
+        slots: int,
+        context: int,
+        transposed_layers: int = 0,
+    ) -> MemoryPlan:
+        """Of a model that semspec runs itself. A sparse plan that leaves out channels in `transposed_layers` layers
+        needs a transposed copy of their down projections, where passes are fused."""
+        int8 = dtype == torch.int8
+        attention, activations = (torch.float64, torch.float32) if int8 else (dtype, dtype)
+        table = shape.vocab * shape.width
+        weights = shape.parameters * dtype.itemsize
+        # A pass looks up a few rows of the embedding, and reads all of it only where it is also the head.
+        read = weights - (0 if shape.tied else table * dtype.itemsize)
+        if GemmPaths.of(shape.parameters, device, dtype).packed:  # a second copy of all that a pass reads
+            weights += read
+        if int8:  # the embedding is looked up in float32, and the head multiplies in int8
+            weights += table * activations.itemsize - (0 if shape.tied else table)
+        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, attention)
+        graphs = graph_bytes(shape, device, activations.itemsize, slots, context)
+        fused = graphs > 0 and shape.mixture is None
+        transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0
+        reads = read if shape.mixture is None else None  # experts are read as tokens choose them
+        return MemoryPlan(name, device, weights, per_token, slots, context, reads, graphs, transposed)
 
     @property
     def kv(self) -> int:
@@ -33,12 +67,13 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.graphs
+        return self.weights + self.transposed + self.kv + self.graphs
 
     def __str__(self) -> str:
         tokens = f"{self.slots} x {self.context} tokens"
-        told = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
-        return told + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
+        text = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
+        text += f" + transposed projections {size(self.transposed)}" if self.transposed else ""
+        return text + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
 
 
 def describe(plans: Sequence[MemoryPlan]) -> str:
@@ -61,7 +96,7 @@ def check(plans: Sequence[MemoryPlan]) -> None:
 
 def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
     graphs = sum(plan.graphs for plan in plans)  # fewer slots or less context need no more
-    left = free - sum(plan.weights for plan in plans) - graphs
+    left = free - sum(plan.total - plan.kv for plan in plans)
     slots, context = max(plan.slots for plan in plans), max(plan.context for plan in plans)
     tokens = left // max(sum(plan.per_token for plan in plans), 1)
     if tokens >= context:
@@ -71,7 +106,7 @@ def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
     what = "weights and graphs leave" if graphs else "the weights alone leave"
     fewer = "fewer slots, " if graphs and slots > 1 else ""
     narrower = "a narrower dtype (int8 on a CPU, bfloat16 on a GPU) or "
-    return f"{what} no room for a text; take {fewer}{narrower}a smaller model"
+    return f"{what} no memory for a text; take {fewer}{narrower}a smaller model"
 
 
 def available(device: torch.device) -> int | None:

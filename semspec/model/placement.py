@@ -1,4 +1,4 @@
-"""From what a user asks for ("auto", "cuda:1", "int8") to what there is."""
+"""Devices, dtypes and context lengths from what a user asks for ("auto", "cuda:1", "int8")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint made into a Runner: weights, KV slots, and the two things it does, `score` and `roll`."""
+"""The runner of native models: weights, KV slots, and the two things it does, `score` and `decode`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.decode import decode_by_score
 from semspec.model.graph_decode import GraphDecode
-from semspec.model.graph_runner import LONGEST, GraphRunner
+from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.placement import choose_context, choose_device, choose_dtype
@@ -25,19 +25,20 @@ from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 class ModelRunner:
     """See types.Runner for the contract."""
 
-    def __init__(self, transformer: Transformer, slots: int, capacity: int) -> None:
+    def __init__(self, transformer: Transformer, slots: int, capacity: int, vocab: int | None = None) -> None:
         self.transformer, self.shape = transformer, transformer.shape
         self.depth = self.shape.depth
-        self.vocab = self.shape.vocab  # cut to what both models of a pair share, see pair.py
+        self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
         self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
         self.capacity = capacity
-        self.sparsity: Sparsity | None = None  # what passes that check drafts leave out
-        self.single = NumpyDecoder.of(transformer, self.cache)
+        self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
+        self.sparsity: Sparsity | None = None  # what passes that score drafts leave out
+        self.numpy_decoder = NumpyDecoder.of(transformer, self.cache)
         self.use(GraphRunner.of(transformer, self.cache))
 
-    def use(self, fast: GraphRunner | None) -> None:
-        """How to go about short passes; without, every operation is launched by itself."""
-        self.fast, self.rolls = fast, GraphDecode(fast) if fast else None
+    def use(self, graph_runner: GraphRunner | None) -> None:
+        """How short passes are run; None: every operation is launched by itself."""
+        self.graph_runner, self.graph_decode = graph_runner, GraphDecode(graph_runner) if graph_runner else None
 
     @staticmethod
     def load(
@@ -46,15 +47,16 @@ class ModelRunner:
         dtype: str | torch.dtype = "auto",
         slots: int = 8,
         context: int | None = None,
+        vocab: int | None = None,
     ) -> ModelRunner:
         path = locate(model)
         shape = Shape.read(path)
-        place = choose_device(device)
-        kind = choose_dtype(dtype, shape.dtype, place)
+        where = choose_device(device)
+        kind = choose_dtype(dtype, shape.dtype, where)
         int8 = kind == torch.int8
         with open_checkpoint(path) as checkpoint:
-            transformer = Transformer(shape, checkpoint, place, torch.float32 if int8 else kind, int8)
-        return ModelRunner(transformer, slots, choose_context(context, shape.context))
+            transformer = Transformer(shape, checkpoint, where, torch.float32 if int8 else kind, int8)
+        return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab)
 
     @property
     def device(self) -> torch.device:
@@ -64,22 +66,13 @@ class ModelRunner:
     def free(self) -> int:
         return self.cache.free
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
-        return self.cache.acquire()
-
     def copy(self, source: int, target: int, length: int) -> None:
         self.cache.copy(source, target, length)
         if self.sparsity is not None:
             self.sparsity.copied(source, target)
 
-    def release(self, slot: int) -> None:
-        self.cache.release(slot)
-
     def length(self, slot: int) -> int:
         return self.cache.lengths[slot]
-
-    def truncate(self, slot: int, length: int) -> None:
-        self.cache.truncate(slot, length)
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
@@ -87,10 +80,10 @@ class ModelRunner:
             return self._pass(requests)
         before, requests = self.sparsity.split_prefill(requests)
         if before:
-            self._noted_pass(before, self.sparsity)
-        return self._noted_pass(self.sparsity.prepare(requests), self.sparsity)
+            self._recorded_pass(before, self.sparsity)
+        return self._recorded_pass(self.sparsity.prepare(requests), self.sparsity)
 
-    def _noted_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[ScoreOutput]:
+    def _recorded_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[ScoreOutput]:
         starts = [self.length(r.slot) for r in requests]
         rows = self._pass(requests)
         for r, start in zip(requests, starts, strict=True):
@@ -99,38 +92,38 @@ class ModelRunner:
 
     def _pass(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
-        if self.fast is None:
+        if self.graph_runner is None:
             checked = self.sparsity is not None and any(checks(r) for r in requests)
-            if self.single is not None and not checked and self.single.suits(requests):
-                return [self.single.score(requests[0], starts[0], self.vocab)]
+            if self.numpy_decoder is not None and not checked and self.numpy_decoder.supports(requests):
+                return [self.numpy_decoder.score(requests[0], starts[0], self.vocab)]
             return self._score(requests, starts)
-        # Prompts are bound by arithmetic, and any pass of theirs has another size; they go by themselves.
+        # Prompts are bound by arithmetic, and each has a size of its own: they run without graphs.
         results: dict[int, ScoreOutput] = {}
         for short in (True, False):
             which = [i for i, r in enumerate(requests) if self._is_short(r) == short]
             if which:
                 part, at = [requests[i] for i in which], [starts[i] for i in which]
-                rows = self.fast.score(part, at, self.vocab, self.sparsity) if short else self._score(part, at)
+                rows = self.graph_runner.score(part, at, self.vocab, self.sparsity) if short else self._score(part, at)
                 results |= dict(zip(which, rows, strict=True))
         return [results[i] for i in range(len(requests))]
 
     def _is_short(self, r: Score) -> bool:
         plain = self.sparsity is not None and not self.sparsity.fusible and checks(r)
-        return len(r.tokens) <= LONGEST and not plain
+        return len(r.tokens) <= MAX_QUERIES and not plain
 
     def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[ScoreOutput]:
-        spans: list[SequenceChunk] = []
+        chunks: list[SequenceChunk] = []
         wanted: list[int] = []
         row = 0
         for r, start in zip(requests, starts, strict=True):
-            spans.append(SequenceChunk(r.slot, start, len(r.tokens)))
+            chunks.append(SequenceChunk(r.slot, start, len(r.tokens)))
             row += len(r.tokens)
             wanted += range(row - r.keep, row)
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)
         layers = {layer for r in requests for layer in r.layers}
         at = torch.tensor(wanted, dtype=torch.long, device=self.device)
-        way = DENSE if self.sparsity is None else self.sparsity.layer_ops(requests, spans)
-        logits, hidden = self.transformer.forward(tokens, spans, self.cache, at, layers, way)
+        layer_ops = DENSE if self.sparsity is None else self.sparsity.layer_ops(requests, chunks)
+        logits, hidden = self.transformer.forward(tokens, chunks, self.cache, at, layers, layer_ops)
         logits = logits[:, : self.vocab]
         results, row = [], 0
         for r in requests:
@@ -140,21 +133,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        if self.rolls is None or any(r.logprobs is not None for r in requests):
+        if self.graph_decode is None or any(r.logprobs is not None for r in requests):
             return decode_by_score(self, requests)
         fed = []
         for r in requests:
-            if len(r.tokens) > LONGEST:
+            if len(r.tokens) > MAX_QUERIES:
                 self.score([Score(self, r.slot, r.tokens[:-1], 0)])
                 r = replace(r, tokens=r.tokens[-1:])
             fed.append(r)
         starts = [self.length(r.slot) for r in fed]
-        rolled = self.rolls.decode(fed, self.vocab)
+        outputs = self.graph_decode.decode(fed, self.vocab)
         if self.sparsity is not None:
-            for r, start, wrote in zip(fed, starts, rolled, strict=True):
-                self.sparsity.record(r.slot, start, [*r.tokens, *wrote.tokens[:-1]])
-        return rolled
+            for r, start, output in zip(fed, starts, outputs, strict=True):
+                self.sparsity.record(r.slot, start, [*r.tokens, *output.tokens[:-1]])
+        return outputs
 
     def computed(self, wrote: int, n: int) -> int:
-        """Tokens that are computed for a roll of n which stops after so many."""
-        return wrote if self.rolls is None else self.rolls.computed(wrote, n)
+        """Tokens computed for a decode of n that stopped after `wrote`; see GraphDecode.computed."""
+        return wrote if self.graph_decode is None else self.graph_decode.computed(wrote, n)

@@ -1,8 +1,7 @@
-"""A model that has been found and looked at, before any of its weights is read."""
+"""A model that has been located and checked, before any of its weights are read."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import torch
 from transformers import PreTrainedConfig
 
 from semspec.errors import ModelError
-from semspec.model import cpu_gemm as few
+from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
-from semspec.model.graph_memory import graph_bytes
 from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import choose_context, choose_device, choose_dtype
 from semspec.model.runner import ModelRunner
-from semspec.model.weights import locate, tensor_shapes
+from semspec.model.weights import Checkpoint, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +48,29 @@ class Source:
     def stop(self) -> frozenset[int]:
         return stop_of(self.config)
 
-    def plan(self, device: str, dtype: str, slots: int, context: int | None) -> MemoryPlan:
-        place = choose_device(device)
-        kind = choose_dtype(dtype, dtype_of(self.config), place)
-        wide = 4 if kind == torch.int8 else kind.itemsize
-        if self.shape is None:
-            parameters = sum(math.prod(shape) for shape in tensor_shapes(self.path))
-            weights = read = parameters * wide
-        else:
-            table = self.shape.vocab * self.shape.width
-            weights = self.shape.parameters * kind.itemsize
-            # Of an embedding that is not the head as well, a pass reads a few rows.
-            read = weights - (0 if self.shape.tied else table * kind.itemsize)
-            if few.GemmPaths.of(
-                self.shape.parameters, place, kind
-            ).packed:  # all but an embedding that is no head, again
-                weights += read
-            if kind == torch.int8:  # the embedding is looked up in float32, and multiplied by in int8
-                weights += table * wide - (0 if self.shape.tied else table)
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        head = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        per_token = 2 * self.config.num_hidden_layers * heads * head * (8 if kind == torch.int8 else wide)
-        fixed = self.shape is not None and self.shape.mixture is None  # experts are read as they are chosen
-        context = choose_context(context, self.context)
-        graphs = graph_bytes(self.shape, place, wide, slots, context)
-        return MemoryPlan(self.path.name, place, weights, per_token, slots, context, read if fixed else None, graphs)
-
-    def load(self, device: str, dtype: str, slots: int, context: int | None) -> ModelRunner | TransformersRunner:
+    def plan(self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0) -> MemoryPlan:
+        """See MemoryPlan.of for `transposed_layers`."""
+        where = choose_device(device)
+        kind = choose_dtype(dtype, dtype_of(self.config), where)
+        context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:
-            return ModelRunner.load(self.path, device, dtype, slots, context)
-        place = choose_device(device)
-        kind = choose_dtype(dtype, dtype_of(self.config), place)
+            return MemoryPlan.of(name, self.shape, where, kind, slots, context, transposed_layers)
+        c = self.config
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        with Checkpoint(self.path) as checkpoint:
+            weights = checkpoint.parameters * kind.itemsize
+        per_token = kv_bytes_per_token(c.num_hidden_layers, heads, head_dim, kind)
+        return MemoryPlan(name, where, weights, per_token, slots, context)
+
+    def load(
+        self, device: str, dtype: str, slots: int, context: int | None, vocab: int | None = None
+    ) -> ModelRunner | TransformersRunner:
+        """`vocab`: how many ids both models of a pair share; logits are cut to these."""
+        if self.shape is not None:
+            return ModelRunner.load(self.path, device, dtype, slots, context, vocab)
+        where = choose_device(device)
+        kind = choose_dtype(dtype, dtype_of(self.config), where)
         if kind == torch.int8:
             raise ModelError(f"{self.path}: dtype int8 is for the model types semspec runs itself; give float32")
-        return TransformersRunner.load(self.path, place, kind, slots, choose_context(context, self.context))
+        return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)

@@ -1,4 +1,5 @@
-"""One readable decoder-only transformer, run over a ragged batch of sequences that each have their own cache slot.
+"""A decoder-only transformer over a ragged batch of sequences, each with its own cache slot: the readable forward pass,
+which runs on any device, for prompts of any length. `fused_forward.py` and `numpy_decoder.py` are faster special cases.
 
 All tokens of a pass lie in one packed row of N; projections and norms see only that. Attention is the one place where
 sequences matter: each attends to its own slot. What differs between families is read from `Shape`.
@@ -14,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model import cpu_gemm as few
+from semspec.model import cpu_gemm
 from semspec.model.attention_metadata import AttentionMetadata, RotaryTables, SequenceChunk
 from semspec.model.cache import Cache
 from semspec.model.config import AttentionSpec, Shape
-from semspec.model.experts import ACTIVATE, Experts, FeedForward, Linear
+from semspec.model.experts import ACTIVATE, Experts, FeedForward
 from semspec.model.int8 import Int8Linear
 from semspec.model.layer_ops import DENSE, LayerOps
+from semspec.model.linear import DenseLinear, Linear
 
 
 class Tensors(Protocol):
@@ -31,12 +33,12 @@ class Tensors(Protocol):
 
 @dataclass(slots=True)
 class Layer:
-    sight: AttentionSpec
+    attention_spec: AttentionSpec
     attention_norm: Tensor  # [width]
-    qkv: Linear | Int8Linear  # queries, keys and values in one product
+    qkv: Linear  # queries, keys and values in one product
     query_norm: Tensor | None  # [head_dim]
     key_norm: Tensor | None
-    out: Linear | Int8Linear
+    out: Linear
     attention_out_norm: Tensor | None  # [width]
     ffn_norm: Tensor  # [width]
     ffn: FeedForward | Experts
@@ -48,22 +50,22 @@ class Transformer:
         self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype, int8: bool = False
     ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
-        # Rounding to whole numbers makes much of the last bit of a float, and that of attention depends on how many
-        # tokens a pass has. So that int8 writes the same with and without drafts, it attends in double precision.
+        # Rounding to int8 can turn a difference in a float's last bit into a large one, and the last bits of attention
+        # depend on the number of tokens in a pass. In double precision int8 writes the same with and without drafts.
         self.attention_dtype = torch.float64 if int8 else dtype
         family = shape.family
 
-        ways = few.GemmPaths.of(shape.parameters, device, dtype)
+        paths = cpu_gemm.GemmPaths.of(shape.parameters, device, dtype)
 
-        def product(weight: Tensor, bias: Tensor | None = None) -> Linear | Int8Linear:
+        def product(weight: Tensor, bias: Tensor | None = None) -> Linear:
             if int8:
                 return Int8Linear(weight, bias)
-            return Linear(weight, bias, ways.turned, few.pack(weight) if ways.packed else None)
+            return DenseLinear(weight, bias, paths.transposed, cpu_gemm.pack(weight) if paths.packed else None)
 
         def read(name: str, *size: int) -> Tensor:
             return checkpoint.read(name, size, device, dtype)
 
-        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear | Int8Linear:
+        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear:
             """Several projections of the same input, packed into one."""
             pairs = list(zip(names, sizes, strict=True))
             weight = torch.cat([read(f"{n}.weight", size, width) for n, size in pairs])
@@ -90,7 +92,7 @@ class Transformer:
                 gate, up, down = (f"{at}.{name.format(e=e)}" for name in family.expert)
                 experts.append(feed_forward([gate, up], down, mixture.ffn))
             router = read(f"{at}.{family.router}.weight", mixture.experts, shape.width)
-            made = Experts(Linear(router), experts, mixture.chosen, mixture.renormalise)
+            made = Experts(DenseLinear(router), experts, mixture.chosen, mixture.renormalise)
             if device.type == "cuda":  # now, while only one layer has to fit twice
                 made.pack()
             return made
@@ -100,7 +102,7 @@ class Transformer:
             q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
             sizes = [q, kv, kv] if len(family.qkv) == 3 else [q + 2 * kv]
             return Layer(
-                sight=shape.sights[i],
+                attention_spec=shape.attention_specs[i],
                 attention_norm=norm(f"{at}.{family.attention_norm}"),
                 qkv=linear([f"{at}.{name}" for name in family.qkv], sizes, shape.width, shape.qkv_bias),
                 query_norm=norm(f"{at}.self_attn.q_norm", shape.head_dim) if family.qk_norm else None,
@@ -118,70 +120,75 @@ class Transformer:
         self.layers = [layer(i) for i in range(shape.depth)]
         self.norm = norm("model.norm")
         self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
-        self.rotations = {sight.rotary: RotaryTables(sight.rotary, device, dtype) for sight in set(shape.sights)}
+        rotaries = {spec.rotary for spec in shape.attention_specs}
+        self.rotary_tables = {rotary: RotaryTables(rotary, device, dtype) for rotary in rotaries}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
 
     def forward(
         self,
         tokens: Tensor,
-        spans: list[SequenceChunk],
+        chunks: list[SequenceChunk],
         cache: Cache,
         wanted: Tensor,
         layers: Iterable[int] = (),
-        way: LayerOps = DENSE,
+        layer_ops: LayerOps = DENSE,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run packed tokens [N] through the model.
 
         Returns logits of the rows `wanted` [M] of N as [M, V], and the hidden states [M, width] of the given layers:
         0 is the embedding, i the residual stream after layer i, and the last the one after the final norm.
         """
-        kept: dict[int, Tensor] = {}
+        hidden: dict[int, Tensor] = {}
         want = set(layers)
-        view = AttentionMetadata(
-            spans, self.device, self.rotations, flash=self.device.type == "cuda" and self.dtype.itemsize == 2
+        metadata = AttentionMetadata(
+            chunks, self.device, self.rotary_tables, flash=self.device.type == "cuda" and self.dtype.itemsize == 2
         )
         x = F.embedding(tokens, self.embedding)  # [N, width]
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         for i, layer in enumerate(self.layers):
             if i in want:
-                kept[i] = x[wanted]
-            added = layer.out(self._attend(layer, i, self._norm(x, layer.attention_norm), view, cache, way))
+                hidden[i] = x[wanted]
+            normed = self._norm(x, layer.attention_norm)
+            added = layer.out(self._attend(layer, i, normed, metadata, cache, layer_ops))
             x = x + (added if layer.attention_out_norm is None else self._norm(added, layer.attention_out_norm))
-            added = way.feed(i, layer.ffn, self._norm(x, layer.ffn_norm))
+            added = layer_ops.feed(i, layer.ffn, self._norm(x, layer.ffn_norm))
             x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
         x = self._norm(x[wanted], self.norm)
         if len(self.layers) in want:
-            kept[len(self.layers)] = x
-        return self.head(x), kept
+            hidden[len(self.layers)] = x
+        return self.head(x), hidden
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.is_cuda:
             return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
-        # On a CPU torch's own takes several times the operations of this, and small models are bound by their number.
+        # On a CPU F.rms_norm is several times as many operations, and small models are bound by their number.
         # hypot gives sqrt(|x|^2 + width * eps), which is sqrt(width) times the root mean square.
         size = x.shape[-1]
         y = x if x.dtype == torch.float32 else x.float()
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True).hypot_(self._floor[size])
         return (y * length.reciprocal_().mul_(size**0.5)).to(x.dtype).mul_(weight)
 
-    def _attend(self, layer: Layer, i: int, x: Tensor, view: AttentionMetadata, cache: Cache, way: LayerOps) -> Tensor:
+    def _attend(
+        self, layer: Layer, i: int, x: Tensor, metadata: AttentionMetadata, cache: Cache, layer_ops: LayerOps
+    ) -> Tensor:
         """Attention of every sequence over its own slot. [N, width] -> [N, heads * head_dim]"""
         s = self.shape
         heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)  # [N, q heads + k heads + v heads, d]
-        turning, v = heads.split([s.heads + s.kv_heads, s.kv_heads], dim=1)
+        qk, v = heads.split([s.heads + s.kv_heads, s.kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = turning.split([s.heads, s.kv_heads], dim=1)
-            turning = torch.cat([self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)], dim=1)
-        q, k = view.turn(turning, layer.sight).split([s.heads, s.kv_heads], dim=1)
+            q, k = qk.split([s.heads, s.kv_heads], dim=1)
+            qk = torch.cat([self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)], dim=1)
+        q, k = metadata.rotate(qk, layer.attention_spec).split([s.heads, s.kv_heads], dim=1)
         outs, row = [], 0
-        for n, (span, (begin, mask)) in enumerate(zip(view.spans, view.seen(layer.sight), strict=True)):
-            rows = slice(row, row := row + span.count)
-            end = span.start + span.count
-            keys, values = cache.view(i, span.slot)  # [kv heads, capacity, d]
-            keys[:, span.start : end] = k[rows].transpose(0, 1)
-            values[:, span.start : end] = v[rows].transpose(0, 1)
+        masks = metadata.masks(layer.attention_spec)
+        for n, (chunk, (begin, mask)) in enumerate(zip(metadata.chunks, masks, strict=True)):
+            rows = slice(row, row := row + chunk.count)
+            end = chunk.start + chunk.count
+            keys, values = cache.view(i, chunk.slot)  # [kv heads, capacity, d]
+            keys[:, chunk.start : end] = k[rows].transpose(0, 1)
+            values[:, chunk.start : end] = v[rows].transpose(0, 1)
             seen = (keys[:, begin:end], values[:, begin:end])
             own = q[rows].transpose(0, 1).to(keys.dtype)
-            outs.append(way.attend(i, n, own, *seen, mask, s.attention_scale))
+            outs.append(layer_ops.attend(i, n, own, *seen, mask, s.attention_scale))
         return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)

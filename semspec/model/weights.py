@@ -1,8 +1,9 @@
-"""Finding a checkpoint and reading its tensors. Safetensors and GGUF only: a checkpoint can hold data, never code."""
+"""Locating a checkpoint and reading its tensors. Safetensors and GGUF only: a checkpoint holds data, never code."""
 
 from __future__ import annotations
 
 import json
+import math
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from torch import Tensor
 from semspec.errors import ModelError
 from semspec.model.gguf_checkpoint import GgufCheckpoint
 
+FLOATS = ("BF16", "F16", "F32", "F64")
 INDEX = "model.safetensors.index.json"
-WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
 
 
 def locate(model: str | Path) -> Path:
@@ -41,19 +43,13 @@ def locate(model: str | Path) -> Path:
         if in_hub:
             owner, repository, file = name.split("/")
             return Path(hf_hub_download(f"{owner}/{repository}", file))
-        return Path(snapshot_download(name, allow_patterns=WANTED))
-    except Exception as error:  # the hub client raises many kinds, all of which mean "not to be had"
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except Exception as error:  # the hub client raises many kinds
         raise ModelError(f"{name} is neither a folder nor a checkpoint the hub could give: {error}") from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
     return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
-
-
-def tensor_shapes(folder: Path) -> list[list[int]]:
-    """The shapes of all tensors; nothing but headers is read."""
-    with Checkpoint(folder) as checkpoint:
-        return checkpoint.shapes()
 
 
 class Checkpoint:
@@ -80,14 +76,22 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def shapes(self) -> list[list[int]]:
-        return [self._files[file].get_slice(name).get_shape() for name, file in self._where.items()]
+    @property
+    def parameters(self) -> int:
+        """Of all tensors; only headers are read."""
+        return sum(math.prod(self._files[file].get_slice(name).get_shape()) for name, file in self._where.items())
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._where:
             raise ModelError(f"{self.folder}: the checkpoint has no tensor {name}")
         file = self._files[self._where[name]]
-        found = tuple(file.get_slice(name).get_shape())  # of the header: no tensor is made that was not planned for
+        header = file.get_slice(name)
+        found = tuple(header.get_shape())  # checked before the tensor takes memory
+        if header.get_dtype() not in FLOATS:
+            raise ModelError(
+                f"{self.folder}: {name} is stored as {header.get_dtype()}, which only makes sense with scales that are "
+                f"not known; take a checkpoint in {', '.join(FLOATS)}, or a GGUF file"
+            )
         if found != shape:
             raise ModelError(f"{self.folder}: {name} has shape {found}, but config.json asks for {shape}")
         return file.get_tensor(name).to(device=device, dtype=dtype)

@@ -53,7 +53,9 @@ def load(
     source = Source.find(SHIPPED.get(str(target), target))
     tokenizer = load_tokenizer(source.path)
     eos = source.stop | _end_of_text(source.path, tokenizer)
-    plans = [source.plan(device, dtype, slots, context)]
+    channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
+    layers = int(channels.thresholds.count_nonzero()) if channels else 0
+    plans = [source.plan(device, dtype, slots, context, layers)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
         extra = per_token * attention.vectors_per_block // (2 * attention.block)
@@ -72,14 +74,13 @@ def load(
     shared = draft_source.path == source.path and draft_device == device and source.shape is not None
     draft_plan = draft_source.plan(draft_device, dtype, slots, draft_context)
     _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], report)
-    runner = source.load(device, dtype, slots, context)
+    runner = source.load(device, dtype, slots, context, common)
     if plan is not None:
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
-        draft_runner: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
+        draft_runner: Runner = ModelRunner(runner.transformer, slots, runner.capacity, common)
     else:
-        draft_runner = draft_source.load(draft_device, dtype, slots, draft_context)
-    runner.vocab = draft_runner.vocab = common
+        draft_runner = draft_source.load(draft_device, dtype, slots, draft_context, common)
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
     return Pair(runner, tokenizer, draft_runner, eos, probe_folder=shipped, allow_lossy=allow_lossy)
 

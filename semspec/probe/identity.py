@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
-from semspec.model.int8 import evenly
+from semspec.model.linear import evenly_spaced
 from semspec.model.wrapper import unwrap
 from semspec.types import Runner
 
@@ -26,8 +26,8 @@ def fingerprint(runner: Runner) -> str:
     sizes = (shape.vocab, shape.width, shape.depth, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn)
     digest.update(repr((shape.model_type, sizes)).encode())
     layers = [model.layers[i] for i in sorted({0, shape.depth // 2, shape.depth - 1})]
-    projections = [linear.some for layer in layers for linear in (layer.qkv, layer.out)]
-    for some in [evenly(model.embedding), evenly(model.norm), *projections]:
+    projections = [linear.sample for layer in layers for linear in (layer.qkv, layer.out)]
+    for some in [evenly_spaced(model.embedding), evenly_spaced(model.norm), *projections]:
         digest.update(_rounded(some))
     return f"{shape.model_type}-{shape.depth}x{shape.width}-{digest.hexdigest()[:16]}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.int8 import Int8Linear
+from semspec.model.linear import DenseLinear
 from semspec.model.wrapper import unwrap
 from semspec.probe.identity import fingerprint
 from semspec.sparse.layer_ops import PlanSparsity
@@ -31,7 +31,7 @@ def plan_of(runner: Runner) -> SparsePlan | None:
 
 def check_fits(plan: SparsePlan, runner: ModelRunner) -> None:
     shape = runner.shape
-    if isinstance(runner.transformer.head, Int8Linear):
+    if not isinstance(runner.transformer.head, DenseLinear):
         raise BadRequest("sparse plans are for weights of floating point; load with another dtype than int8")
     if plan.model and plan.model != fingerprint(runner):
         raise BadRequest(

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.model.experts import FeedForward, Linear
+from semspec.model.experts import FeedForward
+from semspec.model.linear import DenseLinear
 
 BY = ("token", "union")
 
@@ -39,7 +40,7 @@ def sparse_ffn(ffn: FeedForward, x: Tensor, threshold: float, sequences: Tensor 
         gate, up = ffn.gate_up(x).chunk(2, dim=-1)
         active = ffn.activate(gate)
         return ffn.down(torch.where(active.abs() >= threshold, active, 0) * up)
-    assert isinstance(ffn.gate_up, Linear) and isinstance(ffn.down, Linear)
+    assert isinstance(ffn.gate_up, DenseLinear) and isinstance(ffn.down, DenseLinear)
     gate_half, up_half = ffn.gate_up.halves
     active = ffn.activate(gate_half(x))
     needed = union_by_sequence(active.abs() >= threshold, sequences)  # [N, channels]

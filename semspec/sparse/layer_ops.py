@@ -39,7 +39,7 @@ class PlanSparsity:
         self.refresh = CacheRefresh(runner.cache, plan.refresh)
         self.statistics: BlockStatistics | None = None
         self.anchors = frozenset[int]()  # layers that select blocks
-        self.full_layers = frozenset(i for i, spec in enumerate(self.shape.sights) if spec.window is None)
+        self.full_layers = frozenset(i for i, spec in enumerate(self.shape.attention_specs) if spec.window is None)
         if plan.attention is not None and self.full_layers:
             self.statistics = BlockStatistics.of(runner.cache, plan.attention)
             anchors = self.full_layers if plan.attention.anchors is None else frozenset(plan.attention.anchors)
@@ -50,7 +50,7 @@ class PlanSparsity:
         unfused = plan.ffn is not None and (plan.ffn.by == "token" or self.shape.mixture is not None)
         self.fusible = not (any(self.thresholds) and unfused)
         self.layers = runner.transformer.layers
-        if runner.fast is not None and self.fusible:
+        if runner.graph_runner is not None and self.fusible:
             _ = self.columns  # takes memory: now, not in the middle of an answer
 
     def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
@@ -80,7 +80,7 @@ class PlanSparsity:
             return []
         networks = [layer.ffn if isinstance(layer.ffn, FeedForward) else None for layer in self.layers]
         try:
-            return [n.turn() if n and t else None for n, t in zip(networks, self.thresholds, strict=True)]
+            return [n.transposed_down() if n and t else None for n, t in zip(networks, self.thresholds, strict=True)]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 "a sparse plan that skips channels keeps a second, transposed copy of the down projections, and "
@@ -234,7 +234,7 @@ class SparseLayerOps(LayerOps):
         if plan.experts is not None and self.sparsity.betas is not None:
             betas = self.sparsity.betas[layer]
             weights, index = skip(weights, index, betas, plan.experts.most, self._rows, ffn.renormalise)
-        return ffn.mix(x, weights, index, lambda expert, some, rows: self._run(layer, expert, some, rows))
+        return ffn.combine(x, weights, index, lambda expert, some, rows: self._run(layer, expert, some, rows))
 
     def _run(self, layer: int, ffn: FeedForward, x: Tensor, rows: Tensor | None) -> Tensor:
         """A network over all tokens of the pass, or over the given rows of them: sparse where they verify a draft."""

@@ -62,7 +62,7 @@ class Observer:
 
     def __init__(self, runner: ModelRunner, plan: AttentionPlan) -> None:
         self.shape, self.plan, self.statistics = runner.shape, plan, BlockStatistics.of(runner.cache, plan)
-        self.full_layers = [i for i, spec in enumerate(self.shape.sights) if spec.window is None]
+        self.full_layers = [i for i, spec in enumerate(self.shape.attention_specs) if spec.window is None]
         self.observations = Observations(self.shape.depth)
 
     def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
@@ -144,7 +144,7 @@ class ObservingLayerOps(LayerOps):
             self._gate(layer, expert, some)
             return expert(some)
 
-        return ffn.mix(x, weights, index, run)
+        return ffn.combine(x, weights, index, run)
 
     def _gate(self, layer: int, ffn: FeedForward, x: Tensor) -> None:
         if len(self.observations.gates[layer]) < GATES:

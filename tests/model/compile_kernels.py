@@ -14,7 +14,7 @@ from triton.compiler import ASTSource, compile
 from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp, tiles
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
-CACHE = {"slot_stride": "i64", "head_stride": "i32", "place_stride": "i32"}
+CACHE = {"slot_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
 PLACES = {"slots": WHOLE, "starts": WHOLE, "counts": WHOLE}
 
 
@@ -36,7 +36,7 @@ def built(
     stored = text.find("st.global")
     return {
         "waits_for_stores": 0 < stored < text.find("bar.sync", stored) < text.find("cp.async.cg"),
-        "reads_behind_sums": 0 < text.find("bar.sync") < text.rfind("ld.global"),
+        "loads_after_reductions": 0 < text.find("bar.sync") < text.rfind("ld.global"),
         "shared": made.metadata.shared,
         "cubin": len(made.asm["cubin"]),
         "wide_copies": text.count("cp.async.cg"),  # 16 bytes each, as only loads of a pipeline are made
@@ -51,7 +51,7 @@ def main() -> None:
         "queries": "i32", "width": "i32", **CACHE, "mean_slot_stride": "i64", "mean_head_stride": "i32",
         "scale": "fp32", "window": "i32",
     }  # fmt: skip
-    still: dict[str, Any] = {"TURNING": False, "NORMED": False, "HALF": 0, "SPAN": 0, "REST": False}
+    still: dict[str, Any] = {"ROPE": False, "NORMED": False, "HALF": 0, "SPAN": 0, "REST": False}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
@@ -70,9 +70,9 @@ def main() -> None:
     tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
-    turning = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
-    turning |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "TURNING": True, "NORMED": True, "HALF": 64}
-    results["rope_cache_attend"] = built(attention._attend, attend, turning, t.warps, t.stages)
+    rope = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
+    rope |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "ROPE": True, "NORMED": True, "HALF": 64}
+    results["rope_cache_attend"] = built(attention._attend, attend, rope, t.warps, t.stages)
     results["join"] = built(
         attention._join,
         {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
@@ -84,12 +84,12 @@ def main() -> None:
         {"SIZE": 5120, "BLOCK": 8192, "INNER": True, "PARTS": 4},
         warps=16,
     )
-    turn = {
+    rope = {
         "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, **PLACES, "cos": WIDE, "sin": WIDE, "query_norm": HALF,
         "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
     }  # fmt: skip
     constants = {"HEADS": 40, "KV_HEADS": 8, "D": 128, "HALF": 48, "REST": 32, "BLOCK_HALF": 64, "BLOCK_REST": 32}
-    results["rope_and_cache"] = built(elementwise._rope_and_cache, turn, constants | {"NORMED": True}, warps=1)
+    results["rope_and_cache"] = built(elementwise._rope_and_cache, rope, constants | {"NORMED": True}, warps=1)
     results["gated"] = built(
         elementwise._act_and_mul, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True}
     )
@@ -186,7 +186,7 @@ def drawing() -> dict[str, Any]:
     """From a vocabulary of 152,064."""
     numbers = {"rows": "i32", "stride": "i32", "size": "i32", "parts": "i32"}
     sizes: dict[str, Any] = {"PART": sample.PART, "PARTS": 256}
-    known = {"logits": HALF, "wishes": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
+    known = {"logits": HALF, "options": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
     return {
         "peaks": built(sample._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
         "weigh tokens": built(sample._weigh, known | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),

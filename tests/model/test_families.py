@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import semspec
-from semspec.model import ModelRunner
-from semspec.model import cpu_gemm as few
-from semspec.model.experts import Linear
+from semspec.model import ModelRunner, cpu_gemm
+from semspec.model.linear import DenseLinear
 from semspec.sampling.noise import TARGET
 from semspec.types import Decode, Sampling, Score, ScoreOutput
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
@@ -39,27 +38,29 @@ class Case:
         return self.runner.score([Score(self.runner, slot, tokens, len(tokens), layers)])[0]
 
 
-OTHER_WAYS = {f"{name}, turned and packed": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3-moe")}
+OTHER_PATHS = {f"{name}, turned and packed": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3-moe")}
 IN_NUMPY = {f"{name}, in NumPy": name for name in ("llama3.1", "llama-bias", "gemma3", "qwen3", "phi4-mini")}
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *OTHER_WAYS, *IN_NUMPY])
+@pytest.fixture(scope="module", params=[*FAMILIES, *OTHER_PATHS, *IN_NUMPY])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Every family as large models go about it, one operation of torch at a time; some also with few.py's products,
     which models of this size do not have of themselves, and with single.py's passes of one token, which they do."""
-    name = (OTHER_WAYS | IN_NUMPY).get(request.param, request.param)
+    name = (OTHER_PATHS | IN_NUMPY).get(request.param, request.param)
     model = make_model(name)
     folder: Path = save(model, tmp_path_factory.mktemp(name))
     with pytest.MonkeyPatch.context() as patch:
-        if request.param in OTHER_WAYS:
-            patch.setattr(few.GemmPaths, "of", lambda *_: few.GemmPaths(turned=True, packed=few.can_pack()))
+        if request.param in OTHER_PATHS:
+            patch.setattr(
+                cpu_gemm.GemmPaths, "of", lambda *_: cpu_gemm.GemmPaths(transposed=True, packed=cpu_gemm.can_pack())
+            )
         runner = ModelRunner.load(folder, device="cpu", slots=3)
     head = runner.transformer.head
-    assert isinstance(head, Linear) and head.turned == (request.param in OTHER_WAYS)
+    assert isinstance(head, DenseLinear) and head.transposed == (request.param in OTHER_PATHS)
     if request.param in IN_NUMPY:
-        assert runner.single is not None
+        assert runner.numpy_decoder is not None
     else:
-        runner.single = None
+        runner.numpy_decoder = None
     return Case(model, runner)
 
 

@@ -1,5 +1,5 @@
-"""The GPU's way of scoring and rolling against the plain one, on a CPU: buffers, buckets, places, noise and stops are
-the same logic there, with work done at once in place of graphs and references in place of kernels."""
+"""The GPU's scoring and decoding against the plain pass, on a CPU: buffers, buckets, positions, noise and stop tokens
+are the same logic there, with work done at once in place of graphs and references in place of kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import semspec
 from semspec.errors import SemspecError
 from semspec.model import ModelRunner
 from semspec.model.fused_forward import covers
-from semspec.model.graph_decode import CHUNK, Stops
-from semspec.model.graph_runner import BATCHES, LONGEST, MOST_ROWS, QUERIES, GraphRunner, bucket
+from semspec.model.graph_decode import CHUNK, GraphDecode, StopTable
+from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, GraphRunner, bucket
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, reference_kernels
 from semspec.sampling.noise import DRAFT, stream
@@ -44,15 +44,15 @@ class Rehearsed:
         return work()
 
 
-def fast(runner: ModelRunner, choices: KernelFlags = DEFAULT_FLAGS) -> ModelRunner:
+def with_graphs(runner: ModelRunner, flags: KernelFlags = DEFAULT_FLAGS) -> ModelRunner:
     twin = ModelRunner(runner.transformer, 4, runner.capacity)
-    twin.use(GraphRunner(runner.transformer, twin.cache, reference_kernels(), Rehearsed(), choices))
+    twin.use(GraphRunner(runner.transformer, twin.cache, reference_kernels(), Rehearsed(), flags))
     return twin
 
 
 def keys(runner: ModelRunner) -> list[Any]:
-    assert runner.fast is not None and isinstance(runner.fast.runs, Rehearsed)
-    return runner.fast.runs.keys
+    assert runner.graph_runner is not None and isinstance(runner.graph_runner.launcher, Rehearsed)
+    return runner.graph_runner.launcher.keys
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def text(seed: int, length: int) -> list[int]:
     return torch.randint(VOCAB, [length], generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_a_cpu_goes_the_plain_way(plain: ModelRunner) -> None:
-    assert plain.fast is None and plain.rolls is None
+def test_a_cpu_has_no_graphs(plain: ModelRunner) -> None:
+    assert plain.graph_runner is None and plain.graph_decode is None
 
 
 def test_heads_that_are_too_wide_are_not_covered(plain: ModelRunner) -> None:
@@ -85,7 +85,7 @@ def test_heads_that_are_too_wide_are_not_covered(plain: ModelRunner) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_scores_and_writes_the_same(family: str, tmp_path: Path) -> None:
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=2, context=128)
-    twin = fast(plain)
+    twin = with_graphs(plain)
     (a, b), (c, d) = ([r.acquire(), r.acquire()] for r in (plain, twin))
     cuts = [0, 7, 8, 60, 63]
     for begin, end in pairwise(cuts):
@@ -119,17 +119,17 @@ plans = st.lists(
 
 @given(plans)
 @settings(max_examples=25)
-def test_rolls_of_all_kinds_together_write_what_the_plain_way_writes(plain_and_twin, plan) -> None:
+def test_decodes_of_all_kinds_together_write_what_the_plain_pass_writes(plain_and_twin, plan) -> None:
     runners = plain_and_twin
     answers = []
     for runner in runners:
         slots = [runner.acquire() for _ in plan]
         runner.score([Score(runner, s, text(i, p[0]), 0) for i, (s, p) in enumerate(zip(slots, plan, strict=True))])
-        rolled = runner.decode([
+        output = runner.decode([
             Decode(runner, s, feed, n, sampling, 8 * i, frozenset(stop), keep_logits=keep, layers=(2,) if keep else ())
             for i, (s, (_, feed, n, sampling, stop, keep)) in enumerate(zip(slots, plan, strict=True))
         ])  # fmt: skip
-        answers.append((rolled, [runner.length(s) for s in slots]))
+        answers.append((output, [runner.length(s) for s in slots]))
         for s in slots:
             runner.release(s)
     (theirs, lengths), (ours, own_lengths) = answers
@@ -145,29 +145,29 @@ def test_rolls_of_all_kinds_together_write_what_the_plain_way_writes(plain_and_t
 @pytest.fixture(scope="module")
 def plain_and_twin(folder: Path) -> tuple[ModelRunner, ModelRunner]:
     plain = ModelRunner.load(folder, device="cpu", slots=4, context=96)
-    return plain, fast(plain)
+    return plain, with_graphs(plain)
 
 
 def test_passes_are_rounded_up_to_few_sizes(plain: ModelRunner) -> None:
-    twin = fast(plain)
+    twin = with_graphs(plain)
     slots = [twin.acquire() for _ in range(3)]
     twin.score([Score(twin, slots[0], [1, 2, 3], 1), Score(twin, slots[1], [4], 1), Score(twin, slots[2], [5], 0)])
     twin.decode([Decode(twin, slots[0], [4], 7, Sampling(), 0)])
     assert keys(twin)[0] == ("score", 4, 4, (), None)
-    assert [key[:4] for key in keys(twin)[1:]] == [("roll", 1, 1, 4), ("roll", 1, 1, 2), ("roll", 1, 1, 1)]
+    assert [key[:4] for key in keys(twin)[1:]] == [("decode", 1, 1, 4), ("decode", 1, 1, 2), ("decode", 1, 1, 1)]
 
 
 def test_a_long_feed_is_no_matter_of_buckets(plain: ModelRunner) -> None:
-    twin, prompt = fast(plain), text(3, 80)
+    twin, prompt = with_graphs(plain), text(3, 80)
     (theirs,) = plain.decode([Decode(plain, plain.acquire(), prompt, 5, Sampling(), 0)])
     slot = twin.acquire()
     (ours,) = twin.decode([Decode(twin, slot, prompt, 5, Sampling(), 0)])
     assert ours.tokens == theirs.tokens and twin.length(slot) == 80 + 4
-    assert all(key[0] == "roll" for key in keys(twin))
+    assert all(key[0] == "decode" for key in keys(twin))
 
 
 def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -> None:
-    twin, feeds = fast(plain), [text(4, 3), text(5, 80), text(6, 9)]
+    twin, feeds = with_graphs(plain), [text(4, 3), text(5, 80), text(6, 9)]
     results = []
     for runner in (plain, twin):
         slots = [runner.acquire() for _ in feeds]
@@ -177,7 +177,7 @@ def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -
         close(ours.hidden[3], theirs.hidden[3])
 
 
-WAYS = [
+FLAGS = [
     KernelFlags(),
     KernelFlags(small=0),
     KernelFlags(gate=False),
@@ -187,13 +187,13 @@ WAYS = [
 
 
 @pytest.mark.parametrize("family", ["llama-bias", "gemma3", "phi4-mini"])
-def test_whichever_way_is_chosen_nothing_changes(family: str, tmp_path: Path) -> None:
+def test_no_kernel_flag_changes_the_results(family: str, tmp_path: Path) -> None:
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=1, context=96)
     feed, a = text(8, 12), plain.acquire()
     (theirs,) = plain.score([Score(plain, a, feed, 12)])
     (written,) = plain.decode([Decode(plain, a, [1, 2], 9, Sampling(), 0)])
-    for choices in WAYS:
-        twin = fast(plain, choices)
+    for flags in FLAGS:
+        twin = with_graphs(plain, flags)
         b = twin.acquire()
         (ours,) = twin.score([Score(twin, b, feed, 12)])
         close(ours.logits, theirs.logits)
@@ -225,21 +225,21 @@ def test_only_small_layers_are_multiplied_by_our_kernel(plain: ModelRunner) -> N
 
 
 def test_rows_stay_what_they_are_when_the_next_pass_comes(plain: ModelRunner) -> None:
-    twin = fast(plain)
+    twin = with_graphs(plain)
     slot = twin.acquire()
     (rows,) = twin.score([Score(twin, slot, [1, 2], 2, (1,))])
     logits, hidden = rows.logits.clone(), rows.hidden[1].clone()
-    (rolled,) = twin.decode([Decode(twin, slot, [3], 3, Sampling(1.0), 0, keep_logits=True)])
-    kept = rolled.logits.clone()
+    (output,) = twin.decode([Decode(twin, slot, [3], 3, Sampling(1.0), 0, keep_logits=True)])
+    kept = output.logits.clone()
     twin.score([Score(twin, slot, [8, 9], 2, (1,))])
     twin.decode([Decode(twin, slot, [7], 3, Sampling(1.0), 0, keep_logits=True)])
     assert torch.equal(rows.logits, logits) and torch.equal(rows.hidden[1], hidden)
-    assert torch.equal(rolled.logits, kept)
+    assert torch.equal(output.logits, kept)
 
 
 def test_what_was_launched_in_vain_is_not_there(plain: ModelRunner) -> None:
     """A stop in the first chunk is seen when the second is on its way; nothing of that one remains."""
-    twin = fast(plain)
+    twin = with_graphs(plain)
     slot = twin.acquire()
     (free,) = twin.decode([Decode(twin, slot, [1, 2, 3], 40, Sampling(1.0, seed=1), 0)])
     stop = free.tokens[3]
@@ -257,14 +257,20 @@ def test_what_was_launched_in_vain_is_not_there(plain: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("look", "wrote", "n", "computed"),
-    [(1, 3, 40, 4), (2, 3, 40, 6), (2, 4, 40, 6), (2, 40, 40, 40), (3, 39, 40, 40), (1, 3, 8, 8), (8, 9, 40, 24)],
-)
-def test_a_deep_model_is_looked_at_more_often(plain: ModelRunner, look: int, wrote: int, n: int, computed: int) -> None:
-    """Its tokens take long, so that little may be computed in vain; a short roll is wanted whole."""
-    twin = fast(plain)
-    assert twin.rolls is not None
-    twin.rolls.look = look
+    ("look", "waits", "wrote", "n", "computed"),
+    [
+        (1, False, 3, 40, 4), (2, False, 3, 40, 6), (2, False, 4, 40, 6), (2, False, 40, 40, 40),
+        (3, False, 39, 40, 40), (8, False, 9, 40, 24), (8, False, 3, 8, 8),
+        (1, False, 3, 8, 4), (2, False, 3, 8, 6), (1, True, 3, 8, 3), (1, True, 3, 40, 3), (1, True, 1, 8, 1),
+    ],
+)  # fmt: skip
+def test_a_deep_model_computes_few_tokens_after_a_stop(
+    plain: ModelRunner, look: int, waits: bool, wrote: int, n: int, computed: int
+) -> None:
+    """However short the decode may be: steps of reasoning are short, and every token of a deep model is slow."""
+    twin = with_graphs(plain)
+    assert twin.graph_decode is not None
+    twin.graph_decode.look, twin.graph_decode.waits = look, waits
     slot = twin.acquire()
     (free,) = twin.decode([Decode(twin, slot, [1], n, Sampling(1.0, seed=1), 0)])
     tokens = free.tokens[:wrote]
@@ -279,8 +285,27 @@ def test_a_deep_model_is_looked_at_more_often(plain: ModelRunner, look: int, wro
     assert twin.computed(wrote, n) == computed
 
 
-def test_a_roll_into_a_full_slot_ends_as_the_plain_one_does(plain: ModelRunner) -> None:
-    twin = fast(plain)
+def test_a_short_decode_that_cannot_stop_is_launched_whole(plain: ModelRunner) -> None:
+    twin = with_graphs(plain)
+    assert twin.graph_decode is not None
+    twin.graph_decode.look, twin.graph_decode.waits = 1, True
+    twin.decode([Decode(twin, twin.acquire(), [1], 8, Sampling(), 0)])
+    assert [key[3] for key in keys(twin)] == [8] and twin.computed(8, 8) == 8
+
+
+@pytest.mark.parametrize(("depth", "look", "waits"), [(3, 8, False), (28, 1, False), (64, 1, True)])
+def test_how_often_stops_are_looked_for_depends_on_depth(
+    plain: ModelRunner, depth: int, look: int, waits: bool
+) -> None:
+    runner = with_graphs(plain).graph_runner
+    assert runner is not None
+    runner.shape = replace(runner.shape, depth=depth)
+    made = GraphDecode(runner)
+    assert (made.look, made.waits) == (look, waits)
+
+
+def test_a_decode_into_a_full_slot_ends_as_the_plain_one_does(plain: ModelRunner) -> None:
+    twin = with_graphs(plain)
     for runner in (plain, twin):
         slot = runner.acquire()
         runner.score([Score(runner, slot, text(1, 90), 0)])
@@ -291,40 +316,63 @@ def test_a_roll_into_a_full_slot_ends_as_the_plain_one_does(plain: ModelRunner) 
             runner.decode([Decode(runner, slot, [1], 7, Sampling(), 0)])
 
 
-def test_log_probabilities_are_told_the_plain_way(plain: ModelRunner) -> None:
-    twin = fast(plain)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_logits_that_are_nan_end_a_sequence_and_no_other(folder: Path, sampling: Sampling, n: int) -> None:
+    plain = ModelRunner.load(folder, device="cpu", slots=2, context=64)
+    for runner in (plain, with_graphs(plain)):
+        slots = [runner.acquire(), runner.acquire()]
+        runner.score([Score(runner, slot, [1, 2], 0) for slot in slots])
+        runner.cache.values[0, slots[0], :, :2] = float("nan")
+        broken, whole = runner.decode([Decode(runner, slot, [3], n, sampling, 0) for slot in slots])
+        assert broken.tokens[-1] == -1 and min(whole.tokens) >= 0 and len(whole.tokens) == n
+
+
+@pytest.mark.parametrize("rule", ["none", "exact", "sampling", "fly"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_with_damaged_weights_answers_with_an_error(folder: Path, rule: str, temperature: float) -> None:
+    plain = ModelRunner.load(folder, device="cpu", slots=1, context=96)
+    plain.transformer.layers[0].ffn_norm.fill_(float("nan"))
+    pair = semspec.Pair(plain, make_tokenizer(), ModelRunner.load(folder, device="cpu", slots=1, context=96))
+    with pytest.raises(SemspecError, match=r"not numbers \(NaN\).* try --dtype float32"):
+        pair.generate("the quick", verifier=rule, temperature=temperature, max_new_tokens=20)
+    assert plain.free == 1
+
+
+def test_decodes_with_logprobs_run_without_graphs(plain: ModelRunner) -> None:
+    twin = with_graphs(plain)
     (theirs,) = plain.decode([Decode(plain, plain.acquire(), [1, 2], 6, Sampling(), 0, logprobs=2)])
     (ours,) = twin.decode([Decode(twin, twin.acquire(), [1, 2], 6, Sampling(), 0, logprobs=2)])
     assert ours.tokens == theirs.tokens and ours.logprobs is not None and len(ours.logprobs) == 6
 
 
-def test_a_pair_writes_the_same_text_either_way(plain: ModelRunner) -> None:
+def test_a_pair_writes_the_same_text_with_and_without_graphs(plain: ModelRunner) -> None:
     options = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.8, "seed": 4, "num_draft_tokens": 5}
     answers = []
-    for make in (lambda r: ModelRunner(r.transformer, 4, r.capacity), fast):
+    for make in (lambda r: ModelRunner(r.transformer, 4, r.capacity), with_graphs):
         pair = semspec.Pair(make(plain), make_tokenizer(), make(plain))
         answers.append(pair.generate(["the quick", "one two three"], verifier="sampling", **options))
     assert [a.tokens for a in answers[0]] == [a.tokens for a in answers[1]]
     assert sum(a.stats.accepted for a in answers[1]) > 20
 
 
-@given(st.integers(1, LONGEST), st.integers(1, BATCHES[-1]))
+@given(st.integers(1, MAX_QUERIES), st.integers(1, BATCHES[-1]))
 def test_every_short_pass_has_a_bucket(queries: int, batch: int) -> None:
     assert queries <= bucket(queries, QUERIES) <= 2 * queries
     assert batch <= bucket(batch, BATCHES) < 2 * batch
-    assert bucket(queries, QUERIES) <= MOST_ROWS
+    assert bucket(queries, QUERIES) <= MAX_ROWS
 
 
 @given(st.lists(st.lists(st.frozensets(st.integers(0, 9), max_size=3), min_size=1, max_size=3), max_size=12))
 def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[frozenset[int]]]) -> None:
-    stops = Stops(8, torch.device("cpu"), most=4)
+    stops = StopTable(8, torch.device("cpu"), capacity=4)
     for sets in calls:
         for row, tokens in zip(stops.rows(sets), sets, strict=True):
             assert set(stops.table[row].nonzero()[:, 0].tolist()) == {t for t in tokens if t < 8}
 
 
 @pytest.mark.parametrize(
-    ("family", "choices"),
+    ("family", "flags"),
     [
         # most of what can be had: windows, norms of heads and of sums, two rotations
         ("gemma3", KernelFlags(small=0, turn=False)),
@@ -332,7 +380,7 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
         ("qwen2", KernelFlags()),
     ],
 )
-def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, choices: KernelFlags) -> None:
+def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, flags: KernelFlags) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
     from semspec.model.kernels import triton_kernels
     from tests.interpreter import allow_new_numpy
@@ -340,7 +388,7 @@ def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, choices: Ker
     allow_new_numpy()
     plain = ModelRunner.load(save(make_model(family), tmp_path), device="cpu", slots=2, context=48)
     twin = ModelRunner(plain.transformer, 2, 48)
-    twin.use(GraphRunner(plain.transformer, twin.cache, triton_kernels(), NoGraphs(), choices))
+    twin.use(GraphRunner(plain.transformer, twin.cache, triton_kernels(), NoGraphs(), flags))
     results = []
     for runner in (plain, twin):
         slots = [runner.acquire(), runner.acquire()]

@@ -81,7 +81,7 @@ def test_ragged_passes_with_truncation_between_say_what_transformers_says(case: 
     torch.testing.assert_close(fresh, expected[:4], atol=1e-4, rtol=1e-4)
 
 
-def test_a_roll_is_what_transformers_generates(case: tuple[PreTrainedModel, Path]) -> None:
+def test_a_decode_is_what_transformers_generates(case: tuple[PreTrainedModel, Path]) -> None:
     model, folder = case
     runner, prompt = load(folder), text(3, 12)
     ours = runner.decode([Decode(runner, runner.acquire(), prompt, 64, Sampling(), TARGET)])[0].tokens
@@ -116,10 +116,15 @@ def test_a_recurrent_model_is_refused_by_name_before_it_is_loaded(kind: str, tmp
     assert f"{kind!r} remembers the past as {why}, which cannot be truncated" in str(error.value)
 
 
+def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(case: tuple[PreTrainedModel, Path]) -> None:
+    runner = Source.find(case[1]).load("cpu", "auto", 1, 32, VOCAB - 5)
+    assert runner.score([Score(runner, runner.acquire(), [1, 2], 2)])[0].logits.shape == (2, VOCAB - 5)
+
+
 def test_a_model_that_does_not_forget_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("gpt2")
     monkeypatch.setattr(TransformersRunner, "truncate", lambda self, slot, length: self._slots.truncate(slot, length))
-    with pytest.raises(ModelError, match=r"gpt2 .* does not say what it said before"):
+    with pytest.raises(ModelError, match=r"gpt2 .* gives other logits than before"):
         TransformersRunner(model, 1, 64)
 
 

@@ -157,7 +157,7 @@ def test_all_blocks_chosen_are_all_of_the_cache() -> None:
         )
 
 
-def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
+def test_attention_reads_nothing_after_the_new_tokens() -> None:
     q, keys, values = (noise(size, random(1), torch.float32) for size in [(1, 2, 4, 16), *[(2, 2, 90, 16)] * 2])
     places = [whole([1]), whole([50]), whole([2])]
     before = attention.attend(q, keys, values, *places, 0.3)
@@ -173,27 +173,27 @@ def test_attention_looks_at_nothing_behind_the_new_tokens() -> None:
 )  # fmt: skip
 @few
 def test_rotation_cache_write_and_attention_of_single_tokens(
-    case: dict, dtype: torch.dtype, window: int | None, splits: int, turned: float, normed: bool
+    case: dict, dtype: torch.dtype, window: int | None, splits: int, rotated: float, normed: bool
 ) -> None:
     generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
     qkv = noise((batch, 1, case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
     cache = [noise((4, case["kv_heads"], case["capacity"], size), generator, dtype) for _ in range(2)]
     counts = [min(count, 1) for count in case["counts"]]
     places = [whole(case["slots"]), whole(case["starts"]), whole(counts)]
-    half = int(size * turned) // 2
+    half = int(size * rotated) // 2
     angles = torch.rand(case["capacity"], half, generator=generator).to(DEVICE) * 6
-    turns = (angles.cos(), angles.sin()) if half else None
+    cos_sin = (angles.cos(), angles.sin()) if half else None
     norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
     for slot, start in zip(case["slots"], case["starts"], strict=True):
         for half_cache in cache:  # what the place held before must not be seen, nor what lies behind it
             half_cache[slot, :, start:] = float("nan")
     exact_cache = [c.double() for c in cache]
     exact = reference.rope_cache_attend(
-        qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
+        qkv.double(), *exact_cache, *places, tuple(t.double() for t in cos_sin) if cos_sin else None, case["heads"],
         tuple(n.double() for n in norms) if norms else None, 1e-5, 0.3, window,
     )  # fmt: skip
     tiles = cuts.Tiles(16, 16, splits, warps=4, stages=2)
-    ours = attention.rope_cache_attend(qkv, *cache, *places, turns, case["heads"], norms, 1e-5, 0.3, window, tiles)
+    ours = attention.rope_cache_attend(qkv, *cache, *places, cos_sin, case["heads"], norms, 1e-5, 0.3, window, tiles)
     close(ours, exact, dtype)
     for mine, theirs in zip(cache, exact_cache, strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan()), "written beside its place"
@@ -278,8 +278,8 @@ def test_products_of_few_rows(rows: int, size: tuple[int, int], dtype: torch.dty
     generator = random(rows)
     x, weight = noise((rows, size[1]), generator, dtype), noise(size, generator, dtype)
     bias = noise((size[0],), generator, dtype) if biased else None
-    ours = gemm.product(x, weight, bias, gemm.SkinnyGemmConfig(16, 16, splits))
-    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
+    ours = gemm.product(x, weight, bias, cut=gemm.SkinnyGemmConfig(16, 16, splits))
+    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double())
     if splits > 1:
         assert ours.shape == (splits, rows, size[0]) and ours.dtype == torch.float32
         before = noise((rows, size[0]), generator, dtype)
@@ -301,8 +301,8 @@ def test_products_with_an_activation(
     generator = random(rows)
     x, weight = noise((rows, size[1]), generator, dtype), noise((2 * size[0], size[1]), generator, dtype)
     bias = noise((2 * size[0],), generator, dtype) if biased else None
-    ours = gemm.product(x, weight, bias, gemm.SkinnyGemmConfig(16, 16, 1), activation)
-    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double(), 1)
+    ours = gemm.product(x, weight, bias, activation=activation, cut=gemm.SkinnyGemmConfig(16, 16, 1))
+    whole = reference.product(x.double(), weight.double(), None if bias is None else bias.double())
     close(ours, reference.act_and_mul(whole, activation), dtype)
 
 
@@ -315,7 +315,7 @@ def test_products_fit_into_any_card(
 ) -> None:
     cut = gemm.SkinnyGemmConfig.of(size, cuts.Card(80, kilobytes * 1024), parts and not gated, gated, itemsize)
     weights = cut.columns * (2 if gated else 1)
-    assert cut.stages * cut.depth * (weights + gemm.ROWS) * itemsize <= kilobytes * 1024
+    assert cut.stages * cut.depth * (weights + gemm.SKINNY_ROWS) * itemsize <= kilobytes * 1024
     assert cut.columns >= 16 and cut.depth >= 16 and (not gated or cut.splits == 1)
 
 
@@ -332,22 +332,22 @@ def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
 
 @given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
 @few
-def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, turned: float, normed: bool) -> None:
+def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, rotated: float, normed: bool) -> None:
     generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
     qkv = noise((batch, case["queries"], case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
     cache = [noise((4, case["kv_heads"], case["capacity"], size), generator, dtype) for _ in range(2)]
     places = [whole(case[name]) for name in ("slots", "starts", "counts")]
-    half = int(size * turned) // 2
+    half = int(size * rotated) // 2
     angles = torch.rand(case["capacity"], half, generator=generator).to(DEVICE) * 6
-    turns = (angles.cos(), angles.sin()) if half else None
+    cos_sin = (angles.cos(), angles.sin()) if half else None
     norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
     exact_cache = [c.double() for c in cache]
     exact = reference.rope_and_cache(
-        qkv.double(), *exact_cache, *places, tuple(t.double() for t in turns) if turns else None, case["heads"],
+        qkv.double(), *exact_cache, *places, tuple(t.double() for t in cos_sin) if cos_sin else None, case["heads"],
         tuple(n.double() for n in norms) if norms else None, 1e-5,
     )  # fmt: skip
     untouched = [c.clone() for c in cache]
-    ours = elementwise.rope_and_cache(qkv, *cache, *places, turns, case["heads"], norms, 1e-5)
+    ours = elementwise.rope_and_cache(qkv, *cache, *places, cos_sin, case["heads"], norms, 1e-5)
     for b, count in enumerate(case["counts"]):
         close(ours[b, :count], exact[b, :count], dtype)
     for mine, theirs, before in zip(cache, exact_cache, untouched, strict=True):

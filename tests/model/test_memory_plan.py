@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import semspec
+from semspec import loading
+from semspec.bench.replay import SHAPES, planned
 from semspec.cli.main import app
 from semspec.errors import ModelError
-from semspec.model import Source, source
-from semspec.model import cpu_gemm as few
-from semspec.model import graph_memory as room
-from semspec.model import memory_plan as plan
-from semspec.model.experts import Linear
-from semspec.model.graph_runner import BATCHES, LONGEST, QUERIES, GraphRunner
+from semspec.model import Source, cpu_gemm, graph_memory, memory_plan, source
+from semspec.model.config import Shape
+from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import reference_kernels
+from semspec.model.linear import DenseLinear
 from semspec.model.memory_plan import MemoryPlan, check
 from semspec.model.runner import ModelRunner
+from semspec.sparse import FfnPlan, SparsePlan
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import edit_config, make_model, save
 from tests.model.test_hf_runner import build
@@ -33,7 +34,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> object:
-    return lambda count: monkeypatch.setattr(plan, "available", lambda device: count)
+    return lambda count: monkeypatch.setattr(memory_plan, "available", lambda device: count)
 
 
 def taken(runner: ModelRunner) -> int:
@@ -44,7 +45,7 @@ def taken(runner: ModelRunner) -> int:
         x for layer in model.layers for x in (layer.qkv, layer.out, layer.ffn.gate_up, layer.ffn.down)
     ]  # type: ignore[union-attr]
     for linear in linears:
-        assert isinstance(linear, Linear)
+        assert isinstance(linear, DenseLinear)
         tensors[id(linear.weight)] = linear.weight
     return sum(t.nbytes for t in tensors.values()) + runner.cache.keys.nbytes + runner.cache.values.nbytes
 
@@ -60,9 +61,9 @@ def test_a_plan_is_what_is_taken(family: str, dtype: str, tmp_path: Path) -> Non
 
 
 def test_weights_that_are_packed_are_planned_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few, "LEAST", 0)
-    monkeypatch.setattr(few, "can_pack", lambda: True)
-    monkeypatch.setattr(few, "pack", lambda weight: weight.clone())
+    monkeypatch.setattr(cpu_gemm, "MIN_PACKED_BYTES", 0)
+    monkeypatch.setattr(cpu_gemm, "can_pack", lambda: True)
+    monkeypatch.setattr(cpu_gemm, "pack", lambda weight: weight.clone())
     for family in ("llama3.1", "qwen3"):  # with a head of its own, and with the embedding as head
         source = Source.find(save(make_model(family), tmp_path / family))
         planned = source.plan("cpu", "float32", slots=3, context=200)
@@ -83,13 +84,13 @@ def test_int8_plans_a_byte_for_each_weight_and_floats_for_the_embedding(tmp_path
     assert planned.per_token == 2 * 3 * 2 * 16 * 8  # int8 attends in double precision
 
 
-def test_a_foreign_models_plan_counts_the_tensors_in_its_files(tmp_path: Path) -> None:
+def test_the_plan_of_a_model_of_transformers_counts_the_tensors_in_its_files(tmp_path: Path) -> None:
     model = build("gpt2")
     planned = Source.find(save(model, tmp_path / "m")).plan("cpu", "float32", 1, 100)
     assert planned.weights == pytest.approx(4 * model.num_parameters(), rel=0.01)
 
 
-def test_a_foreign_model_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_transformers_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> None:
     folder = save(build("gpt2"), tmp_path / "m")
     edit_config(folder, n_layer=6)
     with pytest.raises(ModelError, match=r"lacks \d+ tensors of its config, such as transformer\.h\.\d"):
@@ -105,13 +106,13 @@ def test_an_impossible_plan_is_an_error_before_anything_is_read(
         semspec.load(target_folder, draft_folder, device="cpu", slots=8)
     message = str(error.value)
     needed = [Source.find(f).plan("cpu", "auto", 8, None).total for f in (target_folder, draft_folder)]
-    assert f"that is {plan.size(sum(needed) - 3_000_000)} too much; slots=1 would fit" in message
+    assert f"that is {memory_plan.size(sum(needed) - 3_000_000)} too much; slots=1 would fit" in message
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**6), st.integers(1, 64), st.integers(2, 10**5), st.integers(1, 10**10))
-def test_what_is_said_to_fit_fits(weights: int, per_token: int, slots: int, context: int, free: int) -> None:
+def test_what_an_error_suggests_fits(weights: int, per_token: int, slots: int, context: int, free: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "available", lambda device: free)
+        patch.setattr(memory_plan, "available", lambda device: free)
         asked = MemoryPlan("m", CPU, weights, per_token, slots, context)
         if asked.total <= free:
             check([asked])
@@ -131,30 +132,61 @@ def a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "choose_device", lambda device: torch.device(device))
 
 
-def test_a_gpus_plan_has_room_for_graphs(target_folder: Path, a_card: None, free: object) -> None:
+def test_a_gpus_plan_counts_graphs(target_folder: Path, a_card: None, free: object) -> None:
     found = Source.find(target_folder)
     here, there = (found.plan(device, "float32", 8, 200) for device in ("cpu", "cuda"))
     assert here.graphs == 0 and "graphs" not in str(here)
     assert there.graphs > 512 * found.vocab * 4, "the logits of one pass are the least of it"
     assert there.total == here.total + there.graphs and str(there).endswith(
-        f" + graphs up to {plan.size(there.graphs)}"
+        f" + graphs up to {memory_plan.size(there.graphs)}"
     )
     free(there.total - 1)  # type: ignore[operator]
     with pytest.raises(ModelError, match="that is 1 bytes too much; slots=7 would fit"):
         check([there])
     free(there.graphs + there.weights)  # type: ignore[operator]
-    with pytest.raises(ModelError, match="weights and graphs leave no room for a text; take fewer slots, a narrower"):
+    with pytest.raises(ModelError, match="weights and graphs leave no memory for a text; take fewer slots, a narrower"):
         check([there])
+
+
+def test_a_gpus_plan_counts_the_projections_that_a_sparse_plan_keeps_transposed(
+    target_folder: Path, tmp_path: Path, a_card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Source.find(target_folder).shape
+    assert shape is not None
+    thresholds = torch.zeros(shape.depth)
+    thresholds[0] = 0.1
+    planned: list[MemoryPlan] = []
+
+    def stop(plans: list[MemoryPlan]) -> None:
+        planned.extend(plans)
+        raise ModelError("enough")
+
+    monkeypatch.setattr(loading, "check", stop)
+    for device, by in (("cuda", "union"), ("cuda", "token"), ("cpu", "union")):
+        with pytest.raises(ModelError, match="enough"):
+            semspec.load(target_folder, device=device, dtype="float32", sparse=SparsePlan(ffn=FfnPlan(thresholds, by)))
+    one = shape.width * shape.ffn * 4
+    assert [plan.transposed for plan in planned] == [one, 0, 0], "only fused passes read them, of layers that need it"
+    dense = Source.find(target_folder).plan("cuda", "float32", 8, None)
+    assert planned[0].total == dense.total + one and "transposed projections" in str(planned[0])
+
+
+def test_a_replay_plans_the_graphs_of_a_gpu() -> None:
+    config = SHAPES["8B/1B"][0]
+    here, there = (planned("8B", config, 4, 512, device, torch.bfloat16) for device in (CPU, GPU))
+    shape = Shape.of(config)
+    assert here.graphs == 0 and there.graphs == graph_memory.graph_bytes(shape, GPU, 2, 4, 512) > 0
+    assert there.kv == 2 * shape.depth * shape.kv_heads * shape.head_dim * 2 * 4 * 512
 
 
 def test_a_model_of_transformers_has_no_graphs(tmp_path: Path, a_card: None) -> None:
     assert Source.find(save(build("gpt2"), tmp_path / "m")).plan("cuda", "float32", 8, 100).graphs == 0
 
 
-def test_fewer_slots_and_less_context_never_need_more_room(target_folder: Path) -> None:
+def test_fewer_slots_and_less_context_never_need_more_memory(target_folder: Path) -> None:
     shape = Source.find(target_folder).shape
-    by_slots = [room.graph_bytes(shape, GPU, 2, slots, 100) for slots in range(1, 100)]
-    by_context = [room.graph_bytes(shape, GPU, 2, 8, context) for context in range(2, 500, 50)]
+    by_slots = [graph_memory.graph_bytes(shape, GPU, 2, slots, 100) for slots in range(1, 100)]
+    by_context = [graph_memory.graph_bytes(shape, GPU, 2, 8, context) for context in range(2, 500, 50)]
     assert by_slots == sorted(by_slots) and by_context == sorted(by_context) and by_slots[0] < by_slots[-1]
 
 
@@ -164,12 +196,14 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
     runner = Source.find(save(make_model("gemma3"), tmp_path / "m")).load("cpu", "float32", slots, 100)
     assert isinstance(runner, ModelRunner)
     runner.use(GraphRunner(runner.transformer, runner.cache, reference_kernels(), NoGraphs()))
-    runner.single = None  # a CPU's own way
-    assert runner.fast is not None and runner.rolls is not None
+    runner.numpy_decoder = None  # a CPU's own way
+    assert runner.graph_runner is not None and runner.graph_decode is not None
     shape = runner.shape
-    turns = [t for pair in runner.fast.fused.turns.values() if pair is not None for t in pair]
-    static_bytes = runner.fast.logits.nbytes + runner.rolls.stops.table.nbytes + sum(t.nbytes for t in turns)
-    assert room.static_bytes(shape, 4, 100) == static_bytes
+    tables = [t for pair in runner.graph_runner.fused.rotary.values() if pair is not None for t in pair]
+    static_bytes = (
+        runner.graph_runner.logits.nbytes + runner.graph_decode.stops.table.nbytes + sum(t.nbytes for t in tables)
+    )
+    assert graph_memory.static_bytes(shape, 4, 100) == static_bytes
     held = [runner.acquire() for _ in range(slots)]
     for batch in (b for b in BATCHES if b <= slots):
         for queries in QUERIES:
@@ -178,17 +212,17 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
                 runner.truncate(slot, 0)
         for sampling in (Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=1)):
             runner.decode([
-                Decode(runner, slot, [1] * LONGEST, 9, sampling, 0, keep_logits=True, layers=(shape.depth,))
+                Decode(runner, slot, [1] * MAX_QUERIES, 9, sampling, 0, keep_logits=True, layers=(shape.depth,))
                 for slot in held[:batch]
             ])  # fmt: skip
             for slot in held:
                 runner.truncate(slot, 0)
-    buffers = sum(buffer.nbytes for buffer in runner.fast._buffers.values())
+    buffers = sum(buffer.nbytes for buffer in runner.graph_runner._buffers.values())
     states = sum(b * q for b in BATCHES if b <= slots for q in QUERIES if b * q <= 512) * shape.width * 4
-    assert room.lazy_bytes(shape, 4, slots) == buffers + states
+    assert graph_memory.lazy_bytes(shape, 4, slots) == buffers + states
 
 
-def test_twins_share_weights_unless_transformers_runs_them(
+def test_target_and_draft_share_weights_unless_transformers_runs_them(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = save(build("gpt2"), tmp_path / "m")
@@ -197,8 +231,8 @@ def test_twins_share_weights_unless_transformers_runs_them(
         semspec.load(folder, folder, device="cpu", slots=1, context=64, report=told.append)
         weights = Source.find(folder).plan("cpu", "auto", 1, 64).weights
         ours, theirs, _ = told[0].split("; ")
-        assert f"weights {plan.size(weights)} +" in ours
-        assert f"weights {plan.size(0 if shared else weights)} +" in theirs
+        assert f"weights {memory_plan.size(weights)} +" in ours
+        assert f"weights {memory_plan.size(0 if shared else weights)} +" in theirs
 
 
 def test_where_free_memory_is_unknown_nothing_is_refused(free: object) -> None:
@@ -208,16 +242,16 @@ def test_where_free_memory_is_unknown_nothing_is_refused(free: object) -> None:
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   5000 kB\n")
-    monkeypatch.setattr(plan, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(plan, "CGROUP", tmp_path)
-    assert plan.available(CPU) == 5000 * 1024
+    monkeypatch.setattr(memory_plan, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_plan, "CGROUP", tmp_path)
+    assert memory_plan.available(CPU) == 5000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert plan.available(CPU) == 5000 * 1024
+    assert memory_plan.available(CPU) == 5000 * 1024
     (tmp_path / "memory.max").write_text("4000\n")
-    assert plan.available(CPU) == 3000
-    monkeypatch.setattr(plan, "MEMINFO", tmp_path / "nowhere")
-    assert plan.available(CPU) is None
+    assert memory_plan.available(CPU) == 3000
+    monkeypatch.setattr(memory_plan, "MEMINFO", tmp_path / "nowhere")
+    assert memory_plan.available(CPU) is None
 
 
 def test_the_command_line_tells_the_plan_on_standard_error_in_one_line(target_folder: Path) -> None:

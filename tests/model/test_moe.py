@@ -12,9 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 
-from semspec.model.experts import Experts, FeedForward, Linear, skip
+from semspec.model.experts import Experts, FeedForward, skip
 from semspec.model.kernels import moe, reference, sparse_mlp
 from semspec.model.kernels.tiles import Card
+from semspec.model.linear import DenseLinear
 from tests.interpreter import allow_new_numpy
 
 allow_new_numpy()
@@ -94,20 +95,20 @@ def test_experts_that_somebody_picked_come_first() -> None:
 
 def network(generator: torch.Generator, width: int, hidden: int) -> FeedForward:
     weights = noise(generator, 2 * hidden, width), noise(generator, width, hidden)
-    return FeedForward(Linear(weights[0]), Linear(weights[1]), torch.nn.functional.silu)
+    return FeedForward(DenseLinear(weights[0]), DenseLinear(weights[1]), torch.nn.functional.silu)
 
 
 def test_a_mixture_packed_is_the_same_mixture() -> None:
     """Against `Experts` itself, whose networks must be what they were; experts left out are not even read."""
     generator = torch.Generator().manual_seed(5)
-    mixture = Experts(Linear(noise(generator, 6, 16)), [network(generator, 16, 8) for _ in range(6)], 3, True)
+    mixture = Experts(DenseLinear(noise(generator, 6, 16)), [network(generator, 16, 8) for _ in range(6)], 3, True)
     x, betas, marked = (
         noise(generator, 5, 16),
         torch.tensor([0.4, 0.9], device=DEVICE),
         torch.tensor([1], device=DEVICE),
     )
     weights, index = skip(*mixture.route(x), betas, 2, torch.ones(5, dtype=torch.bool, device=DEVICE), True)
-    before, thin = mixture(x), mixture.mix(x, weights, index)
+    before, thin = mixture(x), mixture.combine(x, weights, index)
     mixture.pack()
     assert mixture.gate_up is not None and mixture.down is not None
     assert torch.equal(mixture(x), before)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from semspec.model import ModelRunner
-from semspec.model import cpu_gemm as few
-from semspec.model.numpy_decoder import LONGEST, NumpyDecoder
+from semspec.model import ModelRunner, cpu_gemm
+from semspec.model.numpy_decoder import MAX_TOKENS, NumpyDecoder
 from semspec.types import Score
 from tests.checkpoints import FAMILIES, VOCAB, make_model, save
 
@@ -41,7 +40,7 @@ def text(length: int) -> list[int]:
 @pytest.mark.parametrize("name", DENSE)
 def test_one_by_one_is_as_all_at_once(name: str, tmp_path: Path) -> None:
     runner = load(name, tmp_path)
-    assert runner.single is not None
+    assert runner.numpy_decoder is not None
     tokens = text(40)  # beyond the window of those that have one
     once, again = runner.acquire(), runner.acquire()
     logits, hidden = read(runner, once, tokens)
@@ -54,10 +53,10 @@ def test_one_by_one_is_as_all_at_once(name: str, tmp_path: Path) -> None:
         near(stored[:, again, :, :40], stored[:, once, :, :40])
 
 
-@pytest.mark.parametrize(("count", "keep"), [(n, k) for n in range(1, LONGEST + 1) for k in range(1, n + 1)])
+@pytest.mark.parametrize(("count", "keep"), [(n, k) for n in range(1, MAX_TOKENS + 1) for k in range(1, n + 1)])
 def test_a_few_tokens_after_others(count: int, keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = load("llama3.1", tmp_path)
-    runner.vocab = VOCAB - 7  # as where a draft knows fewer words
+    whole = load("llama3.1", tmp_path)
+    runner = ModelRunner(whole.transformer, 2, whole.capacity, vocab=VOCAB - 7)
     prefix, tokens = text(20), text(count)
     taken: list[int] = []
     forward = NumpyDecoder.forward
@@ -67,7 +66,7 @@ def test_a_few_tokens_after_others(count: int, keep: int, tmp_path: Path, monkey
         read(runner, slot, prefix)
     found, states = read(runner, slots[0], tokens, keep)
     assert taken == tokens
-    runner.single = None
+    runner.numpy_decoder = None
     logits, hidden = read(runner, slots[1], tokens, keep)
     assert found.shape == logits.shape == (keep, VOCAB - 7)
     near(found, logits)
@@ -75,7 +74,7 @@ def test_a_few_tokens_after_others(count: int, keep: int, tmp_path: Path, monkey
         near(states[layer], hidden[layer])
 
 
-def test_a_state_that_was_kept_stays_as_it_is(tmp_path: Path) -> None:
+def test_hidden_states_are_not_overwritten(tmp_path: Path) -> None:
     runner = load("llama3.1", tmp_path)
     slot = runner.acquire()
     _, states = read(runner, slot, [5])
@@ -87,17 +86,19 @@ def test_a_state_that_was_kept_stays_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(runner.transformer.embedding, weights), "the embedding is looked up, not written to"
 
 
-def test_batches_and_mixtures_and_large_models_go_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_mixtures_and_large_models_are_not_decoded_in_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = load("llama3.1", tmp_path / "a")
-    single = NumpyDecoder.of(runner.transformer, runner.cache)
-    assert single is not None
+    decoder = NumpyDecoder.of(runner.transformer, runner.cache)
+    assert decoder is not None
     one = Score(runner, 0, [1], 1)
-    assert single.suits([one]) and not single.suits([one, one])
-    assert not single.suits([Score(runner, 0, [1] * (LONGEST + 1), 1)])
-    assert not single.suits([Score(runner, 0, [1, 2], 0)]), "nobody wants a row, so nothing waits for it"
+    assert decoder.supports([one]) and not decoder.supports([one, one])
+    assert not decoder.supports([Score(runner, 0, [1] * (MAX_TOKENS + 1), 1)])
+    assert not decoder.supports([Score(runner, 0, [1, 2], 0)]), "nobody wants a row, so nothing waits for it"
     mixture = load("mixtral", tmp_path / "b")
-    assert mixture.single is None
-    monkeypatch.setattr(few, "CACHED", 1000)
+    assert mixture.numpy_decoder is None
+    monkeypatch.setattr(cpu_gemm, "CPU_CACHE_BYTES", 1000)
     assert NumpyDecoder.of(runner.transformer, runner.cache) is None
 
 

@@ -54,7 +54,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def roll(runner: ModelRunner, slot: int, tokens: list[int], n: int, **options: object) -> Decode:
+def request(runner: ModelRunner, slot: int, tokens: list[int], n: int, **options: object) -> Decode:
     return Decode(runner, slot, tokens, n, options.pop("sampling", Sampling()), TARGET, **options)  # type: ignore[arg-type]
 
 
@@ -172,59 +172,58 @@ def test_only_the_wanted_rows_come_back(runner: ModelRunner) -> None:
 
 def test_logits_are_cut_to_the_vocabulary_that_a_pair_shares(folder: Path) -> None:
     runner = ModelRunner.load(folder, device="cpu", slots=1, context=16)
-    whole = score(runner, slot := runner.acquire(), [1, 2])
-    runner.truncate(slot, 0)
-    runner.vocab = 300
-    cut = score(runner, slot, [1, 2])
+    whole = score(runner, runner.acquire(), [1, 2])
+    paired = ModelRunner.load(folder, device="cpu", slots=1, context=16, vocab=300)
+    cut = score(paired, paired.acquire(), [1, 2])
     assert cut.shape == (2, 300) and torch.equal(cut, whole[:, :300])
 
 
-def test_the_last_token_of_a_roll_is_not_fed(runner: ModelRunner) -> None:
+def test_the_last_token_of_a_decode_is_not_fed(runner: ModelRunner) -> None:
     slot = runner.acquire()
-    (rolled,) = runner.decode([roll(runner, slot, [1, 2, 3], 5)])
-    assert len(rolled.tokens) == 5 and runner.length(slot) == 3 + 4
-    (more,) = runner.decode([roll(runner, slot, rolled.tokens[-1:], 5)])
+    (output,) = runner.decode([request(runner, slot, [1, 2, 3], 5)])
+    assert len(output.tokens) == 5 and runner.length(slot) == 3 + 4
+    (more,) = runner.decode([request(runner, slot, output.tokens[-1:], 5)])
     runner.truncate(slot, 0)
-    (whole,) = runner.decode([roll(runner, slot, [1, 2, 3], 10)])
-    assert rolled.tokens + more.tokens == whole.tokens
+    (whole,) = runner.decode([request(runner, slot, [1, 2, 3], 10)])
+    assert output.tokens + more.tokens == whole.tokens
 
 
-def test_a_roll_ends_with_a_stop_token(runner: ModelRunner) -> None:
+def test_a_decode_ends_with_a_stop_token(runner: ModelRunner) -> None:
     slot = runner.acquire()
-    (free,) = runner.decode([roll(runner, slot, [1, 2, 3], 12)])
+    (free,) = runner.decode([request(runner, slot, [1, 2, 3], 12)])
     runner.truncate(slot, 0)
     stop = free.tokens[4]
-    (stopped,) = runner.decode([roll(runner, slot, [1, 2, 3], 12, stop=frozenset([stop]))])
+    (stopped,) = runner.decode([request(runner, slot, [1, 2, 3], 12, stop=frozenset([stop]))])
     assert stopped.tokens == free.tokens[: free.tokens.index(stop) + 1]
 
 
-def test_rolls_of_different_lengths_together_equal_each_alone(runner: ModelRunner) -> None:
+def test_decodes_of_different_lengths_in_a_batch_equal_each_alone(runner: ModelRunner) -> None:
     warm = Sampling(1.0, top_k=20, seed=5)
     plans = [([1, 2, 3], 9, Sampling()), ([7], 2, warm), ([5, 5, 5, 5], 6, warm)]
     alone = []
     for prompt, n, sampling in plans:
         slot = runner.acquire()
-        alone.append(runner.decode([roll(runner, slot, prompt, n, sampling=sampling)])[0].tokens)
+        alone.append(runner.decode([request(runner, slot, prompt, n, sampling=sampling)])[0].tokens)
         runner.release(slot)
     slots = [runner.acquire() for _ in plans]
-    requests = [roll(runner, s, prompt, n, sampling=o) for s, (prompt, n, o) in zip(slots, plans, strict=True)]
-    assert [rolled.tokens for rolled in runner.decode(requests)] == alone
+    requests = [request(runner, s, prompt, n, sampling=o) for s, (prompt, n, o) in zip(slots, plans, strict=True)]
+    assert [output.tokens for output in runner.decode(requests)] == alone
 
 
-def test_a_roll_returns_what_its_tokens_were_drawn_from(runner: ModelRunner) -> None:
+def test_a_decode_returns_the_logits_its_tokens_were_sampled_from(runner: ModelRunner) -> None:
     slot = runner.acquire()
     options = {"sampling": Sampling(0.8, top_k=9), "keep_logits": True, "layers": (1, 3), "logprobs": 2}
-    (rolled,) = runner.decode([roll(runner, slot, [1, 2, 3], 4, **options)])
-    rows = fresh(runner, [1, 2, 3, *rolled.tokens])[2:6]
-    assert rolled.logits is not None and rolled.logits.shape == (4, VOCAB)
-    assert ((rolled.logits > float("-inf")).sum(-1) == 9).all()
+    (output,) = runner.decode([request(runner, slot, [1, 2, 3], 4, **options)])
+    rows = fresh(runner, [1, 2, 3, *output.tokens])[2:6]
+    assert output.logits is not None and output.logits.shape == (4, VOCAB)
+    assert ((output.logits > float("-inf")).sum(-1) == 9).all()
     best = rows.topk(9).values / 0.8
-    close(rolled.logits.topk(9).values.log_softmax(-1), best.log_softmax(-1))
-    assert {layer: hidden.shape for layer, hidden in rolled.hidden.items()} == {1: (4, 64), 3: (4, 64)}
-    assert rolled.logprobs is not None and [lp.token for lp in rolled.logprobs] == rolled.tokens
-    expected = rows.log_softmax(-1)[range(4), rolled.tokens]
-    close(torch.tensor([lp.logprob for lp in rolled.logprobs]), expected)
-    assert all(len(lp.top) == 2 for lp in rolled.logprobs)
+    close(output.logits.topk(9).values.log_softmax(-1), best.log_softmax(-1))
+    assert {layer: hidden.shape for layer, hidden in output.hidden.items()} == {1: (4, 64), 3: (4, 64)}
+    assert output.logprobs is not None and [lp.token for lp in output.logprobs] == output.tokens
+    expected = rows.log_softmax(-1)[range(4), output.tokens]
+    close(torch.tensor([lp.logprob for lp in output.logprobs]), expected)
+    assert all(len(lp.top) == 2 for lp in output.logprobs)
 
 
 # -- options

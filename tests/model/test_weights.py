@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from semspec.errors import ModelError
-from semspec.model import ModelRunner, weights
+from semspec.model import ModelRunner, Source, weights
 from semspec.model.config import Shape
 from semspec.model.weights import locate
 from semspec.types import Score
@@ -167,6 +167,50 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(
     assert message.startswith(f"{folder}: ") and says in message
 
 
+QUANTISED: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+    "mxfp8": {"quant_method": "mxfp8"},
+    "awq": {"quant_method": "awq", "bits": 4},
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "load_in_4bit": {"load_in_4bit": True},
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("where", ["config", "text_config", "of transformers"])
+def test_a_quantised_checkpoint_is_refused_by_name_before_a_weight_is_read(
+    name: str, where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "safe_open", lambda *_, **__: pytest.fail("weights were opened"))
+    changes: dict[str, Any] = {"quantization_config": QUANTISED[name]}
+    if where == "text_config":
+        changes = {"text_config": changes}
+    if where == "of transformers":
+        changes |= {"model_type": "gpt2"}
+    edit_config(folder, **changes)
+    for load in (lambda: ModelRunner.load(folder, device="cpu"), lambda: Source.find(folder)):
+        with pytest.raises(ModelError, match=rf"config\.json says that the weights are quantised \(.*{name}"):
+            load()
+
+
+def test_a_checkpoint_quantised_by_modelopt_is_refused_by_name(folder: Path) -> None:
+    quantised = folder / "hf_quant_config.json"
+    quantised.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}))
+    assert "hf_quant_config.json says that the weights are quantised (FP8), which is not supported" in refusal(folder)
+    quantised.write_text("{")
+    assert "the hf_quant_config.json cannot be read" in refusal(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_weights_that_are_no_floats_are_refused_though_no_config_says_so(folder: Path, dtype: torch.dtype) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(folder, **{name.replace(".", "__"): load_file(folder / WEIGHTS)[name].to(dtype)})
+    assert re.search(rf"{name} is stored as [FIU]8\w*, which only makes sense with scales", refusal(folder))
+
+
 def test_a_config_that_is_no_json_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text("{ not json")
     assert "the config.json cannot be read" in refusal(folder)
@@ -195,7 +239,7 @@ def test_an_older_config_with_rope_scaling_means_the_same(tmp_path: Path) -> Non
     del config["rope_parameters"]
     config |= {"rope_theta": 10000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     (folder / "config.json").write_text(json.dumps(config))
-    assert Shape.read(folder).sights == expected.sights
+    assert Shape.read(folder).attention_specs == expected.attention_specs
 
 
 def test_a_hub_id_is_fetched_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

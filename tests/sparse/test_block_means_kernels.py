@@ -113,7 +113,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 def ways(model: ModelRunner, plan: AttentionPlan, refresh: int = 0) -> list[ModelRunner]:
     """One operation at a time; fused, with the kernels' references; and with Triton's."""
     fused = [quick(model, kernels, attention=plan, refresh=refresh) for kernels in (None, triton_kernels())]
-    fused[1].fast.runs = NoGraphs()
+    fused[1].graph_runner.launcher = NoGraphs()
     return [with_plan(model, attention=plan, refresh=refresh), *fused]
 
 

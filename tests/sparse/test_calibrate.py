@@ -13,7 +13,7 @@ import torch
 import semspec
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.experts import left_out
+from semspec.model.experts import num_skipped
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
 from semspec.sparse_fit.calibrate import CalibrationConfig, anchors, build_plan, calibrate
@@ -236,7 +236,7 @@ def test_experts_left_out_of_every_token(mixture: semspec.Pair) -> None:
     always = variants(plan, runner.depth, [], [], [2])["always 2 experts fewer"]
     assert always is not None and always.experts is not None
     weights = torch.tensor([[0.34, 0.33, 0.33], [0.9, 0.09, 0.01]])
-    assert left_out(weights, always.experts.betas[0], always.experts.most).tolist() == [2, 2]
+    assert num_skipped(weights, always.experts.betas[0], always.experts.most).tolist() == [2, 2]
 
 
 def test_runs_on_the_same_problems_are_one_table(tmp_path: Path) -> None:

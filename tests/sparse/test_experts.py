@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.experts import Experts, left_out, ratios, skip
+from semspec.model.experts import Experts, num_skipped, ratios, skip
 from semspec.sparse import ExpertsPlan
 from semspec.types import Score
 from tests.checkpoints import make_model, save
@@ -32,7 +32,7 @@ weights = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(lambda w: s
 
 @given(st.lists(weights, min_size=1, max_size=4), st.lists(st.floats(0, 3), min_size=3, max_size=3), st.integers(0, 3))
 def test_the_largest_number_below_its_beta_goes(rows: list[list[float]], betas: list[float], most: int) -> None:
-    ours = left_out(torch.tensor(rows, dtype=torch.double), torch.tensor(betas, dtype=torch.double), most)
+    ours = num_skipped(torch.tensor(rows, dtype=torch.double), torch.tensor(betas, dtype=torch.double), most)
     for row, count in zip(rows, ours.tolist(), strict=True):
         allowed = [m for m in range(1, most + 1) if sum(row[4 - m :]) / sum(row[: 4 - m]) < betas[m - 1] - 1e-12]
         doubtful = [m for m in range(1, most + 1) if abs(sum(row[4 - m :]) / sum(row[: 4 - m]) - betas[m - 1]) <= 1e-12]
@@ -43,7 +43,7 @@ def test_two_experts_are_the_earlier_papers_rule() -> None:
     """The second of two goes if it weighs less than beta times the first."""
     pairs = torch.tensor([[0.8, 0.2], [0.6, 0.4]])
     assert torch.allclose(ratios(pairs)[:, 0], torch.tensor([0.25, 2 / 3]))
-    assert left_out(pairs, torch.tensor([0.5]), 1).tolist() == [1, 0]
+    assert num_skipped(pairs, torch.tensor([0.5]), 1).tolist() == [1, 0]
 
 
 def test_what_is_left_is_renormalised_only_where_the_router_does() -> None:
@@ -69,15 +69,15 @@ def test_checks_alone_leave_experts_out(runner: ModelRunner, monkeypatch: pytest
     for i, slot in enumerate(slots):
         read(sparse, slot, text(i, 20))
     seen: list[list[int]] = []
-    mix = Experts.mix
+    combine = Experts.combine
 
     def watched(self: Experts, x: torch.Tensor, w: torch.Tensor, index: torch.Tensor, run: object) -> torch.Tensor:
         seen.append((index >= 0).sum(-1).tolist())
-        return mix(self, x, w, index, run)  # type: ignore[arg-type]
+        return combine(self, x, w, index, run)  # type: ignore[arg-type]
 
     feeds = [(text(10, 4), 4), (text(11, 3), 1), (text(12, 1), 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(Experts, "mix", watched)
+        patch.setattr(Experts, "combine", watched)
         rows = sparse.score([Score(sparse, s, *f) for s, f in zip(slots, feeds, strict=True)])
     assert seen and all(counts == [2, 2, 2, 2, 4, 4, 4, 4] for counts in seen)
     for i in (1, 2):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.experts import FeedForward, Linear
+from semspec.model.experts import FeedForward
+from semspec.model.linear import DenseLinear
 from semspec.sparse import FfnPlan
 from semspec.sparse.ffn import BY, sparse_ffn
 from semspec.types import Score
@@ -35,7 +36,7 @@ def network(width: int = 6, channels: int = 10, biased: bool = True) -> FeedForw
     bias = (
         (torch.randn(2 * channels, generator=random), torch.randn(width, generator=random)) if biased else (None, None)
     )
-    return FeedForward(Linear(weight, bias[0]), Linear(down, bias[1]), torch.nn.functional.silu)
+    return FeedForward(DenseLinear(weight, bias[0]), DenseLinear(down, bias[1]), torch.nn.functional.silu)
 
 
 def written_out(ffn: FeedForward, x: Tensor, threshold: float, sequences: list[int] | None) -> Tensor:

@@ -67,10 +67,10 @@ def test_where_nothing_is_left_out_the_dense_graph_serves(model: ModelRunner) ->
     fused.decode([Decode(fused, slot, [3], 4, Sampling(), 0)])
     read(fused, slot, text(3, 100))
     fused.score([Score(fused, slot, [4], 1)])
-    keys = [key for key in fused.fast.runs.keys if key[0] == "score"]
+    keys = [key for key in fused.graph_runner.launcher.keys if key[0] == "score"]
     assert {key[-1] for key in keys} == {None}
     fused.score([Score(fused, slot, text(2, 5), 5)])
-    assert fused.fast.runs.keys[-1][-1] is not None
+    assert fused.graph_runner.launcher.keys[-1][-1] is not None
 
 
 def test_layers_that_are_no_anchors_launch_nothing(model: ModelRunner) -> None:
@@ -86,7 +86,7 @@ def test_layers_that_are_no_anchors_launch_nothing(model: ModelRunner) -> None:
         return lists.contiguous(), full[:, None].expand(-1, heads).int()
 
     fused = quick(model, replace(reference_kernels(), choose_blocks=all_blocks), attention=PLAN)
-    fused.fast.runs = NoGraphs()
+    fused.graph_runner.launcher = NoGraphs()
     ours = course(fused, rounds=3)
     assert len(calls) == 3 * len(PLAN.anchors or ()), "one choice an anchor and pass"
     for one, dense in zip(ours, course(with_plan(model), rounds=3), strict=True):
@@ -99,12 +99,12 @@ def test_channels_are_left_out_either_way(model: ModelRunner, by: str, fused: bo
     ours = quick(model, **parts)
     for one, other in zip(course(ours), course(with_plan(model, **parts)), strict=True):
         close(one, other)
-    assert any(key[-1] is not None for key in ours.fast.runs.keys) == fused
+    assert any(key[-1] is not None for key in ours.graph_runner.launcher.keys) == fused
     dense = course(with_plan(model, attention=PLAN))
     assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(course(ours), dense, strict=True))
 
 
-def test_down_projections_are_turned_once_and_where_needed(model: ModelRunner) -> None:
+def test_down_projections_are_transposed_once_and_where_needed(model: ModelRunner) -> None:
     ours = quick(model, ffn=FfnPlan(torch.tensor([0.02, 0.0, 0.05, 0.02])))
     columns = ours.sparsity.columns
     assert [c is not None for c in columns] == [True, False, True, True]
@@ -114,13 +114,15 @@ def test_down_projections_are_turned_once_and_where_needed(model: ModelRunner) -
     assert quick(model, attention=PLAN).sparsity.columns == []
 
 
-def test_no_memory_for_turned_projections_is_said(model: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_transposed_projections_is_an_error_that_says_so(
+    model: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sparsity = quick(model, ffn=FfnPlan(torch.full((4,), 0.1))).sparsity
 
-    def turn(self: FeedForward) -> torch.Tensor:
+    def transposed_down(self: FeedForward) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(FeedForward, "turn", turn)
+    monkeypatch.setattr(FeedForward, "transposed_down", transposed_down)
     with pytest.raises(ModelError, match="a plan without channels"):
         _ = sparsity.columns
 
@@ -171,7 +173,7 @@ def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> No
         (mixture, {"experts": ExpertsPlan(torch.full((mixture.depth, 1), 0.5), 1)}),
     ):
         ours = quick(one, triton_kernels(), **parts)
-        ours.fast.runs = NoGraphs()
+        ours.graph_runner.launcher = NoGraphs()
         exact = course(quick(one, **parts), prompt=60, rounds=2)
         for mine, theirs in zip(course(ours, prompt=60, rounds=2), exact, strict=True):
             close(mine, theirs)

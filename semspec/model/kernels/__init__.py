@@ -1,58 +1,62 @@
-"""What a pass on a GPU is made of besides matrix products: Triton kernels, and the same in PyTorch (`reference`).
+"""The operations of a GPU pass: Triton kernels, and the same in PyTorch (`reference`).
 
-A set of kernels is a `Kernels`. Triton is imported only when its own are asked for: without a GPU there may be none.
+A set of kernels is a `Kernels`. Triton is imported only when its kernels are asked for: it may not be installed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import NamedTuple
 
 from torch import Tensor
 
-TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `note` keeps
+TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `advance` keeps
 FIELDS = 9
+SKINNY_ROWS = 16  # at most in a skinny product, see gemm.py
+LOG2E = math.log2(math.e)
 
-# Which blocks of a cache are chosen by how far their keys reach (semspec.sparse.attention):
+# Blocks of the cache are scored by an upper bound on q.k over the keys of a block (semspec.sparse.attention):
 REACH = 2.0  # deviations above the mean
-ROOM = 16.0  # queries are divided by it before they are squared, which half precision has no room for otherwise
+ROOM = 16.0  # queries are divided by it before they are squared, which would overflow in half precision
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFlags:
-    """What can be done in more than one way. The defaults were measured to be fastest (docs/lab-notes.md);
-    `bench/gpu.py --only arms` measures them against the others, in turns."""
+    """Alternatives. The defaults were measured to be fastest (docs/lab-notes.md); `bench/gpu.py --only arms` measures
+    them against the others, interleaved."""
 
-    small: int = 128_000_000  # bytes of a layer's weights up to which products of few rows are ours and not cuBLAS's
-    gate: bool = True  # the activation inside our gate-up product
-    turn: bool = True  # norms of heads, rotation and cache write inside the attention of single tokens
+    small: int = 128_000_000  # bytes of a layer's weights up to which skinny products use our kernel, not cuBLAS
+    gate: bool = True  # the activation fused into our gate-up product
+    turn: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
 
 
 DEFAULT_FLAGS = KernelFlags()
 
 
 class BlockMeans(NamedTuple):
-    """What is seen of blocks that are not listed: each is one place that counts as often as a block has places."""
+    """Blocks that are not selected, each as one position that counts as often as a block has positions."""
 
-    marks: Tensor  # [B, kv heads, M], whole numbers of 8 bits; not 0: this block is listed
+    marks: Tensor  # [B, kv heads, M], int8; not 0: this block is selected
     keys: Tensor  # [slots, kv heads, M, d], means of whole blocks
     values: Tensor
 
 
 class SelectedBlocks(NamedTuple):
-    """Blocks of the cache that a pass sees, of all that are whole before the first new token. Lists and counts are
-    whole numbers of 32 bits."""
+    """Blocks of the cache that a pass attends to, of all that are whole before the first new token. Lists and counts
+    are int32."""
 
     lists: Tensor  # [B, kv heads, W]
     counts: Tensor  # [B, kv heads]; of each list so many are real
-    block: int  # places in one
-    rest: BlockMeans | None = None  # None: nothing is seen of others
+    block: int  # positions in one
+    rest: BlockMeans | None = None  # None: the others are ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What each does is said where it is written: attention.py, elementwise.py, gemm.py, moe.py, sparse_mlp.py,
+    """Documented where they are implemented: attention.py, elementwise.py, gemm.py, moe.py, sparse_mlp.py,
     blocks.py, sample.py."""
 
     attend: Callable[..., Tensor]
@@ -61,58 +65,28 @@ class Kernels:
     rope_cache_attend: Callable[..., Tensor]
     act_and_mul: Callable[..., Tensor]
     advance: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of few rows; parts: may come in several
+    product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of at most SKINNY_ROWS rows
     fused_moe: Callable[..., Tensor]  # each token's experts, in parts
-    sparse_mlp: Callable[..., Tensor]  # a feed-forward network without channels that nobody needs, in parts
-    # Which blocks of the cache a draft is checked against; None: whoever chooses does it one operation at a time.
+    sparse_mlp: Callable[..., Tensor]  # a feed-forward network without the channels that no token needs, in parts
+    # Selects blocks of the cache for a draft; None: it is done one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
-    # Draws of tokens without top-k and top-p; None: as semspec.sampling.draw does it.
+    # Samples tokens without top-k and top-p; None: as semspec.sampling.draw does it.
     sample: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None = None
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp, tiles
+    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp
 
-    def product(
-        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
-    ) -> Tensor:
-        outputs, inputs = weight.shape
-        card, gated = tiles.card_of(x.device), activation is not None
-        cut = gemm.SkinnyGemmConfig.of((outputs, inputs), card, parts, gated, weight.element_size())
-        return gemm.product(x, weight, bias, cut, activation)
-
-    return Kernels(
-        attention.attend,
-        elementwise.add_norm,
-        elementwise.rope_and_cache,
-        attention.rope_cache_attend,
-        elementwise.act_and_mul,
-        elementwise.advance,
-        product,
-        moe.fused_moe,
-        sparse_mlp.sparse_mlp,
-        blocks.choose_blocks,
-        sample.sample,
-    )
+    return _named(attention, blocks, elementwise, gemm, moe, sample, sparse_mlp)
 
 
 def reference_kernels() -> Kernels:
-    from semspec.model.kernels import reference as r
+    from semspec.model.kernels import reference
 
-    def product(
-        x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
-    ) -> Tensor:
-        made = r.product(x, weight, bias, 3 if parts else 1)
-        return made if activation is None else r.act_and_mul(made, activation)
+    return _named(reference)
 
-    return Kernels(
-        r.attend,
-        r.add_norm,
-        r.rope_and_cache,
-        r.rope_cache_attend,
-        r.act_and_mul,
-        r.advance,
-        product,
-        r.fused_moe,
-        r.sparse_mlp,
-    )
+
+def _named(*modules: ModuleType) -> Kernels:
+    """Every kernel is the function of its name in one of the modules."""
+    names = [field.name for field in fields(Kernels)]
+    return Kernels(**{name: getattr(m, name) for name in names for m in modules if hasattr(m, name)})

@@ -1,11 +1,11 @@
 """Attention of a few new tokens of each sequence over its slot of the cache, in Triton.
 
-A draft that is checked, or a model that writes, has 1 to 64 queries over a cache of any length: all the time goes into
-reading keys and values once. So the cache of one key head is split among many programs (flash-decoding), each program
-holds the queries of all heads that share that key head in one tile, and a second launch joins the splits. Lengths are
-read on the device: one captured launch serves a cache as it grows. Where only some blocks of the cache are to be seen
-(semspec.sparse), the splits share those, and nothing else is read but, if wanted, the means of the others: each is one
-place more, with the logarithm of a block's size added to its score.
+Scoring a draft or decoding has 1 to 64 queries over a cache of any length: all the time goes into reading keys and
+values once. So the cache of one key head is split among many programs (flash-decoding), each program holds the queries
+of all heads that share that key head in one tile, and a second launch joins the splits. Lengths are read on the device:
+one captured launch serves a cache as it grows. Where only some blocks of the cache are selected (semspec.sparse), the
+splits share those, and nothing else is read but, if wanted, the means of the others: each is one more position, with
+the logarithm of a block's size added to its score.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import SelectedBlocks
+from semspec.model.kernels import LOG2E, SelectedBlocks
 from semspec.model.kernels.tiles import Tiles, card_of
-
-LOG2E = 1.4426950408889634
 
 
 def attend(
@@ -37,18 +35,18 @@ def attend(
     """[B, Q, heads, d] -> the same.
 
     q of B sequences, padded to Q; keys and values [slots, kv heads, capacity, d] hold the new tokens already. Sequence
-    b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Later rows are zero. Query i sees
-    what came before it, not further than `window` tokens with itself; of the new tokens those up to itself or, where
-    `ancestors` [B, Q, Q] is given, those marked in its row.
+    b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Later rows are zero. Query i
+    attends to all before it, within `window` tokens including itself; of the new tokens to those up to itself or, where
+    `ancestors` [B, Q, Q] is given, to those marked in its row.
 
-    Where blocks are `chosen`, of those that are whole before the first new token the listed ones are seen, everything
-    behind the last whole block, and of the others what `SelectedBlocks.rest` says.
+    Where blocks are `chosen`, queries attend to the listed ones of those that are whole before the first new token, to
+    everything after the last whole block, and to the others as `SelectedBlocks.rest` says.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
     if tiles is None:
         card, kv_heads = card_of(q.device), keys.shape[1]
-        reach = 0 if chosen or window else keys.shape[2]  # both see little of a cache, and blocks come in small tiles
+        reach = 0 if chosen or window else keys.shape[2]  # both read little of a cache, and blocks come in small tiles
         tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
     _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, chosen)
@@ -62,7 +60,7 @@ def rope_cache_attend(
     slots: Tensor,
     starts: Tensor,
     counts: Tensor,
-    turns: tuple[Tensor, Tensor] | None,
+    cos_sin: tuple[Tensor, Tensor] | None,
     heads: int,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
@@ -70,10 +68,10 @@ def rope_cache_attend(
     window: int | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """`small.rope_and_cache` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
+    """`elementwise.rope_and_cache` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
 
-    Every program turns the queries it needs for itself; the one whose part of the cache the new key and value belong
-    to puts them there.
+    Every program rotates the queries it needs; the one whose part of the cache holds the new position stores the new
+    key and value.
     """
     batch, queries, _, size = qkv.shape
     assert queries == 1 and qkv.is_contiguous()
@@ -81,7 +79,7 @@ def rope_cache_attend(
         card, kv_heads = card_of(qkv.device), keys.shape[1]
         tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
     out = qkv.new_empty((batch, queries, heads, size))
-    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (turns, norms, eps), tiles)
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (cos_sin, norms, eps), tiles)
     return out
 
 
@@ -89,12 +87,12 @@ def _launch(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    places: tuple[Tensor, Tensor, Tensor],
+    where: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     scale: float,
     window: int | None,
     ancestors: Tensor | None,
-    turning: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
+    rope: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
     chosen: SelectedBlocks | None = None,
 ) -> None:
@@ -108,21 +106,21 @@ def _launch(
         parts = q.new_empty((batch, heads, queries, tiles.splits, size), dtype=torch.float32)
         sums = q.new_empty((batch, heads, queries, tiles.splits), dtype=torch.float32)
     wide = max(16, triton.next_power_of_2(size))
-    turns, norms, eps = turning or (None, None, 0.0)
-    cos, sin = turns or (places[0], places[0])
-    lists, listed, span, rest = chosen or (places[0], places[0], 0, None)
-    assert chosen is None or window is None, "blocks are chosen of all of a cache, not of a window"
-    marks, mean_keys, mean_values = rest or (places[0], keys, values)
+    cos_sin, norms, eps = rope or (None, None, 0.0)
+    cos, sin = cos_sin or (where[0], where[0])
+    lists, listed, span, rest = chosen or (where[0], where[0], 0, None)
+    assert chosen is None or window is None, "blocks are selected from the whole cache, not from a window"
+    marks, mean_keys, mean_values = rest or (where[0], keys, values)
     if rest is not None:
         assert mean_keys.stride() == mean_values.stride() and mean_keys.stride()[2:] == (size, 1)
         assert marks.shape == lists.shape and marks.is_contiguous()
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, *places, places[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
+        q, keys, values, *where, where[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
         cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
         queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
         mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, MASKED=ancestors is not None,
         SPAN=span, REST=rest is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
-        TURNING=turning is not None, NORMED=norms is not None, HALF=0 if turns is None else cos.shape[1],
+        ROPE=rope is not None, NORMED=norms is not None, HALF=0 if cos_sin is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
@@ -136,8 +134,8 @@ def _launch(
 def _attend(
     q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
     cos, sin, query_norm, key_norm, marks, mean_keys, mean_values, eps,
-    queries, width, slot_stride, head_stride, place_stride, mean_slot_stride, mean_head_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, TURNING: tl.constexpr,
+    queries, width, slot_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride, scale, window,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, ROPE: tl.constexpr,
     NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -151,38 +149,38 @@ def _attend(
     inside = query < count
     place = (b * queries + query) * heads + head  # row of q and out
     loaded = inside[:, None] & (d < D)[None, :]
-    if TURNING:  # q holds keys and values too, behind the queries of each token
+    if ROPE:  # q holds keys and values too, after the queries of each token
         source = q + b * (tl.num_programs(1) * (GROUP + 2)) * D
-        tile = _turned(
+        tile = _rotated(
             source + head[:, None] * D, d[None, :], loaded, cos, sin, query_norm, eps, start, NORMED, HALF, D
         ).to(q.dtype.element_ty)
     else:
         tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
 
-    first = 0  # what any of these queries sees: places from here to the end
+    first = 0  # what any of these queries attends to: positions from here to the end
     if WINDOWED:
         first = tl.maximum(start - window + 1, 0)
     end = start + count
-    behind = 0  # the first place behind the last whole block, and how many places lie in blocks that are seen
-    blocks = 0
+    tail = 0  # the first position after the last whole block
+    blocks = 0  # positions in selected blocks
     mine = b * tl.num_programs(1) + kv
-    if SPAN:  # places are counted through the listed blocks and on from there
-        behind = start // SPAN * SPAN
+    if SPAN:  # positions are counted through the listed blocks and on from there
+        tail = start // SPAN * SPAN
         blocks = tl.load(listed + mine).to(tl.int32) * SPAN
-        end = blocks + start + count - behind
+        end = blocks + start + count - tail
     each = tl.cdiv(tl.cdiv(end - first, BLOCK_N), SPLITS) * BLOCK_N
     begin = first + split * each
     stop = tl.minimum(begin + each, end)
     stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)  # a tile without a query reads nothing
 
     base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
-    if TURNING:
+    if ROPE:
         if (begin <= start) & (start < stop):
             key = source + (heads + kv + tl.zeros([1, 1], tl.int32)) * D
-            here = base + start.to(tl.int64) * place_stride + d[None, :]
+            here = base + start.to(tl.int64) * position_stride + d[None, :]
             known = (d < D)[None, :]
-            turned = _turned(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
-            tl.store(keys + here, turned, mask=known)
+            rotated = _rotated(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
+            tl.store(keys + here, rotated, mask=known)
             value = tl.load(key + tl.num_programs(1) * D + d[None, :], mask=known, other=0.0)
             tl.store(values + here, value, mask=known)
         tl.debug_barrier()  # other threads of this program are about to read it
@@ -193,13 +191,13 @@ def _attend(
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
-        if SPAN and SPAN % BLOCK_N == 0:  # all of a tile lies in one block, or behind the blocks
+        if SPAN and SPAN % BLOCK_N == 0:  # all of a tile lies in one block, or after the blocks
             number = tl.load(lists + mine * width + at // SPAN, mask=at < blocks, other=0).to(tl.int32)
-            n += tl.where(at < blocks, (number - at // SPAN) * SPAN, behind - blocks)
+            n += tl.where(at < blocks, (number - at // SPAN) * SPAN, tail - blocks)
         elif SPAN:
             number = tl.load(lists + mine * width + n // SPAN, mask=n < blocks, other=0).to(tl.int32)
-            n = tl.where(n < blocks, number * SPAN + n % SPAN, behind + n - blocks)
-        where = base + n.to(tl.int64) * place_stride
+            n = tl.where(n < blocks, number * SPAN + n % SPAN, tail + n - blocks)
+        where = base + n.to(tl.int64) * position_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         score = tl.dot(tile, k, input_precision="ieee") * scale
         if MASKED:
@@ -217,15 +215,15 @@ def _attend(
         sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
 
     used = begin < end
-    if REST:  # the last splits begin, since they have fewer places where these do not come out even
-        full = behind // SPAN
+    if REST:  # starting with the last splits, which have fewer positions where the split is uneven
+        full = tail // SPAN
         each = tl.cdiv(tl.cdiv(full, BLOCK_N), SPLITS) * BLOCK_N
         begin = (SPLITS - 1 - split) * each
         stop = tl.minimum(begin + each, full)
         stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)
         used = used | (begin < full)
         base = tl.load(slots + b).to(tl.int64) * mean_slot_stride + kv * mean_head_stride
-        often = tl.log2(tl.full([1, 1], SPAN, tl.float32))  # a mean stands for so many places
+        often = tl.log2(tl.full([1, 1], SPAN, tl.float32))  # a mean stands for so many positions
         for at in range(begin, stop, BLOCK_N):
             n = at + tl.arange(0, BLOCK_N)
             other = tl.load(marks + mine * width + n, mask=n < stop, other=1) == 0
@@ -251,8 +249,8 @@ def _attend(
 
 @triton.jit
 def _weighed(score, best, total):
-    """Some more scores [rows, keys] of a softmax whose largest score and sum are known so far: both anew, the weights
-    of these scores, and by which factor what was summed up before weighs less now."""
+    """Online softmax over some more scores [rows, keys]: the new maximum and sum, the weights of these scores, and the
+    factor by which earlier sums are rescaled."""
     better = tl.maximum(best, tl.max(score, 1))
     level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
     weight = tl.exp2(score - level[:, None])
@@ -261,13 +259,13 @@ def _weighed(score, best, total):
 
 
 @triton.jit
-def _turned(
-    heads, d, loaded, cos, sin, norm, eps, place,
+def _rotated(
+    heads, d, loaded, cos, sin, norm, eps, position,
     NORMED: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Heads [rows, d] at a place, normed and turned: dimension i and the one HALF behind it turn into each other."""
-    turning = d < 2 * HALF
-    other = tl.where(turning, tl.where(d < HALF, d + HALF, d - HALF), d)
+    """Heads [rows, d] at a position, normed and rotated: dimension i pairs with dimension i + HALF."""
+    rotating = d < 2 * HALF
+    other = tl.where(rotating, tl.where(d < HALF, d + HALF, d - HALF), d)
     one = tl.load(heads + d, mask=loaded, other=0.0).to(tl.float32)
     two = tl.load(heads + other, mask=loaded, other=0.0).to(tl.float32)
     if NORMED:
@@ -275,9 +273,9 @@ def _turned(
         one = one * size * tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
         two = two * size * tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
     if HALF > 0:
-        at = place * HALF + tl.where(d < HALF, d, d - HALF)
-        c = tl.load(cos + at, mask=turning, other=1.0)
-        s = tl.load(sin + at, mask=turning, other=0.0)
+        at = position * HALF + tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos + at, mask=rotating, other=1.0)
+        s = tl.load(sin + at, mask=rotating, other=0.0)
         one = one * c + tl.where(d < HALF, -two, two) * s
     return one
 
@@ -295,6 +293,6 @@ def _join(parts, sums, out, queries, heads, D: tl.constexpr, BLOCK_D: tl.constex
     weight = tl.where(used, tl.exp2(level - tl.where(best > float("-inf"), best, 0.0)), 0.0)
     total = tl.sum(weight, 0)
     at = parts + (row * SPLITS + split).to(tl.int64)[:, None] * D + d[None, :]
-    part = tl.load(at, mask=(d < D)[None, :], other=0.0)  # also what nobody has stored: knowing better takes a load
+    part = tl.load(at, mask=(d < D)[None, :], other=0.0)  # unused ones too: to skip them takes a load
     answer = tl.sum(tl.where(used[:, None], part, 0.0) * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
     tl.store(out + ((b * queries + query) * heads + head) * D + d, answer, mask=d < D)

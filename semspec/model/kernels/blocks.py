@@ -1,13 +1,12 @@
-"""Choosing blocks of the cache in Triton, by the scores and the rule that semspec.sparse.attention says in PyTorch.
+"""Selecting blocks of the cache in Triton, as semspec.sparse.attention does it in PyTorch.
 
-Three launches, or two where the score needs no softmax, and nothing for the host to see. `_weigh` makes the sizes of
-the softmaxes that every query has over the mean keys, in parts; `_score` makes of them each block's score, kept as a
-whole number that is ordered as the score is; `_select` finds the last number that is still among the best, by
-bisection, and lists the blocks. Nothing is sorted. Every program of `_select` searches for itself and then lists one
-head, since a search takes no longer for being made eight times at once.
+Three launches, or two where the score needs no softmax, without the host. `_weigh` computes the denominators of every
+query's softmax over the mean keys, in parts; `_score` computes each block's score, as an integer of the same order;
+`_select` finds the threshold of the best by bisection, and lists the blocks. Nothing is sorted. Every program of
+`_select` searches for itself and then lists one head, since eight searches at once take no longer than one.
 
-Scores are sums in float32 whatever the cache's type: where two are equal but for rounding, the other way of making
-them may prefer the other block. Of scores that are the same the first block's counts as better, in the first head.
+Scores are summed in float32 whatever the cache's type: where two differ by rounding only, PyTorch may prefer the other
+block. Ties go to the first block, in the first head.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import REACH, ROOM
+from semspec.model.kernels import LOG2E, REACH, ROOM
 
-LOG2E = 1.4426950408889634
 LESS, DEVIATIONS = tl.constexpr(1 / ROOM), tl.constexpr(REACH * ROOM)
 SPAN = 128  # blocks that one program scores
 HELD = 16384  # scores that a program keeps in registers while it searches; it reads what is more again and again
-LISTED = 2048  # blocks looked at together when they are listed
-LEAST, MOST = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
+LISTED = 2048  # blocks listed at a time
+INT_MIN, INT_MAX = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
 SOME = tl.constexpr(16)  # parts of a softmax that are joined at a time
 
 
@@ -47,7 +45,7 @@ def choose_blocks(
     """Lists of blocks [B, kv heads, M], in rising order, and how many of each count, as `attention.attend` wants them.
 
     q [B, Q, heads, d], slots, starts and counts are as there; means [slots, kv heads, M, d] are mean keys of blocks of
-    `block` places, of which those before starts [B] are made. Of a sequence's (head, block) pairs the pairs [B] best
+    `block` positions, of which those before starts [B] are made. Of a sequence's (head, block) pairs the pairs [B] best
     are chosen, or of each head `equal`ly many; the first and the latest `fixed` blocks count as best of all. Blocks are
     scored by the largest `share` that a query gives them, or else by the first token's mean query. Where `variances`
     of the keys are given, like means, a query's product with a mean is what it reaches in the block. Where `marks`
@@ -103,7 +101,7 @@ def _products(
     d = tl.arange(0, BLOCK_D)
     query, head = row // GROUP, kv * GROUP + row % GROUP
     place = (b * queries + query) * (tl.num_programs(1) * GROUP) + head
-    inside = (query < count)[:, None] & (d < D)[None, :]  # behind the last token q holds anything
+    inside = (query < count)[:, None] & (d < D)[None, :]  # after the last token q is undefined
     tile = tl.load(q + place[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
     product = tl.dot(tile, keys, input_precision="ieee")
     if REACHING:
@@ -184,8 +182,8 @@ def _score(
             mean = tl.sum(tile, 0) / GROUP
             score = tl.sum(keys.to(tl.float32) * mean[:, None], 0)
         bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)  # there is a zero below zero
-        number = bits ^ ((bits >> 31) & MOST)  # negative numbers are ordered the other way round
-        number = tl.where((n < SINKS) | (n >= full - RECENT), MOST, number)
+        number = bits ^ ((bits >> 31) & INT_MAX)  # negative numbers are ordered the other way round
+        number = tl.where((n < SINKS) | (n >= full - RECENT), INT_MAX, number)
         tl.store(scores + b.to(tl.int64) * tl.num_programs(1) * most + kv * full + n, number, mask=n < full)
 
 
@@ -207,37 +205,37 @@ def _select(
         wanted = wanted // heads
     first = mine - before
     i = tl.arange(0, HELD)
-    held = tl.load(first + i, mask=i < total, other=LEAST)
-    # The least number that at most so many exceed as are wanted.
-    low = tl.full([], LEAST, tl.int64)
-    high = tl.full([], MOST, tl.int64)
+    held = tl.load(first + i, mask=i < total, other=INT_MIN)
+    # The smallest number that at most `wanted` scores exceed.
+    low = tl.full([], INT_MIN, tl.int64)
+    high = tl.full([], INT_MAX, tl.int64)
     above = tl.zeros([], tl.int32)
     while low < high:
         middle = (low + high) >> 1
-        least = middle.to(tl.int32)
-        found = tl.sum((held > least).to(tl.int32), 0)
+        threshold = middle.to(tl.int32)
+        found = tl.sum((held > threshold).to(tl.int32), 0)
         for at in range(HELD, total, HELD):
-            more = tl.load(first + at + i, mask=at + i < total, other=LEAST)
-            found += tl.sum((more > least).to(tl.int32), 0)
-        few = found <= wanted
-        low = tl.where(found == wanted, middle, tl.where(few, low, middle + 1))
-        high = tl.where(few, middle, high)
-        above = tl.where(few, found, above)
-    least = high.to(tl.int32)
+            more = tl.load(first + at + i, mask=at + i < total, other=INT_MIN)
+            found += tl.sum((more > threshold).to(tl.int32), 0)
+        enough = found <= wanted
+        low = tl.where(found == wanted, middle, tl.where(enough, low, middle + 1))
+        high = tl.where(enough, middle, high)
+        above = tl.where(enough, found, above)
+    threshold = high.to(tl.int32)
     ties = wanted - above  # of those that are that number, so many are among the best
-    passed = tl.sum(((held == least) & (i < before)).to(tl.int32), 0)
+    passed = tl.sum(((held == threshold) & (i < before)).to(tl.int32), 0)
     for at in range(HELD, before, HELD):
-        more = tl.load(first + at + i, mask=at + i < before, other=LEAST)
-        passed += tl.sum(((more == least) & (at + i < before)).to(tl.int32), 0)
+        more = tl.load(first + at + i, mask=at + i < before, other=INT_MIN)
+        passed += tl.sum(((more == threshold) & (at + i < before)).to(tl.int32), 0)
     row = (b * heads + kv).to(tl.int64) * most
     place = lists + row
     taken = tl.zeros([], tl.int32)
     for at in range(0, full, BLOCK_L):
         n = at + tl.arange(0, BLOCK_L)
-        number = tl.load(mine + n, mask=n < full, other=LEAST)
-        tie = ((n < full) & (number == least)).to(tl.int32)
+        number = tl.load(mine + n, mask=n < full, other=INT_MIN)
+        tie = ((n < full) & (number == threshold)).to(tl.int32)
         rank = passed + tl.cumsum(tie, 0)
-        best = ((n < full) & ((number > least) | ((tie != 0) & (rank <= ties)))).to(tl.int32)
+        best = ((n < full) & ((number > threshold) | ((tie != 0) & (rank <= ties)))).to(tl.int32)
         tl.store(place + taken + tl.cumsum(best, 0) - 1, n, mask=best != 0)
         if MARKING:
             tl.store(marks + row + n, best.to(tl.int8), mask=n < full)

@@ -1,4 +1,4 @@
-"""The small things between matrix products, each in one launch: norms, rotation with the cache write, activation."""
+"""The operations between matrix products, each in one launch: norms, RoPE with the cache write, activation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ AT_LEFT, AT_STOPS, AT_STEP = tl.constexpr(LEFT), tl.constexpr(STOPS), tl.constex
 
 
 def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:
-    """x += added, in place, and what the next layer reads: x over its root mean square, times weight. [N, width]
+    """x += added, in place; returns the RMS norm of x, times weight. [N, width]
 
-    With `inner`, what is added is normed and weighed by it first. It may come in parts to add up, [parts, N, width].
+    With `inner`, what is added is normed with that weight first. It may come in parts to add up, [parts, N, width].
     """
     size = x.shape[-1]
     normed = torch.empty_like(x)
@@ -38,23 +38,23 @@ def rope_and_cache(
     slots: Tensor,
     starts: Tensor,
     counts: Tensor,
-    turns: tuple[Tensor, Tensor] | None,
+    cos_sin: tuple[Tensor, Tensor] | None,
     heads: int,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Queries [B, Q, heads, d], turned; keys, turned, and values go to their places in the cache.
+    """Returns rotated queries [B, Q, heads, d]; rotated keys, and values, are written to the cache.
 
-    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts and counts are as in `attend`; turns
-    are cosines and sines [capacity, half of the turned dimensions], float32; norms weigh the heads of queries and keys,
-    which then are normed before they are turned.
+    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts and counts are as in `attend`;
+    cos_sin are [capacity, half of the rotated dimensions], float32; with norms, the heads of queries and keys are
+    normed before they are rotated.
     """
     batch, queries, all_heads, size = qkv.shape
     kv_heads = keys.shape[1]
     out = qkv.new_empty((batch, queries, heads, size))
-    cos, sin = (starts, starts) if turns is None else turns
+    cos, sin = (starts, starts) if cos_sin is None else cos_sin
     query_norm, key_norm = (starts, starts) if norms is None else norms
-    half = 0 if turns is None else cos.shape[1]
+    half = 0 if cos_sin is None else cos.shape[1]
     rest = size - 2 * half
     _rope_and_cache[(batch * queries, all_heads)](
         qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
@@ -78,7 +78,7 @@ def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def advance(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:
-    """Every sequence that is writing has drawn a token: note it, and where to go on, or that it has ended.
+    """Record the sampled token of every sequence that is decoding, and its next position, or that it has ended.
 
     state [FIELDS, B], tokens [B], stops [sets, V] bool, out [steps, B]: row state[STEP] gets the tokens, -1 where a
     sequence had ended before. A sequence ends with a token of its set state[STOPS], or when nothing is LEFT to write.
@@ -117,7 +117,7 @@ def _add_norm(
     i = tl.arange(0, BLOCK)
     inside = i < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + i
-    # The weights come from afar, so they are asked for first: no load is moved in front of a sum over all threads.
+    # The weights are loaded first: the compiler moves no load across a reduction, and they take longest to arrive.
     scale = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     if INNER:
         inner_scale = tl.load(inner + i, mask=inside, other=0.0).to(tl.float32)
@@ -131,7 +131,7 @@ def _add_norm(
             wide = more.to(tl.float32)
             wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
             more = (wide * inner_scale).to(more.dtype)
-        value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)  # rounded: the stream is kept like that
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)  # rounded as the residual stream is stored
         tl.store(x + at, value, mask=inside)
     wide = value.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
@@ -141,31 +141,31 @@ def _add_norm(
 @triton.jit(do_not_specialize=["queries"])
 def _rope_and_cache(
     qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
-    queries, slot_stride, head_stride, place_stride,
+    queries, slot_stride, head_stride, position_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token. It is held as two halves that turn into each other, and a rest that does not turn."""
+    """One head of one token, as two halves that are rotated as pairs, and a rest that is not."""
     row, head = tl.program_id(0), tl.program_id(1)
     b, query = row // queries, row % queries
     inside = query < tl.load(counts + b)
-    place = tl.load(starts + b) + query
+    position = tl.load(starts + b) + query
     i, j = tl.arange(0, BLOCK_HALF), tl.arange(0, BLOCK_REST)
-    turning, resting = (i < HALF) & inside, (j < REST) & inside
+    rotated, passed = (i < HALF) & inside, (j < REST) & inside
     source = qkv + (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head) * D
-    one = tl.load(source + i, mask=turning, other=0.0).to(tl.float32)
-    two = tl.load(source + HALF + i, mask=turning, other=0.0).to(tl.float32)
-    rest = tl.load(source + 2 * HALF + j, mask=resting, other=0.0).to(tl.float32)
+    one = tl.load(source + i, mask=rotated, other=0.0).to(tl.float32)
+    two = tl.load(source + HALF + i, mask=rotated, other=0.0).to(tl.float32)
+    rest = tl.load(source + 2 * HALF + j, mask=passed, other=0.0).to(tl.float32)
     if head < HEADS + KV_HEADS:
         if NORMED:
             size = tl.rsqrt((tl.sum(one * one, 0) + tl.sum(two * two, 0) + tl.sum(rest * rest, 0)) / D + eps)
             norm = query_norm if head < HEADS else key_norm
-            one = one * size * tl.load(norm + i, mask=turning, other=0.0).to(tl.float32)
-            two = two * size * tl.load(norm + HALF + i, mask=turning, other=0.0).to(tl.float32)
-            rest = rest * size * tl.load(norm + 2 * HALF + j, mask=resting, other=0.0).to(tl.float32)
+            one = one * size * tl.load(norm + i, mask=rotated, other=0.0).to(tl.float32)
+            two = two * size * tl.load(norm + HALF + i, mask=rotated, other=0.0).to(tl.float32)
+            rest = rest * size * tl.load(norm + 2 * HALF + j, mask=passed, other=0.0).to(tl.float32)
         if HALF > 0:
-            c = tl.load(cos + place * HALF + i, mask=turning, other=0.0)
-            s = tl.load(sin + place * HALF + i, mask=turning, other=0.0)
+            c = tl.load(cos + position * HALF + i, mask=rotated, other=0.0)
+            s = tl.load(sin + position * HALF + i, mask=rotated, other=0.0)
             before = one
             one = one * c - two * s
             two = two * c + before * s
@@ -174,10 +174,10 @@ def _rope_and_cache(
     else:
         kv = (head - HEADS) % KV_HEADS
         cache = keys if head < HEADS + KV_HEADS else values
-        target = cache + tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride + place * place_stride
-    tl.store(target + i, one, mask=turning)
-    tl.store(target + HALF + i, two, mask=turning)
-    tl.store(target + 2 * HALF + j, rest, mask=resting)
+        target = cache + tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride + position * position_stride
+    tl.store(target + i, one, mask=rotated)
+    tl.store(target + HALF + i, two, mask=rotated)
+    tl.store(target + 2 * HALF + j, rest, mask=passed)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""Products of a few rows with a weight matrix, in Triton: for small models, where cuBLAS reads weights at half speed.
+"""Skinny products (a few rows, all of a weight matrix) in Triton: for small models, where cuBLAS is half as fast.
 
-Such a product is nothing but reading the weights once. Each program takes a few outputs; where there are too few of
-those to keep a GPU busy, the sum over inputs is split too, and whoever reads the result adds the parts up (`add_norm`
-does): no launch of its own, no atomics, the same bits every time.
+Their time is that of reading the weights once. Each program takes a few outputs; where these are too few to keep a GPU
+busy, the sum over inputs is split too, and the reader of the result adds the parts up (`add_norm` does): no launch of
+its own, no atomics, deterministic.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels.tiles import Card
+from semspec.model.kernels import SKINNY_ROWS
+from semspec.model.kernels.tiles import Card, card_of, fit_shared
 
-ROWS = 16  # at most
 DEPTHS = {16: (256, 6), 32: (256, 4), 64: (64, 6)}  # outputs of a program -> inputs at a time, stages; measured
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemmConfig:
-    """How a product is cut. The figures behind `SkinnyGemmConfig.of` are in docs/lab-notes.md."""
+    """How a product is tiled. The figures in `SkinnyGemmConfig.of` are in docs/lab-notes.md."""
 
     columns: int  # outputs of one program; with an activation, gates and as many ups
     depth: int  # inputs at a time
@@ -44,27 +44,37 @@ class SkinnyGemmConfig:
             depth //= 2
         if gated:  # as many ups as gates; a tile has at least 16 of each
             columns = max(columns, 32)
-        while stages * depth * (columns + ROWS) * itemsize > card.shared and (stages, depth) != (1, 16):
-            stages, depth = (stages - 1, depth) if stages > 2 or depth == 16 else (stages, depth // 2)
+        stages, depth = fit_shared(stages, depth, (columns + SKINNY_ROWS) * itemsize, card.shared)
         return SkinnyGemmConfig(columns // 2 if gated else columns, depth, splits, stages=stages)
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cut: SkinnyGemmConfig, activation: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    parts: bool = False,
+    activation: str | None = None,
+    cut: SkinnyGemmConfig | None = None,
 ) -> Tensor:
-    """x [N, in] of at most 16 rows, weight [out, in] -> [N, out]; in parts, float32: [splits, N, out].
+    """x [N, in] of at most SKINNY_ROWS rows, weight [out, in] -> [N, out], or, if it may come in `parts` and there are
+    several: [splits, N, out], float32.
 
     With an activation, the first half of the outputs goes through it and is multiplied by the second: [N, out / 2].
     """
     rows, inputs = x.shape
+    if cut is None:
+        size, card = (weight.shape[0], inputs), card_of(x.device)
+        cut = SkinnyGemmConfig.of(size, card, parts, activation is not None, weight.element_size())
     outputs = weight.shape[0] // (1 if activation is None else 2)
-    assert rows <= ROWS and x.is_contiguous() and weight.is_contiguous() and (activation is None or cut.splits == 1)
-    size, dtype = ((rows, outputs), x.dtype) if cut.splits == 1 else ((cut.splits, rows, outputs), torch.float32)
-    out = x.new_empty(size, dtype=dtype)
+    assert rows <= SKINNY_ROWS and x.is_contiguous() and weight.is_contiguous()
+    assert activation is None or cut.splits == 1
+    form, dtype = ((rows, outputs), x.dtype) if cut.splits == 1 else ((cut.splits, rows, outputs), torch.float32)
+    out = x.new_empty(form, dtype=dtype)
     _product[(triton.cdiv(outputs, cut.columns), cut.splits)](
         x, weight, weight if bias is None else bias, out, rows, outputs,
-        INPUTS=inputs, BLOCK_M=ROWS, BLOCK_N=cut.columns, BLOCK_K=cut.depth, SPLITS=cut.splits, BIASED=bias is not None,
-        GATED=activation is not None, SILU=activation == "silu", num_warps=cut.warps, num_stages=cut.stages,
+        INPUTS=inputs, BLOCK_M=SKINNY_ROWS, BLOCK_N=cut.columns, BLOCK_K=cut.depth, SPLITS=cut.splits,
+        BIASED=bias is not None, GATED=activation is not None, SILU=activation == "silu",
+        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out
 
@@ -115,5 +125,5 @@ def activated(x, SILU: tl.constexpr):
 
 @triton.jit
 def rounded(x, out):
-    """As if it had been written to memory like `out`: what kernels hand over to each other otherwise."""
+    """As if it had been written to memory like `out`: unfused kernels would round here."""
     return x.to(out.dtype.element_ty).to(tl.float32)

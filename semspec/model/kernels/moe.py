@@ -1,10 +1,10 @@
-"""Mixtures of experts in Triton: every expert that somebody chose is read once, for all the tokens that chose it.
+"""Mixtures of experts in Triton: every expert that is picked is read once, for all the tokens that picked it.
 
-Four launches and nothing for the host to see. `_route` picks each token's experts; `_list` notes for each expert who
-picked it, and puts experts that somebody picked in front; `_gate_up` and `_down` have programs for as many experts as
-can be picked. Those of experts that nobody did pick end at once, and come last: in between they would hold places. A
-pick (token, choice) has a row of its own in what `_down` writes, and who reads the result adds a token's rows up
-(`add_norm` does): no atomics, the same bits every time.
+Four launches without the host. `_route` picks each token's experts; `_list` lists the tokens of each expert, picked
+experts first; `_gate_up` and `_down` have programs for as many experts as can be picked. Programs of experts that were
+not picked end at once, and come last: in between they would occupy processors. Each pick (token, choice) has a row of
+its own in the output of `_down`, and the reader of the result adds a token's rows up (`add_norm` does): no atomics,
+deterministic.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels.gemm import activated, rounded
-from semspec.model.kernels.tiles import Card, card_of
+from semspec.model.kernels.tiles import Card, card_of, fit_shared
 
 ROWS = (16, 64)  # tokens of an expert in one tile, at least and at most; where it has more, it is read again
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How products with weights are cut among programs."""
+    """How products with weights are tiled among programs."""
 
     columns: int  # outputs of one program; of gate and up, so many of each
     depth: int  # inputs at a time
@@ -33,9 +33,7 @@ class Cut:
 
     def fit(self, rows: int, wide: int, card: Card, itemsize: int) -> Cut:
         """The same, or smaller, as the card's shared memory wants it; `wide`: weights that are read for each input."""
-        depth, stages = self.depth, self.stages
-        while stages * depth * (wide + rows) * itemsize > card.shared and (stages, depth) != (1, 16):
-            stages, depth = (stages - 1, depth) if stages > 2 or depth == 16 else (stages, depth // 2)
+        stages, depth = fit_shared(self.stages, self.depth, (wide + rows) * itemsize, card.shared)
         return replace(self, depth=depth, stages=stages)
 
 
@@ -111,7 +109,7 @@ def _route(
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_C: tl.constexpr, MOST: tl.constexpr,
     RENORMALISE: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """One token's experts, best first, and what they weigh. What none of them will write is cleared."""
+    """One token's experts, best first, and their weights. Output rows that no expert will write are cleared."""
     row = tl.program_id(0)
     b = row // queries
     inside = row % queries < tl.load(counts + b)
@@ -137,16 +135,16 @@ def _route(
         whole = tl.sum(weight, 0)
     kept = CHOSEN
     if MOST > 0:
-        gone = 0
+        skipped = 0
         for m in tl.static_range(1, MOST + 1):
             small = tl.sum(tl.where(c >= CHOSEN - m, weight, 0.0), 0)
-            gone = tl.where(small / (whole - small) < tl.load(betas + m - 1), m, gone)
-        gone = tl.where(tl.load(marks + b) != 0, gone, 0)
-        kept = CHOSEN - gone
+            skipped = tl.where(small / (whole - small) < tl.load(betas + m - 1), m, skipped)
+        skipped = tl.where(tl.load(marks + b) != 0, skipped, 0)
+        kept = CHOSEN - skipped
         if RENORMALISE:
-            weight = tl.where(gone > 0, weight / tl.sum(tl.where(c < kept, weight, 0.0), 0), weight)
+            weight = tl.where(skipped > 0, weight / tl.sum(tl.where(c < kept, weight, 0.0), 0), weight)
     kept = tl.where(inside, kept, 0)
-    expert = tl.minimum(expert, EXPERTS - 1)  # numbers that are none must not lead anywhere else
+    expert = tl.minimum(expert, EXPERTS - 1)  # NaN scores must not lead out of bounds
     own = row * CHOSEN + c
     tl.store(weights + own, weight, mask=c < CHOSEN)
     tl.store(index + own, tl.where(c < kept, expert, -1), mask=c < CHOSEN)
@@ -158,8 +156,8 @@ def _route(
 
 @triton.jit(do_not_specialize=["picks"])
 def _list(index, lists, listed, picks, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr):
-    """The picks of one expert, in rising order -> a row of lists [experts, picks]. Rows of experts that somebody picked
-    come first; listed [2, experts] says of each row how long it is, and whose."""
+    """The picks of one expert, in rising order -> a row of lists [experts, picks]. Rows of experts that were picked
+    come first; listed [2, experts] has the length of each row, and its expert."""
     own, e = tl.program_id(0), tl.arange(0, BLOCK_E)
     times = tl.zeros([BLOCK_E], tl.int32)  # that each expert was picked
     for at in range(0, picks, BLOCK):
@@ -186,7 +184,7 @@ def _gate_up(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, SILU: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of one expert, for everyone who picked it: act(gate) * up -> out [picks, HIDDEN]."""
+    """Some channels of one expert, for all tokens that picked it: act(gate) * up -> out [picks, HIDDEN]."""
     own = tl.program_id(1)
     count, e = tl.load(listed + own), tl.load(listed + experts + own)
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -218,7 +216,7 @@ def _down(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of one expert, weighed, for everyone who picked it -> parts [CHOSEN, rows, WIDTH]."""
+    """Some outputs of one expert, weighed, for all tokens that picked it -> parts [CHOSEN, rows, WIDTH]."""
     own = tl.program_id(1)
     count, e = tl.load(listed + own), tl.load(listed + experts + own)
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)

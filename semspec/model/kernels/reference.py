@@ -1,7 +1,6 @@
-"""The kernels said again in plain PyTorch: what they are tested against, and what stands in for them without a GPU.
+"""The kernels in plain PyTorch: the reference of their tests, and their replacement where there is no GPU.
 
-Signatures are those of `attention.attend` and of the functions in `small`. Arithmetic is in the type given, so that
-float64 inputs make a reference.
+Signatures are those of the kernels. Arithmetic is in the type given, so that float64 inputs make a reference.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model.experts import route, skip
+from semspec.model.experts import ACTIVATE, route, skip
 from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, SelectedBlocks
 
 
@@ -36,21 +35,21 @@ def attend(
         end = start + count
         k = keys[slot, :, :end].repeat_interleave(group, 0)  # [heads, end, d]
         v = values[slot, :, :end].repeat_interleave(group, 0)
-        place = torch.arange(end, device=q.device)
-        own = place[start:, None]
-        seen = place <= own  # [count, end]
+        position = torch.arange(end, device=q.device)
+        own = position[start:, None]
+        mask = position <= own  # [count, end]
         if ancestors is not None:
-            seen = torch.cat([seen[:, :start], ancestors[b, :count, :count].bool()], 1)
+            mask = torch.cat([mask[:, :start], ancestors[b, :count, :count].bool()], 1)
         if window is not None:
-            seen = seen & (place > own - window)
+            mask = mask & (position > own - window)
         if chosen is not None:
             lists, listed, span = chosen[:3]
-            near = (place >= start // span * span).repeat(keys.shape[1], 1)  # [kv heads, end]
+            near = (position >= start // span * span).repeat(keys.shape[1], 1)  # [kv heads, end]
             for h, n in enumerate(listed[b].tolist()):
-                near[h] |= torch.isin(place // span, lists[b, h, :n])
-            seen = seen & near.repeat_interleave(group, 0)[:, None]  # [heads, count, end]
+                near[h] |= torch.isin(position // span, lists[b, h, :n])
+            mask = mask & near.repeat_interleave(group, 0)[:, None]  # [heads, count, end]
         scores = torch.einsum("qhd,hnd->hqn", q[b, :count], k) * scale
-        scores = scores.masked_fill(~seen, float("-inf"))
+        scores = scores.masked_fill(~mask, float("-inf"))
         if chosen is not None and chosen.rest is not None:
             marks, *means = chosen.rest
             full = start // chosen.block
@@ -77,7 +76,7 @@ def rope_and_cache(
     slots: Tensor,
     starts: Tensor,
     counts: Tensor,
-    turns: tuple[Tensor, Tensor] | None,
+    cos_sin: tuple[Tensor, Tensor] | None,
     heads: int,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
@@ -86,14 +85,14 @@ def rope_and_cache(
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
     if norms is not None:
         q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
-    place = starts[:, None] + torch.arange(queries, device=qkv.device)  # [B, Q]
+    position = starts[:, None] + torch.arange(queries, device=qkv.device)  # [B, Q]
     inside = torch.arange(queries, device=qkv.device) < counts[:, None]
-    if turns is not None:
-        at = torch.where(inside, place, 0)
-        cos, sin = (table[at][:, :, None].to(qkv.dtype) for table in turns)  # [B, Q, 1, half]
-        q, k = _turn(q, cos, sin), _turn(k, cos, sin)
+    if cos_sin is not None:
+        at = torch.where(inside, position, 0)
+        cos, sin = (table[at][:, :, None].to(qkv.dtype) for table in cos_sin)  # [B, Q, 1, half]
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     for b, slot in enumerate(slots.tolist()):
-        at, rows = place[b, inside[b]], inside[b]
+        at, rows = position[b, inside[b]], inside[b]
         keys[slot, :, at] = k[b, rows].transpose(0, 1).to(keys.dtype)
         values[slot, :, at] = v[b, rows].transpose(0, 1).to(values.dtype)
     return q.contiguous()
@@ -106,31 +105,33 @@ def rope_cache_attend(
     slots: Tensor,
     starts: Tensor,
     counts: Tensor,
-    turns: tuple[Tensor, Tensor] | None,
+    cos_sin: tuple[Tensor, Tensor] | None,
     heads: int,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    q = rope_and_cache(qkv, keys, values, slots, starts, counts, turns, heads, norms, eps)
+    q = rope_and_cache(qkv, keys, values, slots, starts, counts, cos_sin, heads, norms, eps)
     return attend(q, keys, values, slots, starts, counts, scale, window)
 
 
 def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+    return ACTIVATE[activation](gate) * up
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, splits: int) -> Tensor:
-    """In as many parts as asked for: the sum over the inputs is cut into so many."""
-    if splits == 1:
-        return F.linear(x, weight, bias)
-    pieces = zip(x.tensor_split(splits, 1), weight.tensor_split(splits, 1), strict=True)
-    parts = torch.stack([F.linear(a, w) for a, w in pieces])
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False, activation: str | None = None
+) -> Tensor:
+    if not parts:
+        made = F.linear(x, weight, bias)
+        return made if activation is None else act_and_mul(made, activation)
+    pieces = zip(x.tensor_split(3, 1), weight.tensor_split(3, 1), strict=True)
+    sums = torch.stack([F.linear(a, w) for a, w in pieces])
     if bias is not None:
-        parts[0] += bias
-    return parts if x.dtype == torch.float64 else parts.float()
+        sums[0] += bias
+    return sums if x.dtype == torch.float64 else sums.float()
 
 
 def fused_moe(
@@ -174,7 +175,7 @@ def sparse_mlp(
     marks: Tensor,
 ) -> Tensor:
     queries = len(x) // len(counts)
-    active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    active = ACTIVATE[activation](gate)
     inside = torch.arange(queries, device=x.device) < counts[:, None]  # [B, queries]
     large = (active.abs() >= threshold).unflatten(0, (-1, queries)) & inside[..., None]
     needed = large.any(1) | (marks == 0)[:, None]  # [B, channels]
@@ -198,7 +199,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     one, two, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], dim=-1)

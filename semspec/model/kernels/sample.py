@@ -22,7 +22,7 @@ GOLDEN, SECOND, THIRD = (tl.constexpr(signed(m)) for m in MULTIPLIERS)
 
 
 def sample(logits: Tensor, options: Tensor, state: Tensor, kept: Tensor | None) -> Tensor:
-    """A token for each row of logits [B, V] -> [B]; -1 where a row has NaN in it.
+    """A token for each row of logits [B, V] -> [B]; any one where a row has NaN in it.
 
     options [4, B]: temperature, top-k and top-p (which must be off), min-p. state [FIELDS, B] as `advance` keeps it.
     Row state[STEP] of kept [steps, B, V] gets the processed logits, or the raw ones where the temperature is 0.
@@ -75,9 +75,8 @@ def _race(
     score = tl.where(i < size, score, float("-inf"))
     best = tl.max(score, 0)
     winner = tl.min(tl.where(score == best, i, size), 0)
-    broken = tl.max((own != own).to(tl.int32), 0) > 0
-    tl.store(scores + row * parts + part, tl.where(broken, float("inf"), best))
-    tl.store(winners + row * parts + part, tl.where(broken, -1, winner))
+    tl.store(scores + row * parts + part, best)
+    tl.store(winners + row * parts + part, tl.minimum(winner, size - 1))  # NaN must not lead out of bounds
 
 
 @triton.jit
@@ -85,7 +84,7 @@ def _winner(scores, winners, tokens, parts, PARTS: tl.constexpr):
     row = tl.program_id(0)
     p = tl.arange(0, PARTS)
     score = tl.load(scores + row * parts + p, mask=p < parts, other=float("-inf"))
-    part = tl.min(tl.where(score == tl.max(score, 0), p, PARTS), 0)
+    part = tl.minimum(tl.min(tl.where(score == tl.max(score, 0), p, PARTS), 0), parts - 1)
     tl.store(tokens + row, tl.load(winners + row * parts + part).to(tl.int64))
 
 

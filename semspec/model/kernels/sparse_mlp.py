@@ -1,10 +1,10 @@
 """Feed-forward networks of which only some channels are read, in Triton.
 
-The gates say which channels matter, so their product is made in full, before. `_mark` finds the channels that any token
-needs, `_list` writes their numbers behind each other, and `_up` and `_down` read those rows only: of up as it is, of
-down as it lies transposed, so that a channel is one row there too. How many there are is known on the device alone:
-there are programs for all channels, and those behind the last listed one end at once. The sum over channels is split
-among programs, and who reads the result adds the parts up (`add_norm` does): no atomics, the same bits every time.
+The gates decide which channels matter, so their product is computed in full, before. `_mark` finds the channels that
+any token needs, `_list` lists them, and `_up` and `_down` read those rows only: of down a transposed copy, so that a
+channel is one row there too. Their number is known on the device alone: there are programs for all channels, and those
+after the last listed one end at once. The sum over channels is split among programs, and the reader of the result adds
+the parts up (`add_norm` does): no atomics, deterministic.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def sparse_mlp(
     )  # fmt: skip
     cut = cuts[1].fit(size, cuts[1].columns, card, x.element_size())
     across = triton.cdiv(width, cut.columns)
-    splits = min(max(2 * card.processors // across, 1), 8)  # two programs a processor, and none that waits for a place
+    splits = min(max(2 * card.processors // across, 1), 8)  # two programs a processor, and none that waits
     parts = x.new_empty((splits, rows, width), dtype=torch.float32)
     _down[(across, splits)](
         made, down, down if down_bias is None else down_bias, listed, number, parts, rows,
@@ -86,8 +86,8 @@ def _mark(
     gate, active, made, flags, totals, counts, marks, batch, queries, threshold,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_Q: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Of some channels: activations, 0 where a sequence leaves a channel out, and whether any sequence needs it. What
-    `_up` will make is cleared, so that `_down` can read behind its end."""
+    """Of some channels: activations, 0 where a sequence leaves a channel out, and whether any sequence needs it. The
+    output of `_up` is cleared, so that `_down` can read past its end."""
     c, q = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_Q)
     exists = c < CHANNELS
     some = tl.zeros([BLOCK], tl.int32)
@@ -127,12 +127,12 @@ def _up(
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BIASED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Some of the listed channels: active * up, at their places in the list -> out [rows, CHANNELS]."""
-    place, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    """Some of the listed channels: active * up, at their index in the list -> out [rows, CHANNELS]."""
+    index, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     count = tl.load(number)
-    exists = place < count
+    exists = index < count
     end = tl.where(tl.program_id(0) * BLOCK_N < count, rows, 0)
-    channel = tl.load(listed + place, mask=exists, other=0)
+    channel = tl.load(listed + index, mask=exists, other=0)
     column = weight + channel.to(tl.int64)[None, :] * WIDTH
     for first in range(0, end, BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
@@ -150,7 +150,7 @@ def _up(
         both = inside[:, None] & exists[None, :]
         row = m.to(tl.int64)[:, None] * CHANNELS
         gate = tl.load(active + row + channel[None, :], mask=both, other=0.0).to(tl.float32)
-        tl.store(out + row + place[None, :], gate * rounded(sum, out), mask=both)
+        tl.store(out + row + index[None, :], gate * rounded(sum, out), mask=both)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -175,7 +175,7 @@ def _down(
         channel = tl.load(listed + begin + k, mask=begin + k < stop, other=0)
         for step in range(begin, stop, BLOCK_K):
             at = step + k
-            # Behind the last listed channel there are zeros: a mask that may end anywhere would make narrow loads.
+            # After the last listed channel there are zeros: a mask that may end anywhere would make narrow loads.
             a = tl.load(row + at[None, :], mask=inside[:, None] & (at < CHANNELS)[None, :], other=0.0)
             known = (at < stop)[:, None] & exists[None, :]
             source = weight + channel.to(tl.int64)[:, None] * WIDTH + n[None, :]

@@ -1,4 +1,4 @@
-"""How the work of attention is cut for the GPU at hand."""
+"""How work is tiled for the GPU at hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 
 OWN = 1024  # bytes of shared memory that each program takes besides what it asks for
-LONG = 131_072  # keys from which on tiles for long caches were measured to be faster; what lies below was not looked at
+LONG = 131_072  # keys from which tiles for long caches were measured to be faster; shorter ones were not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,16 @@ class Card:
     shared: int
 
 
+def fit_shared(stages: int, depth: int, row_bytes: int, limit: int) -> tuple[int, int]:
+    """Fewer stages, then shorter tiles, until `stages` buffers of `depth` rows fit into shared memory."""
+    while stages * depth * row_bytes > limit and (stages, depth) != (1, 16):
+        stages, depth = (stages - 1, depth) if stages > 2 or depth == 16 else (stages, depth // 2)
+    return stages, depth
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How the work is cut. The figures behind `Tiles.of` are in docs/lab-notes.md; `bench/gpu.py --only tune` finds
-    them."""
+    """Of attention. The figures in `Tiles.of` are in docs/lab-notes.md; `bench/gpu.py --only tune` finds them."""
 
     rows: int  # queries x heads of one key head, in one program
     keys: int  # at a time
@@ -34,7 +40,7 @@ class Tiles:
     def of(
         queries: int, group: int, kv_heads: int, batch: int, head_dim: int, itemsize: int, card: Card, reach: int = 0
     ) -> Tiles:
-        """`reach` is how many keys a query may come to see: lengths are known on the device only."""
+        """`reach` is how many keys a query may attend to at most: lengths are known on the device only."""
         # Products of float32 have no matrix units, and a large tile of them does not fit into registers.
         rows = min(max(triton.next_power_of_2(queries * group), 16), 128 if itemsize < 4 else 16)
         across = triton.cdiv(queries * group, rows) * kv_heads * batch
@@ -45,10 +51,9 @@ class Tiles:
         keys = 64 if wide < 512 or (rows < 128 and itemsize < 4) else 32
         stages = 3 if wide <= 256 else 2
         if (rows, wide) == (64, 256) and reach >= LONG and (rows + 2 * 3 * 128) * wide <= card.shared:
-            keys, stages = 128, 3  # fewer turns of a long loop: 8.62 ms where 64 keys took 8.96 (8B, 16 queries)
-        room = (card.shared + OWN) // 2 - OWN if two else card.shared
-        while (rows + 2 * stages * keys) * wide > room and (stages, keys) != (1, 16):
-            stages, keys = (stages - 1, keys) if stages > 2 or keys == 16 else (stages, keys // 2)
+            keys, stages = 128, 3  # fewer iterations of a long loop: 8.62 ms where 64 keys took 8.96 (8B, 16 queries)
+        limit = (card.shared + OWN) // 2 - OWN if two else card.shared
+        stages, keys = fit_shared(stages, keys, 2 * wide, limit - rows * wide)
         return Tiles(rows, keys, splits, warps=8 if rows >= 128 else 4, stages=stages)
 
 
@@ -57,7 +62,7 @@ _cards: dict[torch.device, Card] = {}
 
 def card_of(device: torch.device) -> Card:
     if device not in _cards:
-        card = Card(4, 2**20)  # for the interpreter, where many programs take long
+        card = Card(4, 2**20)  # for the interpreter, where many programs are slow
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             known = triton.runtime.driver.active.utils.get_device_properties(index)
