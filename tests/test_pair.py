@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -244,7 +246,7 @@ class Anything(Exact):
             {"verifier": "magic"},
             "there is no verifier 'magic'; the verifiers are: accept-all, accept-all-steps",
         ),
-        (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: none"),
+        (PROMPT, {"verifier": "exact:depth=3"}, "verifier 'exact' has no option 'depth'; its options are: couple"),
         (
             PROMPT,
             {"verifier": Anything(), "allow_lossy": False},
@@ -510,3 +512,67 @@ def test_a_pair_loaded_lossless_refuses_lossy_requests(target_folder: Path, draf
     assert strict.target.free == 2 and not strict.executor.tasks
     for verifier in ("none", "exact", "sampling", "block"):
         assert strict.generate(PROMPT, verifier=verifier, max_new_tokens=3).lossless
+
+
+def test_threads_may_share_a_pair(pair: semspec.Pair) -> None:
+    prompts = [f"{PROMPT} {n}" for n in ["one", "two", "three", "four", "five", "six"]]
+    options = {"max_new_tokens": 40, "ignore_eos": True, "verifier": "sampling", "temperature": 0.8, "seed": 3}
+    expected = [pair.generate(prompt, **options).text for prompt in prompts]
+
+    def answer(prompt: str) -> str:
+        if prompt.endswith("two"):  # a stream among them
+            return "".join(event.text for event in pair.stream(prompt, **options))
+        return pair.generate(prompt, **options).text
+
+    with ThreadPoolExecutor(6) as threads:
+        for _ in range(3):
+            assert list(threads.map(answer, prompts)) == expected
+    assert pair.target.free == 8 and not pair.executor.tasks
+
+
+def test_a_stream_that_is_forgotten_in_the_middle_of_a_pass_harms_nobody(pair: semspec.Pair, monkeypatch) -> None:
+    """Garbage is collected wherever Python likes, such as while another sequence's tokens are being read."""
+    streams = [pair.stream(PROMPT, max_new_tokens=60, ignore_eos=True)]
+    next(streams[0])
+    expected, score = pair.generate(PROMPT, max_new_tokens=20, ignore_eos=True), pair.target.score
+
+    def forgetful(requests: Any) -> Any:
+        streams.clear()
+        gc.collect()
+        return score(requests)
+
+    monkeypatch.setattr(pair.target, "score", forgetful)
+    assert pair.generate(PROMPT, max_new_tokens=20, ignore_eos=True).tokens == expected.tokens
+    monkeypatch.undo()
+    pair.generate(PROMPT, max_new_tokens=1)
+    assert pair.target.free == 8 and not pair.executor.tasks
+
+
+def test_a_rule_that_cannot_be_hashed_is_refused(pair: semspec.Pair) -> None:
+    @dataclass(frozen=True)
+    class Listed(Exact):
+        words: Any = None
+
+    with pytest.raises(BadRequest, match="cannot be hashed"):
+        pair.generate(PROMPT, verifier=Listed(words=["a"]))
+
+
+def test_text_held_back_for_a_stop_string_is_not_lost_by_stopping(pair: semspec.Pair) -> None:
+    whole = pair.generate(PROMPT, max_new_tokens=30, ignore_eos=True)
+    held = whole.text + "never comes"
+    stream = pair.stream(PROMPT, max_new_tokens=60, ignore_eos=True, stop=held)
+    while stream.stats.tokens < 12:
+        pair.executor.tick()
+    stream.stop()
+    shown = "".join(event.text for event in stream)
+    result = stream.result()
+    assert result.finish_reason == "cancelled" and result.text.endswith(shown) and shown
+    assert result.text == pair.tokenizer.decode(whole.tokens[: len(result.tokens)], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-40, 1e-9])
+def test_the_smallest_temperatures_are_greedy(pair: semspec.Pair, temperature: float) -> None:
+    options = {"max_new_tokens": 20, "ignore_eos": True}
+    for rule in ("exact", "none", "sampling"):
+        cold = pair.generate(PROMPT, verifier=rule, temperature=temperature, **options)
+        assert cold.tokens == pair.generate(PROMPT, verifier=rule, **options).tokens

@@ -18,7 +18,7 @@ from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
 MIN_PREFIX = 8  # tokens; a shorter common prefix is chance
-CONTINUES = 0.9  # share of a slot that a prompt must go on from to take it over instead of copying
+MAX_LOST = 4  # tokens at the end of a slot that a prompt may differ in and still take it over instead of copying it
 
 
 class PrefixCache(RunnerWrapper):
@@ -42,7 +42,7 @@ class PrefixCache(RunnerWrapper):
         best = max(shared, key=lambda slot: shared[slot], default=None)
         if best is None or shared[best] < MIN_PREFIX:
             slot = self._spare_slot()
-        elif shared[best] >= CONTINUES * len(self._cached[best]):
+        elif len(self._cached[best]) - shared[best] <= MAX_LOST:
             slot = best
         else:
             slot = self._spare_slot()

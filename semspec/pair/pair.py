@@ -117,8 +117,8 @@ class Pair:
         return Ticket(self.executor, task, job, stats, prepared.text, sparse)
 
     def spelling(self, token: int) -> str:
-        """A single token as text."""
-        return self.resources.text_of([token])
+        """A single token as text, as it is inside a text."""
+        return self.resources.bytes_of(token).decode(errors="replace")
 
 
 def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:

@@ -15,6 +15,7 @@ from semspec.errors import BadRequest
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.text.steps import Steps
+from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import thinking_markers
 from semspec.types import Runner
 
@@ -34,6 +35,14 @@ class Resources:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text."""
+        return self._token_bytes.of(token)
 
     def tokens_of(self, text: str) -> list[int]:
         """A text in the target's tokens, without special ones."""

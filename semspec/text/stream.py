@@ -17,7 +17,9 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, stop
         self._window = self._last_tokens(prompt)  # decoded together; begins where a character begins
-        self._seen = self._decode()  # the part of the window's text that is in `text`
+        # The part of the window's text that is in `text`, or before it. A character that the prompt begins and the
+        # answer completes is the answer's.
+        self._seen = self._decode().rstrip(UNFINISHED)
         self._whole: list[int] = []  # places in the window where characters end
         self.text = ""  # everything decoded so far, cut where a stop string begins
         self._ends: list[int] = []  # length of `text` after each token not yet handed out

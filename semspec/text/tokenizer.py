@@ -33,7 +33,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> list[int]:
     """A prompt's tokens: text as it is, chat messages through the model's chat template, tokens as they are."""
     if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt)
+        tokens = tokenizer.encode(whole_characters(prompt))
     elif prompt and all(isinstance(token, int) for token in prompt):
         tokens = prompt
     else:
@@ -42,6 +42,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> li
         for message in prompt:
             if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
                 raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
+            whole_characters(str(message["content"]))
         if not tokenizer.chat_template:
             raise BadRequest("this model has no chat template; give the prompt as text")
         try:
@@ -51,6 +52,18 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> li
     if not tokens:
         raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
     return list(tokens)
+
+
+def whole_characters(text: str) -> str:
+    """The text, unless there is half a character in it, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise BadRequest(
+            f"the prompt has half a character in it, the lone surrogate {half}; read it as UTF-8"
+        ) from None
+    return text
 
 
 def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:

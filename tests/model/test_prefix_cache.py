@@ -127,3 +127,44 @@ def test_a_real_pair_says_the_same(target_folder: Path, draft_folder: Path, pair
 def test_common_beginnings(one: list[int], other: list[int]):
     n = common_prefix(one, other)
     assert one[:n] == other[:n] and (n == min(len(one), len(other)) or one[n] != other[n])
+
+
+def test_two_chats_with_the_same_instructions_do_not_evict_each_other() -> None:
+    """600 tokens of instructions, read in passes of 64: each chat's turn reads what is new in it."""
+    inner = FakeRunner(TARGET, VOCAB, slots=4)
+    runner, system = PrefixCache(inner), [i % 7 for i in range(600)]
+    chats = [[*system, 8], [*system, 9]]
+    for turn in range(4):
+        for i, chat in enumerate(chats):
+            before, executor, stats = fed(inner), Executor(budget=64), Stats()
+            task = executor.submit(Decoder(Job(chat, make("none"), 1, 12), runner, NoDrafter(), stats).decode(), stats)
+            executor.run()
+            written = [token for event in task.events for token in event.tokens]
+            assert written == greedy(TARGET, chat, 12)
+            read, new = fed(inner) - before, 601 if turn == i == 0 else 1 if turn == 0 else 8
+            assert read <= new + 12, "the first reads all, the other copies its instructions, later turns go on"
+            chats[i] = [*chat, *written, 10, 11, *[i] * 5]
+
+
+def test_empty_slots_are_used_before_others_are_overwritten() -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=3)
+    runner = PrefixCache(inner)
+    texts = [[1, 2, 3, 4, 5, 6, 7, 8, *[n] * 20] for n in (9, 10, 11)]
+    for text in texts:
+        read(runner, text)
+    hits = runner.hits
+    for text in texts:
+        read(runner, text)
+    assert runner.hits - hits == 3 * 27, "all three are still there, though they share eight tokens"
+
+
+def test_a_limited_cache_takes_slots_as_it_needs_them_and_gives_them_back() -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=3)
+    runner = PrefixCache(inner, slots=1)
+    assert inner.free == 3 and runner.free == 1
+    slot = runner.acquire([1, 2])
+    assert inner.free == 2 and runner.free == 0
+    runner.release(slot)
+    assert inner.free == 2 and runner.free == 1
+    del runner
+    assert inner.free == 3

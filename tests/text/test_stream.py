@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -375,3 +376,22 @@ def test_a_models_thinking_is_found_by_its_markers(
     tokenizer.chat_template = template
     found = thinking_markers(tokenizer)
     assert (found and tuple(tokenizer.convert_ids_to_tokens(found))) == markers
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_prompt_that_ends_inside_a_character_leaves_it_to_the_answer(cut: int) -> None:
+    tokens = FALLBACK.encode("😀😀", add_special_tokens=False)[-4:]
+    prompt = [*FALLBACK.encode("b", add_special_tokens=False), *tokens[:cut]]
+    stream = TextStream(FALLBACK, prompt)
+    answer = [*tokens[cut:], *FALLBACK.encode("ab", add_special_tokens=False)[1:]]
+    stream.feed(answer)
+    text = "".join(text for text, _ in stream.take(["target"] * len(answer), final=True))
+    assert text.startswith("😀") and "\ufffd" not in text
+
+
+@pytest.mark.parametrize("prompt", ["a \ud800", [{"role": "user", "content": "\udfff"}]])
+def test_half_a_character_is_refused_in_one_line(prompt: Any) -> None:
+    tokenizer = make_fallback_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(BadRequest, match=r"half a character in it, the lone surrogate U\+D[8F]"):
+        encode(tokenizer, prompt)

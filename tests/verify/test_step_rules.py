@@ -23,6 +23,7 @@ from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.semantic import MIN_DRAFT_PROB, Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
+from semspec.verify.step_controls import AcceptAllSteps
 from tests.probe.test_evidence import plain_confidence
 from tests.verify.binding import WIDTH, RuleResources
 from tests.verify.build import GREEDY, One, build, hot, outcomes, random_one
@@ -273,3 +274,11 @@ def test_semantic_gets_number_tokens_only_if_its_probe_uses_them() -> None:
     assert isinstance(rule, Semantic) and rule.numbers is None and not rule.keeps_draft_logits
     with pytest.raises(AssertionError, match="a second"):
         make("semantic").bind(Slow(target=Features((2,), evidence=("length",))))
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_the_bonus_token_obeys_the_requests_filters(filters: dict[str, Any]) -> None:
+    for seed in range(40):
+        one = random_one(seed, 3, Sampling(1.5, **filters), VOCAB)
+        ((accepted, follows),) = outcomes(AcceptAllSteps(bonus=1.0), one)
+        assert accepted == 3 and follows == max(range(VOCAB), key=lambda i: one.target[3][i])
