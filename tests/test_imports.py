@@ -15,7 +15,7 @@ ROOT = Path(semspec.__file__).parent
 # From the bottom up. What stands in one row knows only rows above it here, and none of its neighbours in the row.
 ROWS = [
     "errors pocket",
-    "types registry",
+    "types registry statistics",
     "sampling",
     "model",
     "text probe",

@@ -173,8 +173,8 @@ def speed(style: _Style, axes: Any) -> bool:
     for name, arm in style.arms.items():
         if name == style.summary["baseline"] or not (times := arm["time_ratio"]):
             continue
-        value, low = times["value"], times["low"]
-        high = times["high"] if times["high"] is not None else value
+        value = times["value"]
+        low, high = (value if times[end] is None else times[end] for end in ("low", "high"))
         refused = earned == "speedup" and not arm["speedup"]
         colour = style.theme["soft"] if refused else style.verdict(name)
         rows.append((name, value, low, high, colour, f"{value:.2f}x" + (" time only, no speedup" if refused else "")))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from semspec.bench.folder import RunFolder
-from semspec.bench.summary import load_run, summarise
+from semspec.bench.folder import RunFolder, load_run
+from semspec.bench.summary import summarise
 from semspec.draft.model import GREEDY
 from semspec.errors import BadRequest
 from semspec.loop.stats import SECONDS

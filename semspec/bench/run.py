@@ -16,9 +16,9 @@ from typing import Any
 
 from semspec import tasks
 from semspec.bench.arms import Arm, arms_for
-from semspec.bench.folder import RunFolder, surroundings
+from semspec.bench.folder import RunFolder, load_run, surroundings
 from semspec.bench.record import Pass, Recorder
-from semspec.bench.summary import load_run, summarise
+from semspec.bench.summary import summarise
 from semspec.errors import BadRequest
 from semspec.loading import load
 from semspec.loop.stats import Stats

@@ -119,29 +119,30 @@ def finish(folders: list[Path], out: Path, against: str | None = None, markdown:
     """Table to the terminal, report to the folder, one JSON document as the last line."""
     from semspec.bench import report
     from semspec.bench.compare_to import compare_to
+    from semspec.bench.folder import load_run
     from semspec.bench.markdown import write_tables
-    from semspec.bench.summary import load_run, summarise
-    from semspec.bench.table import render, render_duel
+    from semspec.bench.summary import summarise
+    from semspec.bench.table import render, render_comparison
 
     runs = []
     for folder in folders:
         run, samples = load_run(folder)
         runs.append((run, samples, summarise(run, samples)))
     summaries = [summary for _, _, summary in runs]
-    duels = [compare_to(run, samples, against) for run, samples, _ in runs] if against else []
+    comparisons = [compare_to(run, samples, against) for run, samples, _ in runs] if against else []
     Console(stderr=True).print(render(summaries))
-    for found in duels:
-        Console(stderr=True).print(render_duel(found, str(against)))
+    for found in comparisons:
+        Console(stderr=True).print(render_comparison(found, str(against)))
     if markdown:
-        markdown.write_text(write_tables(summaries, duels, against), encoding="utf-8")
+        markdown.write_text(write_tables(summaries, comparisons, against), encoding="utf-8")
     page: str | None = None
     try:
         page = str(report.write_report(runs, out))
-        said = f"report: {page}"
-    except BadRequest as error:  # no plots can be drawn here; the figures stand all the same
-        said = f"no report: {error}"
-    Console(stderr=True).print(said, soft_wrap=True)
+        line = f"report: {page}"
+    except BadRequest as error:  # no plots can be drawn here; the figures are printed all the same
+        line = f"no report: {error}"
+    Console(stderr=True).print(line, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
     if against:
-        document |= {"against": against, "duels": duels}
+        document |= {"against": against, "duels": comparisons}
     typer.echo(json.dumps(document, ensure_ascii=False))

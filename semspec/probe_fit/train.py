@@ -67,7 +67,7 @@ class Fit:
 
     probe: Probe
     raw: Tensor  # [N] before calibration
-    said: Tensor  # [N]
+    predicted: Tensor  # [N]
     labels: Tensor  # [N]
 
 
@@ -96,7 +96,7 @@ def fit(
     logits = {name: predict(head, parts[name]) for name in PARTS}
     calibrator = Calibrator.fit(training.calibration, logits["validation"], parts["validation"].labels)
     test = parts["test"]
-    raw, said = logits["test"].sigmoid(), calibrator(logits["test"])
+    raw, predicted = logits["test"].sigmoid(), calibrator(logits["test"])
     probe = Probe(head.cpu(), features, run["models"][model], calibrator)
     own = {key: value for key, value in asdict(training).items() if key not in probe.card}
     probe.data = {
@@ -107,8 +107,8 @@ def fit(
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
         "seen": spans(rows.problems),
     } | ({"met": run["met"]} if "met" in run else {})
-    probe.metrics = measure(test, said, raw, parts["train"])
-    return Fit(probe, raw, said, test.labels)
+    probe.metrics = measure(test, predicted, raw, parts["train"])
+    return Fit(probe, raw, predicted, test.labels)
 
 
 def train(

@@ -20,8 +20,8 @@ import semspec
 from semspec.bench import replay as replaying
 from semspec.bench.ablate import ablation
 from semspec.bench.arms import arms_for, parse_arm
+from semspec.bench.folder import load_run
 from semspec.bench.run import Bench, Config
-from semspec.bench.summary import load_run
 from semspec.cli import bench as commands
 from semspec.errors import BadRequest, ModelError
 from semspec.loop.repetition import RepetitionGuard
