@@ -152,8 +152,8 @@ def product_of_ratios(
     """The product of the totals of `tops` over that of `bottoms`; None where that cannot be divided.
 
     Its logarithm has an interval of Student's t, with the standard error of the linearised statistic (the delta
-    method): what makes a unit slow on both sides cancels. At 5 to 50 units it holds the truth more often than any
-    bootstrap does (BCa included). Units that are not `typical` count for the value, not for the spread."""
+    method): what makes a unit slow on both sides cancels. At 5 to 50 units it holds the truth more often than SciPy's
+    bootstraps do, BCa included. Units that are not `typical` count for the value, not for the spread."""
     above, below = np.array(tops, float), np.array(bottoms, float)
     if above.shape != below.shape:
         raise ValueError(f"a paired ratio needs pairs, not {above.shape} and {below.shape} values")
@@ -169,11 +169,14 @@ def _around(value: float, above: Array, below: Array, degrees: int | None) -> Es
     """The value with the interval of its logarithm, from units [tops, N] and [bottoms, N]."""
     if not value:
         return Estimate(0.0, 0.0, 0.0)  # all units agree
-    n, sums = above.shape[1], np.concatenate([above, below]).sum(1, keepdims=True)
+    rows = np.concatenate([above, below])
+    n, sums = above.shape[1], rows.sum(1, keepdims=True)
     if n < 2 or not (sums > 0).all():
         return Estimate(value)
-    influence = (above / sums[: len(above)]).sum(0) - (below / sums[len(above) :]).sum(0)
-    half = quantile(degrees) * sqrt(n / (n - 1) * float(influence @ influence))
+    shares = rows / sums
+    influence = shares[: len(above)].sum(0) - shares[len(above) :].sum(0)
+    influence /= 1 - shares.mean(0)  # a unit pulls the ratio towards itself, which hides its spread (HC3)
+    half = quantile(degrees) * float(np.linalg.norm(influence))
     return Estimate(value, value * exp(-half), value * exp(half))
 
 

@@ -106,7 +106,8 @@ def test_a_ratio_is_one_of_totals() -> None:
     found = ratio([10, 2], [5, 2])
     assert found is not None
     assert found.value == 12 / 7
-    half = 12.7062 * sqrt(2 * 2 * (10 / 12 - 5 / 7) ** 2)  # Student's t at one degree of freedom
+    weight = (10 / 12 + 5 / 7) / 2  # of the first
+    half = 12.7062 * (10 / 12 - 5 / 7) * sqrt(1 / (1 - weight) ** 2 + 1 / weight**2)  # Student's t, one degree
     assert (found.low, found.high) == pytest.approx((12 / 7 * exp(-half), 12 / 7 * exp(half)), rel=1e-4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from math import exp
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +185,11 @@ def test_drafts_are_pooled_over_steps_and_per_request_under_two_names() -> None:
     samples = [sample("none"), sample("fly", 0, stats=short), sample("fly", 1, stats=long)]
     found = figures(run_of("fly"), samples, "fly")
     assert found["tau_pooled"] == 1 + 5 / 5
-    # Two problems, 5 of 1 and 5 of 4: the logarithm's standard error is 2 (1/2 - 1/5), at one degree of freedom.
+    # Two problems, 5 of 1 and 5 of 4: at one degree of freedom; the second weighs 0.65 of all, the first 0.35.
     assert found["tau_interval"]["value"] == 2.0
-    assert found["tau_interval"]["high"] == pytest.approx(2 * exp(12.7062 * 0.6), rel=1e-4)
+    assert found["tau_interval"]["high"] == pytest.approx(
+        2 * exp(12.7062 * 0.3 * sqrt(1 / 0.65**2 + 1 / 0.35**2)), rel=1e-4
+    )
     assert found["tau_per_request_mean"] == (5 + 1.25) / 2
     assert found["acceptance_rate"] == 5 / 18
     assert found["acceptance_histogram"] == {"0": 3, "1": 1, "4": 1}
