@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.synthetic_e2e_text import EVERY, FirstWord, make_tokenizer, spelling
-from semspec.bench.replay import SHAPES, random_runner
+from semspec.bench.shapes import SHAPES, random_runner
 from semspec.cli.probe_options import Teaching
 from semspec.model import ModelRunner
 from semspec.model.graphs import GraphCache
