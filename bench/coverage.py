@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,61 +33,86 @@ ARM = {"verifier": "fly", "lossless": False, "num_draft_tokens": 8}
 RUN_ARMS = [{"name": "none", "role": "target"} | ARM, {"name": "fly", "role": "method"} | ARM]
 EASE = (0.0, 0.5, 1.0, 1.5, 2.0)  # tasks from hard to easy; coverage is averaged over them
 TRUTH = 20_000  # problems more from which the truth is known
-Totals = dict[str, tuple[float, float]]  # figure -> what its ratio is made of
 
 
-def world(
-    rng: np.random.Generator, n: int, batch: int, repeats: int, ease: float
-) -> tuple[list[dict[str, Any]], Totals]:
-    """The samples of one run, and the totals of which its figures are ratios."""
-    size = (repeats, n)
-    hard = rng.normal(size=n)
-    steps = 2 + rng.poisson(np.exp(1 + 0.5 * hard))
-    length = np.ceil(steps * 4 * rng.lognormal(0, 0.25, size))
-    identical = rng.random(size) < 0.2 + 0.2 * ease
-    own_length = np.where(identical, length, np.ceil(length * rng.lognormal(0, 0.2, size)))
-    rounds = np.ceil(own_length / (4 * rng.lognormal(0, 0.2, n)))
-    right = rng.random(size) < 1 / (1 + np.exp(0.8 * hard + rng.normal(size=n) - ease))
-    own_right = np.where(right, rng.random(size) > 0.3, rng.random(size) < 0.1)
-    capped = rng.random(size) < 1 / (1 + np.exp(1 + ease - hard))
-    accepted = rng.binomial(steps, np.broadcast_to(rng.beta(2 + 2 * ease, 1.5, n), size))
-    invalid = rng.binomial(steps, 0.2, size)
-    refused = rng.binomial(invalid, np.broadcast_to(rng.beta(3, 2, n), size))
-    seconds, own_seconds = (shared(rng, cost, batch) for cost in (length, 2 * rounds))
-    samples = []
-    for r, i in np.ndindex(*size):
-        both = {"problem": f"p/{i}", "index": i, "repeat": r, "group": None}
-        tokens = list(range(int(length[r, i])))
-        samples.append(both | sample("none", tokens, seconds[r, i], int(length[r, i]), bool(right[r, i]), False, []))
-        judged = [{"fate": "accepted" if k < accepted[r, i] else "refused", "valid": None} for k in range(steps[i])]
-        judged += [
-            {"fate": "refused" if k < refused[r, i] else "accepted", "valid": False} for k in range(invalid[r, i])
-        ]
-        own = tokens if identical[r, i] else list(range(1, int(own_length[r, i]) + 1))
-        samples.append(
-            both
-            | sample(
-                "fly", own, own_seconds[r, i], int(rounds[r, i]), bool(own_right[r, i]), bool(capped[r, i]), judged
+@dataclass
+class World:
+    """A run in numbers, [repeats, problems] each; `own`: of the arm, else of the target alone."""
+
+    steps: Any
+    length: Any
+    identical: Any
+    own_length: Any
+    rounds: Any
+    right: Any
+    own_right: Any
+    capped: Any
+    accepted: Any
+    invalid: Any
+    refused: Any
+    seconds: Any
+    own_seconds: Any
+
+    @staticmethod
+    def draw(rng: np.random.Generator, n: int, batch: int, repeats: int, ease: float) -> World:
+        size = (repeats, n)
+        hard = rng.normal(size=n)
+        steps = np.broadcast_to(2 + rng.poisson(np.exp(1 + 0.5 * hard)), size)
+        length = np.ceil(steps * 4 * rng.lognormal(0, 0.25, size))
+        identical = rng.random(size) < 0.2 + 0.2 * ease
+        own_length = np.where(identical, length, np.ceil(length * rng.lognormal(0, 0.2, size)))
+        rounds = np.ceil(own_length / (4 * rng.lognormal(0, 0.2, n)))
+        right = rng.random(size) < 1 / (1 + np.exp(0.8 * hard + rng.normal(size=n) - ease))
+        invalid = rng.binomial(steps, 0.2, size)
+        return World(
+            steps, length, identical, own_length, rounds, right,
+            own_right=np.where(right, rng.random(size) > 0.3, rng.random(size) < 0.1),
+            capped=rng.random(size) < 1 / (1 + np.exp(1 + ease - hard)),
+            accepted=rng.binomial(steps, np.broadcast_to(rng.beta(2 + 2 * ease, 1.5, n), size)),
+            invalid=invalid,
+            refused=rng.binomial(invalid, np.broadcast_to(rng.beta(3, 2, n), size)),
+            seconds=shared(rng, length, batch),
+            own_seconds=shared(rng, 2 * rounds, batch),
+        )  # fmt: skip
+
+    def totals(self) -> dict[str, tuple[float, float]]:
+        """What each figure is the ratio of."""
+        n, right, seconds = self.right.size, self.own_right.sum(), self.own_seconds.sum()
+        wrongly = (self.invalid - self.refused).sum()
+        return {
+            "accuracy": (right, n),
+            "cap_rate": (self.capped.sum(), n),
+            "identical_outputs": (self.identical.sum(), n),
+            "steps_accepted": (self.accepted.sum() + wrongly, self.steps.sum() + self.invalid.sum()),
+            "invalid_refused": (self.refused.sum(), self.invalid.sum()),
+            "tau_interval": (self.own_length.sum(), self.rounds.sum()),
+            "length_ratio": (self.own_length.sum(), self.length.sum()),
+            "passes_ratio": (self.length.sum(), self.rounds.sum()),
+            "retention": (right, self.right.sum()),
+            "accuracy_difference": (right - float(self.right.sum()), n),
+            "seconds_per_problem": (seconds, n),
+            "seconds_per_correct": (seconds, right),
+            "time_ratio": (self.seconds.sum(), seconds),
+            "target_time_ratio": (self.seconds.sum(), seconds),
+        }
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """The run as its folder would have it."""
+        for r, i in np.ndindex(*self.right.shape):
+            both = {"problem": f"p/{i}", "index": i, "repeat": r, "group": None}
+            length, own_length, rounds = (int(x[r, i]) for x in (self.length, self.own_length, self.rounds))
+            tokens = list(range(length))
+            yield both | sample("none", tokens, self.seconds[r, i], length, self.right[r, i], False, [])
+            steps, accepted, invalid, refused = (
+                int(x[r, i]) for x in (self.steps, self.accepted, self.invalid, self.refused)
             )
-        )
-    verified = float(repeats * steps.sum() + invalid.sum())
-    totals = {
-        "accuracy": (own_right.sum(), own_right.size),
-        "cap_rate": (capped.sum(), capped.size),
-        "identical_outputs": (identical.sum(), identical.size),
-        "steps_accepted": (accepted.sum() + (invalid - refused).sum(), verified),
-        "invalid_refused": (refused.sum(), invalid.sum()),
-        "tau_interval": (own_length.sum(), rounds.sum()),
-        "length_ratio": (own_length.sum(), length.sum()),
-        "passes_ratio": (length.sum(), rounds.sum()),
-        "retention": (own_right.sum(), right.sum()),
-        "accuracy_difference": (own_right.sum() - float(right.sum()), right.size),
-        "seconds_per_problem": (own_seconds.sum(), own_seconds.size),
-        "seconds_per_correct": (own_seconds.sum(), own_right.sum()),
-        "time_ratio": (seconds.sum(), own_seconds.sum()),
-        "target_time_ratio": (seconds.sum(), own_seconds.sum()),
-    }
-    return samples, {name: (float(top), float(bottom)) for name, (top, bottom) in totals.items()}
+            kinds = {("accepted", None): accepted, ("refused", None): steps - accepted}
+            kinds |= {("refused", False): refused, ("accepted", False): invalid - refused}
+            judged = [{"fate": fate, "valid": valid} for (fate, valid), k in kinds.items() for _ in range(k)]
+            own = tokens if self.identical[r, i] else list(range(1, own_length + 1))
+            yield both | sample(
+                "fly", own, self.own_seconds[r, i], rounds, self.own_right[r, i], self.capped[r, i], judged
+            )
 
 
 def shared(rng: np.random.Generator, cost: Any, batch: int) -> Any:
@@ -100,7 +126,7 @@ def shared(rng: np.random.Generator, cost: Any, batch: int) -> Any:
 
 
 def sample(
-    arm: str, tokens: list[int], seconds: float, rounds: int, right: bool, capped: bool, judged: list[dict[str, Any]]
+    arm: str, tokens: list[int], seconds: float, rounds: int, right: Any, capped: Any, judged: list[dict[str, Any]]
 ) -> dict[str, Any]:
     stats = {
         "steps": rounds, "drafted": len(tokens), "accepted": len(tokens) - rounds, "relaxed": 0, "tau": 1.0,
@@ -108,7 +134,7 @@ def sample(
         "drafted_per_position": [], "seconds": {"score": 0.5 * seconds, "judge": 0.1 * seconds},
     }  # fmt: skip
     return {
-        "arm": arm, "tokens": tokens, "correct": right, "finish_reason": "length" if capped else "stop",
+        "arm": arm, "tokens": tokens, "correct": bool(right), "finish_reason": "length" if capped else "stop",
         "seconds": float(seconds), "judged": judged, "stats": stats,
     }  # fmt: skip
 
@@ -127,16 +153,16 @@ def simulate(
     held: dict[str, list[bool]] = {}
     for task, ease in enumerate(EASE):
         rng = np.random.default_rng([task, n, batch, repeats])
-        made = [world(rng, n, batch, repeats, ease) for _ in range(runs // len(EASE))]
-        more = [world(rng, n, batch, repeats, ease)[1] for _ in range(truth_from // n)]
-        every = [totals for _, totals in made] + more
-        for name in every[0]:
-            held.setdefault(name, [])
-        truth = {name: sum(t[name][0] for t in every) / sum(t[name][1] for t in every) for name in held}
-        for samples, _ in made:
-            for name, found in intervals(samples, batch):
-                if name in held and found is not None and found["low"] is not None:
-                    held[name].append(found["low"] <= truth[name] <= found["high"])
+        worlds = [World.draw(rng, n, batch, repeats, ease) for _ in range(runs // len(EASE))]
+        every = [w.totals() for w in worlds]
+        every += [World.draw(rng, n, batch, repeats, ease).totals() for _ in range(truth_from // n)]
+        truth = {name: sum(t[name][0] for t in every) / sum(t[name][1] for t in every) for name in every[0]}
+        for world in worlds:
+            for name, found in intervals(list(world.samples()), batch):
+                if name in truth:
+                    hits = held.setdefault(name, [])
+                    if found is not None and found["low"] is not None:
+                        hits.append(found["low"] <= truth[name] <= found["high"])
     return {
         name: {
             "coverage": round(float(np.mean(hits)), 4) if hits else None,
@@ -148,7 +174,7 @@ def simulate(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=4000, help="simulated runs of each size")
+    parser.add_argument("--runs", type=int, default=1000, help="simulated runs of each size")
     parser.add_argument("--out", type=Path, help="folder for a dated file")
     asked = parser.parse_args()
     rows = []
