@@ -1,4 +1,4 @@
-"""The folder of a run: run.json (what was asked, on what), samples.jsonl (every output), summary.json.
+"""The folder of a run: run.json (configuration and machine), samples.jsonl (every output), summary.json.
 
 Samples are appended and flushed to the disk unit by unit, so a run can be killed at any time and started again.
 """

@@ -57,7 +57,7 @@ def _plain(text: str, width: int = 20) -> str:
 
 
 def _name(arm: str, width: int = 20) -> str:
-    """An arm's name, broken behind its commas."""
+    """An arm's name, broken after its commas."""
     return _plain(arm.replace(",", ", "), width).replace(", ", ",")
 
 
@@ -90,13 +90,11 @@ class _Style:
 
     def intervals(self, axes: Any, rows: list[tuple[str, float, float, float, str, str]]) -> None:
         """One line per arm, the first on top: (name, value, low, high, colour, words at the value)."""
-        for place, (_, value, low, high, colour, words) in enumerate(rows):
+        for y, (_, value, low, high, colour, words) in enumerate(rows):
             start = "center" if len(words) < 8 else "left"
-            axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
-            axes.plot([value], [place], "o", color=colour, markersize=6)
-            axes.annotate(
-                words, (value, place), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=colour
-            )
+            axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+            axes.plot([value], [y], "o", color=colour, markersize=6)
+            axes.annotate(words, (value, y), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=colour)
         axes.set_yticks(range(len(rows)), [_name(name) for name, *_ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.6)
         axes.margins(x=0.12)
@@ -145,7 +143,7 @@ def front(style: _Style, axes: Any) -> bool:
 
 
 def _beside(axes: Any, points: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """For each point a place for its name, right or left and a little up or down, where the fewest others stand."""
+    """For each point an offset for its name, right or left and a little up or down, with the fewest overlaps."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     spots = {
         name: (300 * (x - left) / (right - left), 150 * (y - low) / (high - low)) for name, (x, y) in points.items()
@@ -167,20 +165,20 @@ def _beside(axes: Any, points: dict[str, tuple[float, float]]) -> dict[str, tupl
 
 
 def speed(style: _Style, axes: Any) -> bool:
-    """Speedups; beside them, grey and named otherwise, ratios of time that did not earn the name."""
-    earned = speed_heading(style.summary)
+    """Speedups; in grey, ratios of time of arms that have no speedup."""
+    heading = speed_heading(style.summary)
     rows = []
     for name, arm in style.arms.items():
         if name == style.summary["baseline"] or not (times := arm["time_ratio"]):
             continue
         value = times["value"]
         low, high = (value if times[end] is None else times[end] for end in ("low", "high"))
-        refused = earned == "speedup" and not arm["speedup"]
+        refused = heading == "speedup" and not arm["speedup"]
         colour = style.theme["soft"] if refused else style.verdict(name)
         rows.append((name, value, low, high, colour, f"{value:.2f}x" + (" time only, no speedup" if refused else "")))
     style.intervals(axes, rows)
     axes.axvline(1.0, color=style.theme["soft"], linewidth=1, linestyle=":")
-    title = "Speedup over the target alone" if earned == "speedup" else "Time ratio (quality not measured)"
+    title = "Speedup over the target alone" if heading == "speedup" else "Time ratio (quality not measured)"
     style.frame(axes, title, "target's seconds / arm's seconds on the same problems, 95 % interval", grid="x")
     return bool(rows)
 
@@ -194,7 +192,7 @@ def accepted(style: _Style, axes: Any) -> bool:
         axes.plot(xs, shares, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    style.frame(axes, "How many draft tokens stood", "accepted draft tokens in a step", "% of steps")
+    style.frame(axes, "Accepted draft tokens", "accepted draft tokens in a round", "% of rounds")
     style.legend(axes) if drafting else None
     return bool(drafting)
 
@@ -203,28 +201,28 @@ def positions(style: _Style, axes: Any) -> bool:
     drafting = {name: arm for name, arm in style.arms.items() if arm["drafted_per_position"]}
     for name, arm in drafting.items():
         drafted = arm["drafted_per_position"]
-        stood = arm["accepted_per_position"] + [0] * (len(drafted) - len(arm["accepted_per_position"]))
-        rates = [100 * a / d for a, d in zip(stood, drafted, strict=False)]
+        accepted = arm["accepted_per_position"] + [0] * (len(drafted) - len(arm["accepted_per_position"]))
+        rates = [100 * a / d for a, d in zip(accepted, drafted, strict=False)]
         xs = range(1, len(rates) + 1)
         axes.plot(xs, rates, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
     axes.set_ylim(0, 100)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    style.frame(axes, "Acceptance by position", "position in the draft", "% of drafts whose token here stood")
+    style.frame(axes, "Acceptance by position", "position in the draft", "% of draft tokens accepted")
     style.legend(axes) if drafting else None
     return bool(drafting)
 
 
 def lengths(style: _Style, axes: Any) -> bool:
-    """Texts that grow, run into the limit or go round in circles are what a loose rule does first."""
+    """Lossy rules fail first in texts that grow, reach the limit or repeat themselves."""
     rows = [(name, arm) for name, arm in style.arms.items() if arm["length_ratio"]]
-    for place, (_, arm) in enumerate(rows):
+    for y, (_, arm) in enumerate(rows):
         values = (100 * arm["length_ratio"]["value"], 100 * arm["cap_rate"]["share"], 100 * arm["loop_rate"]["share"])
         for i, (value, colour) in enumerate(zip(values, (style.theme["soft"], COLOURS[2], COLOURS[3]), strict=True)):
-            y = place + (i - 1) * 0.26
-            axes.barh(y, value, 0.23, color=colour)
+            bar = y + (i - 1) * 0.26
+            axes.barh(bar, value, 0.23, color=colour)
             axes.annotate(
                 f"{value:.0f}",
-                (value, y),
+                (value, bar),
                 (3, 0),
                 textcoords="offset points",
                 va="center",

@@ -217,7 +217,7 @@ def _examples(samples: list[Sample], summary: dict[str, Any]) -> str:
         blocks.append(f'<h3>Example: <code>{escape(problem)}</code></h3><div class="outputs">{cards}</div>')
     words = {"d": "draft", "r": "draft, relaxed", "t": "target"}
     key = ", ".join(f'<b class="{letter}">{word}</b>' for letter, word in words.items())
-    caption = f'<p class="soft">The bar shows who wrote each token: {key}. {escape(summary["label"])}</p>'
+    caption = f'<p class="soft">The bar shows which model wrote each token: {key}. {escape(summary["label"])}</p>'
     return f"<h2>Examples</h2>{caption}{''.join(blocks)}" if blocks else ""
 
 
@@ -244,7 +244,7 @@ def _output(name: str, sample: Sample) -> str:
 
 
 def _origins(origins: str) -> str:
-    """One bar, as long as the output, coloured by who wrote each token."""
+    """One bar, as long as the output, coloured by the model that wrote each token."""
     start, bars = 0, []
     for letter, run in groupby(letter for letter in origins if letter in "drt"):
         width = len(list(run))

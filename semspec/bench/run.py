@@ -1,8 +1,8 @@
-"""A bench run: the same problems and seeds through every arm, taking turns, with the time of each.
+"""A bench run: the same problems and seeds through every arm, interleaved, with the time of each.
 
-The unit of work is one arm on one group of problems (a group has `batch` of them, decoded as one batch). Arms take
-turns on every group, and whose turn is first rotates, so that noise of the machine falls on all alike. A finished unit
-is on the disk before the next begins.
+The unit of work is one arm on one group of problems (a group has `batch` of them, decoded as one batch). On every group
+the arms run one after the other, and which is first rotates, so that noise of the machine affects all alike. A finished
+unit is on the disk before the next begins.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Config:
     draft_device: str | None = None
     dtype: str = "auto"
     context: int | None = None
-    sparse: str | None = None  # folder of the plan by which the target checks drafts
+    sparse: str | None = None  # folder of the plan by which the target verifies drafts
 
     def __post_init__(self) -> None:
         for name in ("repeats", "batch"):
@@ -146,8 +146,8 @@ class Bench:
         groups = [self.problems[i : i + size] for i in range(0, len(self.problems), size)]
         units = []
         for repeat in range(self.config.repeats):
-            for turn, group in enumerate(groups):
-                first = (turn + repeat) % len(self.arms)
+            for number, group in enumerate(groups):
+                first = (number + repeat) % len(self.arms)
                 units += [(arm, group, repeat) for arm in self.arms[first:] + self.arms[:first]]
         return units
 
@@ -189,15 +189,15 @@ class Bench:
                     "prompt_tokens": sum(r.prompt_tokens for r in turns),
                     "verifier": arm.verifier,
                     "lossless": arm.lossless,
-                    "judged": self._judged(problem, turns),
+                    "judged": self._drafted_steps(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
                 }
             )
         return samples
 
-    def _judged(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
-        """Whole steps that a draft wrote: what became of each, and whether it was valid, if the task can tell."""
+    def _drafted_steps(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
+        """Reasoning steps that a draft wrote: the outcome of each, and whether it is valid, if the task can tell."""
         referee, found = self.task.referee(problem), []
         spell = self.pair.tokenizer.decode
         for result in turns:
@@ -230,14 +230,14 @@ class Bench:
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
         """The same seed for every arm, another for every problem and repeat."""
         c = self.config
-        room = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
+        left = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
         return arm.options(
             temperature=c.temperature,
             top_k=c.top_k,
             top_p=c.top_p,
             min_p=c.min_p,
             seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
-            max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, room)),
+            max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, left)),
             stop=self.task.stop,
             referee=self.task.referee(problem),
         )

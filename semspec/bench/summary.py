@@ -30,7 +30,7 @@ from semspec.statistics import (
 
 Row = tuple[Sample, ...]  # a sample, or those of an arm and of the target alone on the same problem and repeat
 Figures = dict[str, Any]
-MIN_PROBLEMS = 5  # in common with the target alone; with fewer nothing is said about speed or quality
+MIN_PROBLEMS = 5  # in common with the target alone; with fewer there is no verdict on speed or quality
 ALPHA = 0.05
 MARGIN = 0.05  # an arm is "the same" if it is shown to lose no more than this share of right answers
 
@@ -192,7 +192,7 @@ def compare(arm: dict[str, Any], pairs: list[Row], batch: int) -> Figures:
 
 
 def judge(found: Figures, excesses: dict[str, str]) -> Figures:
-    """What may be said about an arm's quality and speed. `excesses`: what happens to it more often than by chance."""
+    """The verdict on an arm's quality and speed. `excesses`: what happens to it more often than by chance."""
     p, scored, lost, gained = (found[k] for k in ("mcnemar_p_holm", "scored_in_common", "lost", "gained"))
     differs = p is not None and p < ALPHA
     worse = [f"{what} in {how_often}" for what, how_often in excesses.items()]

@@ -25,7 +25,7 @@ def bench(
         str,
         typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks),
     ] = "pocket",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is gone on with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is continued.")] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="exact, block:k=4, ...; may be repeated.", autocompletion=arguments.verifiers),
@@ -38,7 +38,9 @@ def bench(
     seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
     num_draft_tokens: arguments.NumDraftTokens = None,
-    drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
+    drafter: Annotated[
+        str, typer.Option(help="auto, model, ngram or cascade (a model accelerated by ngram).")
+    ] = "auto",
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
@@ -81,7 +83,7 @@ def ablate(
     ],
     every: Annotated[bool, typer.Option("--every", help="All combinations instead of one change at a time.")] = False,
 ) -> None:
-    """A rule's ablation, with the settings given in front: bench --task pocket --out DIR ablate fly."""
+    """A rule's ablation, with the settings given before it: bench --task pocket --out DIR ablate fly."""
     from semspec.bench.ablate import ablation
 
     context.obj(methods=ablation(rule, every))
@@ -94,7 +96,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Make a run's recorded passes again on random models of other sizes: its decisions, their cost."""
+    """Repeat a run's passes and verifications on random models of another size: its decisions at their cost."""
     from semspec.bench.replay import replay as run_replay
 
     where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")

@@ -90,12 +90,12 @@ def isotonic(x: Tensor, y: Tensor) -> list[Pool]:
 
     At either end one more row is taken to have gone the other way, so that nothing is ever quite sure: a pool of n
     rows at the upper end that all were 1 says n / (n + 1)."""
-    places, group, weights = x.unique(return_inverse=True, return_counts=True)  # equal x share a value
-    sums = y.new_zeros(len(places)).index_add_(0, group, y)
+    points, group, weights = x.unique(return_inverse=True, return_counts=True)  # equal x share a value
+    sums = y.new_zeros(len(points)).index_add_(0, group, y)
     sums[0] += 1
     weights[0] += 1
     weights[-1] += 1
-    at, n, total = (t.double().cpu().numpy() for t in (places, weights, sums))
+    at, n, total = (t.double().cpu().numpy() for t in (points, weights, sums))
     _, bounds = statistics.isotonic(total / n, n)
     return [Pool(at[a], at[b - 1], at[a:b] @ n[a:b], total[a:b].sum(), int(n[a:b].sum())) for a, b in pairwise(bounds)]
 
@@ -110,7 +110,7 @@ def tilted(pools: list[Pool]) -> tuple[Tensor, Tensor]:
     found: list[tuple[float, float]] = []
     for below, pool, above in zip(values, pools, values[2:], strict=False):
         middle = pool.x / pool.rows
-        if not pool.first < middle < pool.last:  # one place, or as good as one: nearly all rows at one of its ends
+        if not pool.first < middle < pool.last:  # one point, or as good as one: nearly all rows at one of its ends
             found.append((middle, pool.value))
             continue
         fall, rise = (min(TILT * gap, MAX_TILT) for gap in (pool.value - below, above - pool.value))

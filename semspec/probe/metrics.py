@@ -80,10 +80,10 @@ def wins_within(scores: Tensor, positive: Tensor, group: Tensor) -> tuple[Tensor
     many there are [N]; 0 for rows that are negative themselves."""
     ranks = scores.double().unique(return_inverse=True)[1]
     height = len(scores) + 1  # more than there are ranks, so that groups do not overlap
-    place = group * height + ranks
-    bad = place[~positive].sort().values
+    position = group * height + ranks
+    bad = position[~positive].sort().values
     begin, end = (torch.searchsorted(bad, (group + shift) * height) for shift in (0, 1))
-    below, up_to = (torch.searchsorted(bad, place, right=right) for right in (False, True))
+    below, up_to = (torch.searchsorted(bad, position, right=right) for right in (False, True))
     return ((below + up_to).double() / 2 - begin) * positive, (end - begin).double() * positive
 
 
