@@ -101,9 +101,6 @@ class Estimate:
         """For JSON, which has no nan: an end that is not known is None."""
         return {k: v if isfinite(v) else None for k, v in vars(self).items()}
 
-    def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
 
 # -- tests
 

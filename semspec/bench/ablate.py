@@ -30,28 +30,17 @@ ABLATIONS = {
     # Ours: the defaults, then each option switched. What the judge sees is fitted, not an option.
     "semantic+": Ablation(
         base={
-            "keep": "true",
-            "rewrite": "exact",
-            "rewrite_tokens": 10,
-            "sample": "false",
-            "lead": 0,
-            "steps": 1,
-            "part": "false",
-            "draft_min_p": 0,
+            "keep": "true", "rewrite": "exact", "rewrite_tokens": 10, "sample": "false", "lead": 0, "steps": 1,
+            "part": "false", "draft_min_p": 0,
         },
         series={
-            "keep": ("true", "false"),
-            "rewrite": ("exact", "sampling", "typical", ""),
-            "rewrite_tokens": (10, 5),
-            "sample": ("false", "true"),
-            "lead": (0, 1),
-            "steps": (1, 4),
-            "part": ("false", "true"),
+            "keep": ("true", "false"), "rewrite": ("exact", "sampling", "typical", ""), "rewrite_tokens": (10, 5),
+            "sample": ("false", "true"), "lead": (0, 1), "steps": (1, 4), "part": ("false", "true"),
             "draft_min_p": (0, 0.4),
         },
         beside=("sampling:k=8",),
     ),
-}
+}  # fmt: skip
 
 
 def ablation(spec: str, every: bool = False) -> list[str]:

@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from io import BytesIO
+from itertools import zip_longest
 from typing import Any
 
 from semspec.bench.table import speed_heading
@@ -85,8 +86,8 @@ class _Style:
         for side in axes.spines.values():
             side.set_visible(False)
 
-    def legend(self, axes: Any) -> None:
-        axes.legend(fontsize=7, frameon=False, labelcolor=self.theme["ink"])
+    def legend(self, axes: Any, **where: Any) -> None:
+        axes.legend(fontsize=7, frameon=False, labelcolor=self.theme["ink"], **where)
 
     def intervals(self, axes: Any, rows: list[tuple[str, float, float, float, str, str]]) -> None:
         """One line per arm, the first on top: (name, value, low, high, colour, words at the value)."""
@@ -128,15 +129,9 @@ def front(style: _Style, axes: Any) -> bool:
     axes.margins(x=0.25, y=0.15)
     for name, (across, up) in _beside(axes, points).items():
         axes.annotate(
-            _name(name, 40),
-            points[name],
-            (across, up),
-            textcoords="offset points",
-            ha="left" if across > 0 else "right",
-            va="center",
-            fontsize=7.5,
-            color=style.verdict(name),
-        )
+            _name(name, 40), points[name], (across, up), textcoords="offset points", va="center", fontsize=7.5,
+            ha="left" if across > 0 else "right", color=style.verdict(name),
+        )  # fmt: skip
     style.frame(axes, "Right answers against time", "seconds per problem (left is better)", "% right (up is better)")
     style.legend(axes)
     return True
@@ -184,69 +179,60 @@ def speed(style: _Style, axes: Any) -> bool:
 
 
 def accepted(style: _Style, axes: Any) -> bool:
-    drafting = {name: arm for name, arm in style.arms.items() if arm["acceptance_rate"] is not None}
-    for name, arm in drafting.items():
-        steps = {int(n): count for n, count in arm["acceptance_histogram"].items()}
-        xs, all_steps = range(max(steps) + 1), sum(steps.values())
-        shares = [100 * steps.get(x, 0) / all_steps for x in xs]
-        axes.plot(xs, shares, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
-    axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    curves = {}
+    for name, arm in style.arms.items():
+        if arm["acceptance_rate"] is not None:
+            rounds = {int(n): count for n, count in arm["acceptance_histogram"].items()}
+            total = sum(rounds.values())
+            curves[name] = {n: 100 * rounds.get(n, 0) / total for n in range(max(rounds) + 1)}
     style.frame(axes, "Accepted draft tokens", "accepted draft tokens in a round", "% of rounds")
-    style.legend(axes) if drafting else None
-    return bool(drafting)
+    return _curves(style, axes, curves)
 
 
 def positions(style: _Style, axes: Any) -> bool:
-    drafting = {name: arm for name, arm in style.arms.items() if arm["drafted_per_position"]}
-    for name, arm in drafting.items():
-        drafted = arm["drafted_per_position"]
-        accepted = arm["accepted_per_position"] + [0] * (len(drafted) - len(arm["accepted_per_position"]))
-        rates = [100 * a / d for a, d in zip(accepted, drafted, strict=False)]
-        xs = range(1, len(rates) + 1)
-        axes.plot(xs, rates, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
-    axes.set_ylim(0, 100)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    curves = {}
+    for name, arm in style.arms.items():
+        if drafted := arm["drafted_per_position"]:
+            pairs = zip_longest(arm["accepted_per_position"], drafted, fillvalue=0)
+            curves[name] = {i: 100 * a / d for i, (a, d) in enumerate(pairs, 1)}
     style.frame(axes, "Acceptance by position", "position in the draft", "% of draft tokens accepted")
-    style.legend(axes) if drafting else None
-    return bool(drafting)
+    drawn = _curves(style, axes, curves)
+    axes.set_ylim(0, 100)
+    return drawn
+
+
+def _curves(style: _Style, axes: Any, curves: dict[str, dict[int, float]]) -> bool:
+    """One line per arm, over whole numbers."""
+    for name, points in curves.items():
+        line = {"color": style.colours[name], "markersize": 3.5, "linewidth": 1.5, "label": _name(name, 30)}
+        axes.plot(list(points), list(points.values()), "o-", **line)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if curves:
+        style.legend(axes)
+    return bool(curves)
 
 
 def lengths(style: _Style, axes: Any) -> bool:
     """Lossy rules fail first in texts that grow, reach the limit or repeat themselves."""
     rows = [(name, arm) for name, arm in style.arms.items() if arm["length_ratio"]]
+    colours = {"length, % of target's": style.theme["soft"], "cut at limit, %": COLOURS[2], "loops, %": COLOURS[3]}
     for y, (_, arm) in enumerate(rows):
         values = (100 * arm["length_ratio"]["value"], 100 * arm["cap_rate"]["share"], 100 * arm["loop_rate"]["share"])
-        for i, (value, colour) in enumerate(zip(values, (style.theme["soft"], COLOURS[2], COLOURS[3]), strict=True)):
+        for i, (value, colour) in enumerate(zip(values, colours.values(), strict=True)):
             bar = y + (i - 1) * 0.26
             axes.barh(bar, value, 0.23, color=colour)
             axes.annotate(
-                f"{value:.0f}",
-                (value, bar),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
+                f"{value:.0f}", (value, bar), (3, 0), textcoords="offset points", va="center", fontsize=7,
                 color=style.theme["ink"],
-            )
-    for name, colour in (
-        ("length, % of target's", style.theme["soft"]),
-        ("cut at limit, %", COLOURS[2]),
-        ("loops, %", COLOURS[3]),
-    ):
+            )  # fmt: skip
+    for name, colour in colours.items():
         axes.barh(0, 0, 0, color=colour, label=name)
     axes.set_yticks(range(len(rows)), [_name(name) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.margins(x=0.1)
     style.frame(axes, "Length, cut-offs and loops", "%", grid="x")
-    axes.legend(
-        fontsize=7,
-        frameon=False,
-        labelcolor=style.theme["ink"],
-        ncols=3,
-        loc="upper center",
-        bbox_to_anchor=(0.4, -0.12),
-    )
+    style.legend(axes, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.12))
     return bool(rows)
 
 

@@ -88,12 +88,12 @@ class Verification:
         requests = [self._request(rule, *row) for row in rows]
         join_segments(verdicts(rule.verify(collate(requests))), requests)
 
-    def _request(self, rule: Rule, drafted: int, scored: int, certain: int, *ends: int) -> VerifyRequest:
+    def _request(self, rule: Rule, drafted: int, scored: int, has_logits: int, *ends: int) -> VerifyRequest:
         kinds = {model: runner.transformer.dtype for model, runner in self.runners.items()}
         widths = {model: runner.shape.width for model, runner in self.runners.items()}
         draft = Draft(
             [1] * drafted,
-            self._noise(self.vocab, torch.float32, drafted) if certain else None,
+            self._noise(self.vocab, torch.float32, drafted) if has_logits else None,
             {layer: self._noise(widths["draft"], kinds["draft"], drafted) for layer in rule.draft_layers},
             ends,
         )

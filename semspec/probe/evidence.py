@@ -32,7 +32,6 @@ GROUPS = {
     "length": ("length",),
     "draft": CONFIDENCE,
 }
-OF_TARGET = tuple(group for group in GROUPS if group != "draft")
 FAR = -30.0  # no log-probability counts as less: what is impossible is not infinitely impossible
 
 
