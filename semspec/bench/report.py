@@ -21,7 +21,7 @@ from semspec.loop.repetition import find_loop
 
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
 EXAMPLES, LONGEST = 3, 1500  # problems shown, and characters of each output
-WORDS = {  # what a figure shows, for those who see it and for those who cannot
+WORDS = {  # captions, also for screen readers
     "accuracy": "Right answers of every arm with their 95 % intervals.",
     "speed": "Seconds of the target alone over seconds of each arm on the same problems, with 95 % intervals.",
     "pareto": "Right answers against seconds per problem; the dashed line joins arms that none beats in both.",

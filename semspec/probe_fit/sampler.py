@@ -41,7 +41,7 @@ from semspec.types import (
 from semspec.verify.step_rule import StepRule
 
 STREAM = {"target": TARGET, "draft": DRAFT}
-BUDGET = 2048  # tokens of a pass: nobody waits for a first word here
+BUDGET = 2048  # tokens of a pass: there is no latency to keep low here
 LOGITS = 1 << 27  # of a pass: looking at them takes several times their memory
 Tokens = tuple[int, ...]
 
