@@ -233,7 +233,8 @@ class _Arms:
 
 def render_comparison(found: dict[str, Arm], baseline: str) -> Table:
     """Every arm against one method."""
-    return Grid.of_comparison(found).render(title=f"against {baseline}", title_justify="left")
+    note = "".join(correction(found)) or None
+    return Grid.of_comparison(found).render(title=f"against {baseline}", title_justify="left", caption=note)
 
 
 def title(summary: dict[str, Any]) -> str:
