@@ -12,10 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from semspec import statistics
 from semspec.errors import BadRequest
 
 KINDS = ("none", "temperature", "isotonic")
@@ -63,6 +61,8 @@ class Calibrator(nn.Module):
 
 def _temperature(logits: Tensor, labels: Tensor) -> Tensor:
     """The temperature of least cross-entropy."""
+    from scipy.optimize import minimize_scalar  # slow to import, and only fitting needs it
+
     logits, labels = logits.double(), labels.double()
 
     def loss(log_t: float) -> float:
@@ -90,6 +90,8 @@ def isotonic(x: Tensor, y: Tensor) -> list[Pool]:
 
     At either end one more row is taken to have gone the other way, so that nothing is ever quite sure: a pool of n
     rows at the upper end that all were 1 says n / (n + 1)."""
+    from semspec import statistics  # as above
+
     points, group, weights = x.unique(return_inverse=True, return_counts=True)  # equal x share a value
     sums = y.new_zeros(len(points)).index_add_(0, group, y)
     sums[0] += 1
