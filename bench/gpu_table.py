@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from bench.gpu_arms import Arm, fast
-from semspec.bench.replay import SHAPES, RandomWeights
+from semspec.bench.shapes import SHAPES, RandomWeights
 from semspec.loop import profile as costs
 from semspec.model import ModelRunner
 from semspec.model.config import Shape

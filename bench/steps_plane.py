@@ -19,8 +19,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-CURVES = {"semantic": ("tau", "#c2571a"), "semantic+": ("least", "#0b8a5a")}  # what each is swept over, and its colour
-LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is told in words. STEP: a line of text
+CURVES = {
+    "semantic": ("tau", "#c2571a"),
+    "semantic+": ("least", "#0b8a5a"),
+}  # each swept option, its colour
+LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is listed in words. STEP: a line of text
 NAMES = {"none": "target alone", "draft": "draft alone", "least": "threshold"}  # files have the option's former name
 
 
@@ -28,7 +31,7 @@ def arms_of(path: str) -> dict[str, Any]:
     return {name: arm for run in json.loads(Path(path).read_text())["runs"] for name, arm in run["arms"].items()}
 
 
-def place(arm: dict[str, Any]) -> tuple[float, float]:
+def position(arm: dict[str, Any]) -> tuple[float, float]:
     return (arm["time_ratio"] or {"value": 1.0})["value"], 100 * arm["accuracy"]["share"]
 
 
@@ -54,11 +57,11 @@ def main(rules: str, taus: str, leasts: str, out: str) -> None:
     for rule, (option, colour) in CURVES.items():
         prefix = f"{rule}:{option}="
         arms = {n: a for n, a in swept[rule].items() if n.startswith(prefix)}
-        points = sorted((float(n.removeprefix(prefix)), *place(a)) for n, a in arms.items())
+        points = sorted((float(n.removeprefix(prefix)), *position(a)) for n, a in arms.items())
         ends = f"{rule}, {NAMES.get(option, option)} from {points[0][0]:g} to {points[-1][0]:g}"
         axes.plot([x for _, x, _ in points], [y for *_, y in points], "o-", color=colour, label=ends, ms=5, zorder=3)
-        axes.plot(*place(single[rule]), "*", color=colour, ms=13, zorder=4, label=f"{rule}, default")
-    found = {n: place(a) for n, a in single.items() if n not in CURVES}
+        axes.plot(*position(single[rule]), "*", color=colour, ms=13, zorder=4, label=f"{rule} default")
+    found = {n: position(a) for n, a in single.items() if n not in CURVES}
     below = {name: found.pop(name) for name in list(found) if found[name][1] < LOWEST}
     told = "; ".join(f"{NAMES.get(name, name)}: {x:.1f} times, {y:.0f} %" for name, (x, y) in below.items())
     axes.text(0.99, 0.02, f"below: {told}", transform=axes.transAxes, ha="right", size=9)

@@ -1,21 +1,20 @@
-"""SemanticSpec from one end to the other at full size, on twins: models of the real shapes whose weights are noise.
+"""SemanticSpec end to end at full size, on synthetic models: the real shapes, with weights of noise.
 
     python bench/synthetic_e2e.py --out results/gpu-synthetic-e2e.json  # 32B/1.5B on a GPU with 90 GB free, under 90 s
     python bench/synthetic_e2e.py --shape tiny --device cpu        # does it run? seconds
 
-Samples steps of both twins (`semspec.probe_fit.collect`), labels them, trains both probes and the judge, and decodes
-with these: the target alone, `semantic`, `semantic+`, and the two ends of what a rule of steps can decide.
+Samples steps of both models (`semspec.probe_fit.collect`), labels them, trains both probes and the judge, and decodes
+with these: the target alone, `semantic`, `semantic+`, and the two ends of what a step rule can decide.
 
-Real are the shapes, the size of the vocabulary, every byte that a pass reads, the passes, the sampling, and the code:
-nothing between here and the models stands in for anything. So the seconds are those of a real pair that decides the
-same things. Not real is what is said. The words come from a tokenizer made here, with a word for each id that both
-models share; every 20th ends in a blank line, so that steps end of themselves, and there is no end of thinking or of
-text. What a step means is its first word, sorted into --meanings. The judge is as strict as lets half of the draft's
-sampled steps stand. What probes make of such steps, how many of them stand and whatever else depends on text says
-nothing about any model: a speedup here is that of this share of steps, no other.
+Real are the shapes, the size of the vocabulary, every byte that a pass reads, the passes, the sampling, and the code.
+So the seconds are those of a real pair that decides the same things. The text is not real. The words come from a
+tokenizer made here, with a word for each id that both models share; every 20th ends in a blank line, so that steps end
+by themselves, and there is no end of thinking or of text. What a step means is its first word, sorted into --meanings.
+The judge's threshold accepts half of the draft's sampled steps. What probes predict for such steps, how many are
+accepted and whatever else depends on text says nothing about any model: a speedup here is that of this share of steps.
 
 Prints tables, and as its last line JSON, which also goes to the file named by --out. --seconds bounds it all: no shard
-of prefixes is begun in the second half of them; when they are over, a text is cut off, and the rest is left out.
+of prefixes is started in the second half of them; when they are over, a text is cut off, and the rest is left out.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.synthetic_e2e_text import EVERY, FirstWord, make_tokenizer, spelling
-from semspec.bench.replay import SHAPES, random_runner
+from semspec.bench.shapes import SHAPES, random_runner
 from semspec.cli.probe_options import Teaching
 from semspec.model import ModelRunner
 from semspec.model.graphs import GraphCache
@@ -59,7 +58,7 @@ from semspec.probe_fit.rows import load_rows
 from semspec.probe_fit.train import fit, predict
 
 TEMPERATURE, TOP_P = 0.6, 0.95  # the paper's
-LEAST = 3  # problems: to train, to validate and to test with
+MIN_PROBLEMS = 3  # to train, to validate and to test with
 
 
 class Over(Exception):
@@ -79,13 +78,13 @@ class Clock:
         return self.spent > share * self.seconds
 
 
-class Twins:
+class SyntheticRun:
     """Both models and what is done with them, stage by stage. `report` is all that is known so far."""
 
-    def __init__(self, asked: argparse.Namespace, clock: Clock, out: Path) -> None:
-        self.asked, self.clock, self.out = asked, clock, out
-        self.device = choose_device(asked.device)
-        self.rng = random.Random(asked.seed)
+    def __init__(self, args: argparse.Namespace, clock: Clock, out: Path) -> None:
+        self.args, self.clock, self.out = args, clock, out
+        self.device = choose_device(args.device)
+        self.rng = random.Random(args.seed)
         self.stages: dict[str, dict[str, Any]] = {}
         self.runners: list[ModelRunner] = []
         self.arms: list[dict[str, Any]] = []
@@ -113,13 +112,13 @@ class Twins:
     # -- stages
 
     def build(self) -> None:
-        asked = self.asked
+        args = self.args
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        room = max((asked.per_problem + 1) * asked.max_step_tokens, asked.tokens)
-        capacity = asked.prompt + room + asked.max_step_tokens + 16
-        torch.manual_seed(asked.seed)
+        longest = max((args.per_problem + 1) * args.max_step_tokens, args.tokens)
+        capacity = args.prompt + longest + args.max_step_tokens + 16
+        torch.manual_seed(args.seed)
         with self.stage("models") as found:
-            self.runners = [random_runner(c, asked.slots, capacity, self.device, dtype) for c in SHAPES[asked.shape]]
+            self.runners = [random_runner(c, args.slots, capacity, self.device, dtype) for c in SHAPES[args.shape]]
             target, draft = self.runners
             target.vocab = draft.vocab = min(target.vocab, draft.vocab)
             sizes = {name: r.shape.parameters for name, r in (("target", target), ("draft", draft))}
@@ -133,20 +132,20 @@ class Twins:
         return "".join(spelling(i) for i in ids)
 
     def traces(self) -> Path:
-        """As many steps for each problem as prefixes are wanted, in a file such as `probe collect --traces` takes."""
-        asked, path, end = self.asked, self.out / "given.jsonl", spelling(EVERY - 1)
+        """As many steps for each problem as there are prefixes, in a file such as `probe collect --traces` takes."""
+        args, path, end = self.args, self.out / "given.jsonl", spelling(EVERY - 1)
         with path.open("w") as file:
-            for i in range(asked.problems):
-                steps = [self.words(self.rng.randrange(2, asked.max_step_tokens)) for _ in range(asked.per_problem)]
-                row = {"problem": f"twin/{i}", "prompt": self.words(asked.prompt), "text": end.join([*steps, ""])}
+            for i in range(args.problems):
+                steps = [self.words(self.rng.randrange(2, args.max_step_tokens)) for _ in range(args.per_problem)]
+                row = {"problem": f"synthetic/{i}", "prompt": self.words(args.prompt), "text": end.join([*steps, ""])}
                 print(json.dumps(row), file=file)
         return path
 
     def collect(self) -> None:
-        asked, traces, marks = self.asked, self.traces(), list[float]()
+        args, traces, marks = self.args, self.traces(), list[float]()
         config = Config(
-            traces=str(traces), per_problem=asked.per_problem, samples=asked.samples, temperature=TEMPERATURE,
-            top_p=TOP_P, max_step_tokens=asked.max_step_tokens, seed=asked.seed, shard=asked.slots,
+            traces=str(traces), per_problem=args.per_problem, samples=args.samples, temperature=TEMPERATURE,
+            top_p=TOP_P, max_step_tokens=args.max_step_tokens, seed=args.seed, shard=args.slots,
         )  # fmt: skip
 
         def progress(done: int, total: int) -> None:
@@ -174,51 +173,51 @@ class Twins:
 
     def label(self) -> None:
         with self.stage("labels") as found:
-            clusterer = FirstWord(Source(), self.asked.meanings)
-            label(Folder(self.out), clusterer, {"clusters": f"{clusterer.name}:meanings={self.asked.meanings}"})
+            clusterer = FirstWord(Source(), self.args.meanings)
+            label(Folder(self.out), clusterer, {"clusters": f"{clusterer.name}:meanings={self.args.meanings}"})
             found["shards"] = len(Folder(self.out).shards)
 
     def train(self) -> None:
-        few = self.stages["collection"]["problems"] < LEAST  # time was over early
-        for name, (model, how) in Teaching(epochs=self.asked.epochs).trainings().items():
+        few = self.stages["collection"]["problems"] < MIN_PROBLEMS  # time was over early
+        for name, (model, how) in Teaching(epochs=self.args.epochs).trainings().items():
             if few or self.clock.over():
                 self.left_out.append(f"probe {name}")
                 continue
             with self.stage(f"probe {name}") as found:
                 probe = fit(Folder(self.out), model, how, self.device).probe
                 if name == "judge":
-                    found["least"] = probe.data["least"] = self.middle(probe)
+                    found["threshold"] = probe.data["least"] = self.median_score(probe)
                 probe.save(self.out / name)
                 found |= {"rows": probe.data["rows"], "epochs": probe.data["training"]["epochs"]}
 
-    def middle(self, judge: Probe) -> float:
-        """What the judge says of the middle one of the draft's steps."""
+    def median_score(self, judge: Probe) -> float:
+        """The judge's median score of the draft's steps."""
         rows = load_rows(Folder(self.out), "target", judge.features, "written")
         return float(judge.calibrator(predict(judge.head, rows))[rows.cross].median())
 
     def decode(self) -> None:
-        limit, prompt = f"max_step_tokens={self.asked.max_step_tokens}", self.words(self.asked.prompt)
+        limit, prompt = f"max_step_tokens={self.args.max_step_tokens}", self.words(self.args.prompt)
         probes = f"probes={self.out},{limit}"
         rules = {
             "none": "none",
             "semantic": f"semantic:{probes}",
             "semantic+": f"semantic+:{probes}",
-            "all steps stand": f"random-step:rate=1,{limit}",
-            "none stands": f"random-step:rate=0,{limit}",
+            "all steps accepted": f"random-step:rate=1,{limit}",
+            "no step accepted": f"random-step:rate=0,{limit}",
         }
         for name, rule in rules.items():
             needed = {"semantic": ("target", "draft"), "semantic+": ("judge",)}.get(name, ())
             if self.clock.over() or not all((self.out / probe).is_dir() for probe in needed):
                 self.left_out.append(name)
                 continue
-            self.write(rule, prompt, max(1, self.asked.tokens // 3))  # graphs are captured when first needed
-            self.arms.append({"arm": name} | self.write(rule, prompt, self.asked.tokens))
+            self.write(rule, prompt, max(1, self.args.tokens // 3))  # graphs are captured when first needed
+            self.arms.append({"arm": name} | self.write(rule, prompt, self.args.tokens))
             print(json.dumps(self.arms[-1]), flush=True)
 
     def write(self, rule: str, prompt: str, tokens: int) -> dict[str, Any]:
         """One answer, the reading of its prompt included."""
         options = Options(
-            verifier=rule, temperature=TEMPERATURE, top_p=TOP_P, seed=self.asked.seed, max_new_tokens=tokens
+            verifier=rule, temperature=TEMPERATURE, top_p=TOP_P, seed=self.args.seed, max_new_tokens=tokens
         )
         self.wait()
         began = time.perf_counter()
@@ -238,7 +237,7 @@ class Twins:
         }  # fmt: skip
 
     def report(self) -> dict[str, Any]:
-        asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.asked).items()}
+        asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.args).items()}
         found: dict[str, Any] = {
             "date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU", "asked": asked,
@@ -252,19 +251,28 @@ class Twins:
 def show(report: dict[str, Any], console: Console) -> None:
     shape, device = report["asked"]["shape"], report["device"]
     table = Table(
-        "stage", "seconds", "captures", "what", title=f"twins of {shape} on {device}, weights and text are noise"
+        "stage", "seconds", "captures", "what", title=f"synthetic {shape} on {device}, weights and text are noise"
     )
     for name, stage in report["stages"].items():
         what = ", ".join(f"{key} {_short(value)}" for key, value in stage.items() if key not in ("seconds", "captures"))
         table.add_row(name, f"{stage['seconds']:.2f}", f"{stage['captures']:.2f}", what)
     console.print(table)
-    alone = next((arm["tokens_a_second"] for arm in report["arms"] if arm["arm"] == "none"), None)
-    columns = ("tokens", "seconds", "tokens/s", "speedup", "target passes", "tokens a pass", "steps stood", "fell")
+    target_only = next((arm["tokens_a_second"] for arm in report["arms"] if arm["arm"] == "none"), None)
+    columns = (
+        "tokens",
+        "seconds",
+        "tokens/s",
+        "speedup",
+        "target passes",
+        "tokens a pass",
+        "steps accepted",
+        "rejected",
+    )
     table = Table("rule", *columns, title=f"one answer after {report['asked']['prompt']} tokens")
     for arm in report["arms"]:
         table.add_row(
             arm["arm"], f"{arm['tokens']}{' (cut off)' if arm['cut_off'] else ''}", f"{arm['seconds']:.2f}",
-            f"{arm['tokens_a_second']:.1f}", f"{arm['tokens_a_second'] / alone:.2f}" if alone else "",
+            f"{arm['tokens_a_second']:.1f}", f"{arm['tokens_a_second'] / target_only:.2f}" if target_only else "",
             str(arm["target_passes"]), f"{arm['tokens_a_pass']:.2f}",
             str(arm["steps"].get("accepted", 0)), str(arm["steps"].get("refused", 0)),
         )  # fmt: skip
@@ -291,25 +299,25 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=32, help="prefixes sampled at a time")
     parser.add_argument("--max-step-tokens", type=int, default=48)
     parser.add_argument("--meanings", type=int, default=40)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens in front of every text")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens before every text")
     parser.add_argument("--tokens", type=int, default=192, help="tokens that each rule writes")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=80.0, help="see above")
     parser.add_argument("--out", type=Path, help="file for the JSON")
-    asked = parser.parse_args(words)
-    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+    args = parser.parse_args(words)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no GPU here; --shape tiny --device cpu shows on a CPU that everything runs")
-    if asked.problems < LEAST:
-        parser.error(f"--problems is {asked.problems}; training, validating and testing need {LEAST} or more")
+    if args.problems < MIN_PROBLEMS:
+        parser.error(f"--problems is {args.problems}; training, validating and testing need {MIN_PROBLEMS} or more")
     with tempfile.TemporaryDirectory() as folder:
-        twins = Twins(asked, Clock(asked.seconds, time.perf_counter()), Path(folder))
-        for work in (twins.build, twins.collect, twins.label, twins.train, twins.decode):
+        run = SyntheticRun(args, Clock(args.seconds, time.perf_counter()), Path(folder))
+        for work in (run.build, run.collect, run.label, run.train, run.decode):
             work()
-            report = twins.report()
-            if asked.out:  # whatever becomes of the rest
-                asked.out.parent.mkdir(parents=True, exist_ok=True)
-                asked.out.write_text(json.dumps(report) + "\n")
+            report = run.report()
+            if args.out:  # whatever becomes of the rest
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                args.out.write_text(json.dumps(report) + "\n")
     show(report, Console(width=None if sys.stdout.isatty() else 120))
     print(json.dumps(report))
 

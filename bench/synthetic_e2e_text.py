@@ -1,4 +1,4 @@
-"""What twins talk in: a tokenizer with a word for each id of any vocabulary, and meanings for texts without any."""
+"""The language of synthetic models: a tokenizer with a word for each id of any vocabulary, and meanings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 def spelling(number: int) -> str:
     """The word of an id. The first ten are digits, since rules look at numbers."""
-    word = str(number) if number < 10 else "".join(LETTERS[number // 26**place % 26] for place in (3, 2, 1, 0))
+    word = str(number) if number < 10 else "".join(LETTERS[number // 26**digit % 26] for digit in (3, 2, 1, 0))
     return f" {word}.\n\n" if number % EVERY == EVERY - 1 else f" {word}"
 
 

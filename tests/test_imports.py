@@ -15,7 +15,7 @@ ROOT = Path(semspec.__file__).parent
 # From the bottom up. A unit imports only from rows above its own here, not from its own row.
 ROWS = [
     "errors pocket",
-    "types registry",
+    "types registry statistics",
     "sampling",
     "model",
     "text probe",

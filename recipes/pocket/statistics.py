@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from semspec.bench.statistics import Share
+from semspec.statistics import Share
 
 
 @dataclass

@@ -27,37 +27,26 @@ ABLATIONS = {
         series={"window": (0, 2, 4, 6, 8), "theta": (0, 0.1, 0.3, 0.6, 1), "drafter": ("model", "cascade")},
         beside=("exact:k=15,drafter=model",),
     ),
-    # Ours: as it comes, then each idea off in turn, or on where it comes off. What the judge sees is fitted, not set.
+    # Ours: the defaults, then each option switched. What the judge sees is fitted, not an option.
     "semantic+": Ablation(
         base={
-            "keep": "true",
-            "rewrite": "exact",
-            "rewrite_tokens": 10,
-            "sample": "false",
-            "lead": 0,
-            "steps": 1,
-            "part": "false",
-            "draft_min_p": 0,
+            "keep": "true", "rewrite": "exact", "rewrite_tokens": 10, "sample": "false", "lead": 0, "steps": 1,
+            "part": "false", "draft_min_p": 0,
         },
         series={
-            "keep": ("true", "false"),
-            "rewrite": ("exact", "sampling", "typical", ""),
-            "rewrite_tokens": (10, 5),
-            "sample": ("false", "true"),
-            "lead": (0, 1),
-            "steps": (1, 4),
-            "part": ("false", "true"),
+            "keep": ("true", "false"), "rewrite": ("exact", "sampling", "typical", ""), "rewrite_tokens": (10, 5),
+            "sample": ("false", "true"), "lead": (0, 1), "steps": (1, 4), "part": ("false", "true"),
             "draft_min_p": (0, 0.4),
         },
         beside=("sampling:k=8",),
     ),
-}
+}  # fmt: skip
 
 
-def ablation(asked: str, every: bool = False) -> list[str]:
-    """The methods of a rule's ablation, behind those it is compared with; with `every`, all combinations of the series'
+def ablation(spec: str, every: bool = False) -> list[str]:
+    """The methods of a rule's ablation, after those it is compared with; with `every`, all combinations of the series'
     values. A rule may bring settings that all of them share: "semantic+:probes=DIR"."""
-    rule, _, shared = asked.partition(":")
+    rule, _, shared = spec.partition(":")
     if rule not in ABLATIONS:
         raise BadRequest(f"there is no ablation of {rule!r}; there are some of: {', '.join(ABLATIONS)}")
     base, series = dict(ABLATIONS[rule].base), ABLATIONS[rule].series

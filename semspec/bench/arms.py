@@ -11,12 +11,17 @@ from semspec.loop.repetition import PERIOD, REPEATS
 from semspec.options import AUTO, Options
 
 BASELINE, DRAFT = "none", "draft"
-BESIDE: dict[str, type] = {"draft_min_p": float, "draft_max_entropy": float, "loop_repeats": int, "loop_period": int}
+DRAFT_OPTIONS: dict[str, type] = {
+    "draft_min_p": float,
+    "draft_max_entropy": float,
+    "loop_repeats": int,
+    "loop_period": int,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to answer. A method is asked for as a verifier with its options, and beside them those of the draft."""
+    """One way to answer. A method is a verifier with its options, and options of the draft besides."""
 
     name: str
     role: Literal["target", "draft", "method"]
@@ -30,24 +35,16 @@ class Arm:
     loop_period: int = PERIOD
 
     def options(self, **common: Any) -> Options:
-        return Options(
-            verifier=self.verifier,
-            num_draft_tokens=self.num_draft_tokens,
-            drafter=self.drafter,
-            draft_min_p=self.draft_min_p,
-            draft_max_entropy=self.draft_max_entropy,
-            loop_repeats=self.loop_repeats,
-            loop_period=self.loop_period,
-            **common,
-        )
+        own = {key: value for key, value in asdict(self).items() if key not in ("name", "role", "lossless")}
+        return Options(**own, **common)
 
     def to_dict(self) -> dict[str, Any]:
-        """For the record, so with the length of drafts that is used, whoever has chosen it."""
-        return asdict(self) | {"num_draft_tokens": self.options(referee=_nobody).draft_length()}
+        """For run.json: with the draft length that is used, whether given or the rule's own."""
+        return asdict(self) | {"num_draft_tokens": self.options(referee=_no_referee).draft_length()}
 
 
-def _nobody(so_far: str, step: str) -> bool:
-    """Stands for a task's referee where only the request's form is checked."""
+def _no_referee(so_far: str, step: str) -> bool:
+    """In place of a task's referee where only the form of a request is checked."""
     return False
 
 
@@ -64,8 +61,8 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
             num_draft_tokens = AUTO if length == AUTO else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
-        elif key.strip() in BESIDE:
-            kind = BESIDE[key.strip()]
+        elif key.strip() in DRAFT_OPTIONS:
+            kind = DRAFT_OPTIONS[key.strip()]
             try:
                 bounds[key.strip()] = kind(value)
             except ValueError:
@@ -75,7 +72,7 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
             rest.append(item)
     verifier = name + (":" + ",".join(rest) if rest else "")
     arm = Arm(spec, "method", verifier, verify.make(verifier).lossless, num_draft_tokens, drafter, **bounds)
-    arm.options(referee=_nobody)  # refuses what does not exist, before anything is loaded
+    arm.options(referee=_no_referee)  # refuses unknown names before anything is loaded
     return arm
 
 

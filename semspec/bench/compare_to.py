@@ -6,32 +6,37 @@ or than a coin that accepts as often: intervals of two arms may overlap where th
 
 from __future__ import annotations
 
+from math import fsum
 from typing import Any
 
-from semspec.bench.statistics import ratio
-from semspec.bench.summary import Sample, both_scored, given, once, pair, paired_test, total
+from semspec.bench.folder import Sample, deduplicated
+from semspec.bench.summary import Figures, batch_of, by_problem, correct, paired, paired_test, plain, times_faster
 from semspec.errors import BadRequest
+from semspec.statistics import ratio
 
 
-def compare_to(run: dict[str, Any], samples: list[Sample], rival: str) -> dict[str, dict[str, Any]]:
-    """arm -> what it gained and lost against the rival; ratios above 1 are the arm's favour."""
+def compare_to(run: dict[str, Any], samples: list[Sample], baseline: str) -> dict[str, Figures]:
+    """arm -> what it gained and lost against the baseline; ratios above 1 are the arm's favour."""
     names = [arm["name"] for arm in run["arms"]]
-    if rival not in names:
-        raise BadRequest(f"the run has no arm {rival!r} to compare with; it has: {', '.join(names)}")
-    kept = once(samples)
-    theirs = [s for s in kept if s["arm"] == rival]
+    if baseline not in names:
+        raise BadRequest(f"the run has no arm {baseline!r} to compare with; it has: {', '.join(names)}")
+    samples = deduplicated(samples)
+    theirs = [s for s in samples if s["arm"] == baseline]
     drafts = {arm["name"] for arm in run["arms"] if arm["role"] == "draft"}
-    found = {}
+    found: dict[str, Figures] = {}
     for name in names:
-        if name == rival:
+        if name == baseline:
             continue
-        pairs = pair([s for s in kept if s["arm"] == name], theirs)
-        passes = [total(pairs, side, lambda s: s["stats"]["target_passes"]) for side in (0, 1)]
-        seconds = [total(pairs, side, lambda s: s["seconds"]) for side in (0, 1)]
+        pairs = paired([s for s in samples if s["arm"] == name], theirs)
+        passes = [
+            [fsum(row[side]["stats"]["target_passes"] for row in group) for group in by_problem(pairs)]
+            for side in (1, 0)
+        ]
         found[name] = {
-            "problems_in_common": len(pairs),
-            **paired_test(both_scored(pairs)),
-            "passes_ratio": None if {name, rival} & drafts else given(ratio(passes[1], passes[0])),
-            "time_ratio": given(ratio(seconds[1], seconds[0])),
+            "problems_in_common": len(by_problem(pairs)),
+            **paired_test(pairs),
+            "passes_ratio": None if {name, baseline} & drafts else plain(ratio(passes[0], passes[1])),
+            "time_ratio": times_faster(pairs, batch_of(run), lambda s: s["seconds"]),
         }
+    correct(found, list(found))
     return found

@@ -1,4 +1,4 @@
-"""The folder of a run: run.json (what was asked, on what), samples.jsonl (every output), summary.json.
+"""The folder of a run: run.json (configuration and machine), samples.jsonl (every output), summary.json.
 
 Samples are appended and flushed to the disk unit by unit, so a run can be killed at any time and started again.
 """
@@ -9,12 +9,14 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from semspec.errors import BadRequest
 
 Key = tuple[str, str, int]  # arm, problem, repeat
+Sample = dict[str, Any]
 
 
 class RunFolder:
@@ -62,6 +64,41 @@ class RunFolder:
         run = json.loads(self.run_file.read_text())
         write_json(self.run_file, run | {"finished": True})
         write_json(self.path / "summary.json", summary)
+
+
+def load_run(folder: Path) -> tuple[dict[str, Any], list[Sample]]:
+    """What a run's folder holds, also while the run is under way or after it was killed."""
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        lines = (folder / "samples.jsonl").read_bytes().split(b"\n")
+    except FileNotFoundError as missing:
+        name = Path(missing.filename).name
+        raise BadRequest(f"{folder} is not a run: it has no {name}; make one with `semspec bench --out`") from None
+    except (ValueError, OSError) as error:
+        raise BadRequest(f"{folder} cannot be read as a run ({error}); run it again into another folder") from None
+    if not isinstance(run, dict) or not isinstance(run.get("arms"), list):
+        raise BadRequest(f"{folder / 'run.json'} lists no arms; it was not written by `semspec bench`")
+    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    samples = []
+    for number, line in filled:
+        try:
+            sample = json.loads(line)
+            sample["arm"], sample["problem"], sample["repeat"]
+        except (ValueError, KeyError, TypeError):
+            if number == filled[-1][0]:  # it was being written when the run was killed
+                break
+            where = f"line {number} of {folder / 'samples.jsonl'}"
+            raise BadRequest(f"{where} is damaged; remove it and start the run again to fill the gap") from None
+        samples.append(sample)
+    return run, deduplicated(samples)
+
+
+def deduplicated(samples: Iterable[Sample]) -> list[Sample]:
+    """Each (arm, problem, repeat) once, the first that was recorded."""
+    first: dict[Key, Sample] = {}
+    for sample in samples:
+        first.setdefault((sample["arm"], sample["problem"], sample["repeat"]), sample)
+    return list(first.values())
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from semspec.bench.table import COLUMNS, DUEL, Cell, cells, columns, duel_cells, notes, speed_heading, title
+from semspec.bench.table import Cell, Grid, correction, notes, title
 
 
 def write_tables(
-    summaries: Sequence[dict[str, Any]], duels: Sequence[dict[str, dict[str, Any]]] = (), rival: str | None = None
+    summaries: Sequence[dict[str, Any]],
+    comparisons: Sequence[dict[str, dict[str, Any]]] = (),
+    baseline: str | None = None,
 ) -> str:
-    """All runs one after the other, each with its notes and, if it was paired with a rival, that."""
+    """All runs one after the other, each with its notes and, if its arms were compared with one of them, that."""
     parts = []
     for i, summary in enumerate(summaries):
-        heading = speed_heading(summary)
-        heads = [heading if key == "speed" else COLUMNS[key] for key in columns(summary)]
-        rows = [cells(name, arm, heading) for name, arm in summary["arms"].items()]
-        parts += [f"{title(summary)}:", table(heads, [[row[key] for key in columns(summary)] for row in rows])]
-        if said := notes(summary):
-            parts.append("\n".join(f"- {note}" for note in said))
-        if i < len(duels):
-            found = [list(duel_cells(name, arm).values()) for name, arm in duels[i].items()]
-            parts += [f"Against `{rival}`:", table(list(DUEL.values()), found)]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"{title(summary)}:", _grid(Grid.of_run(summary)), _list(notes(summary))]
+        if i < len(comparisons):
+            found = comparisons[i]
+            parts += [f"Against `{baseline}`:", _grid(Grid.of_comparison(found)), _list(correction(found))]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _grid(grid: Grid) -> str:
+    return table(list(grid.headings.values()), [list(row.values()) for row in grid.rows().values()])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

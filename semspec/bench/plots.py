@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from io import BytesIO
+from itertools import zip_longest
 from typing import Any
 
 from semspec.bench.table import speed_heading
@@ -57,7 +58,7 @@ def _plain(text: str, width: int = 20) -> str:
 
 
 def _name(arm: str, width: int = 20) -> str:
-    """An arm's name, broken behind its commas."""
+    """An arm's name, broken after its commas."""
     return _plain(arm.replace(",", ", "), width).replace(", ", ",")
 
 
@@ -85,18 +86,16 @@ class _Style:
         for side in axes.spines.values():
             side.set_visible(False)
 
-    def legend(self, axes: Any) -> None:
-        axes.legend(fontsize=7, frameon=False, labelcolor=self.theme["ink"])
+    def legend(self, axes: Any, **where: Any) -> None:
+        axes.legend(fontsize=7, frameon=False, labelcolor=self.theme["ink"], **where)
 
     def intervals(self, axes: Any, rows: list[tuple[str, float, float, float, str, str]]) -> None:
         """One line per arm, the first on top: (name, value, low, high, colour, words at the value)."""
-        for place, (_, value, low, high, colour, words) in enumerate(rows):
+        for y, (_, value, low, high, colour, words) in enumerate(rows):
             start = "center" if len(words) < 8 else "left"
-            axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
-            axes.plot([value], [place], "o", color=colour, markersize=6)
-            axes.annotate(
-                words, (value, place), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=colour
-            )
+            axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+            axes.plot([value], [y], "o", color=colour, markersize=6)
+            axes.annotate(words, (value, y), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=colour)
         axes.set_yticks(range(len(rows)), [_name(name) for name, *_ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.6)
         axes.margins(x=0.12)
@@ -130,22 +129,16 @@ def front(style: _Style, axes: Any) -> bool:
     axes.margins(x=0.25, y=0.15)
     for name, (across, up) in _beside(axes, points).items():
         axes.annotate(
-            _name(name, 40),
-            points[name],
-            (across, up),
-            textcoords="offset points",
-            ha="left" if across > 0 else "right",
-            va="center",
-            fontsize=7.5,
-            color=style.verdict(name),
-        )
+            _name(name, 40), points[name], (across, up), textcoords="offset points", va="center", fontsize=7.5,
+            ha="left" if across > 0 else "right", color=style.verdict(name),
+        )  # fmt: skip
     style.frame(axes, "Right answers against time", "seconds per problem (left is better)", "% right (up is better)")
     style.legend(axes)
     return True
 
 
 def _beside(axes: Any, points: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """For each point a place for its name, right or left and a little up or down, where the fewest others stand."""
+    """For each point an offset for its name, right or left and a little up or down, with the fewest overlaps."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     spots = {
         name: (300 * (x - left) / (right - left), 150 * (y - low) / (high - low)) for name, (x, y) in points.items()
@@ -167,88 +160,79 @@ def _beside(axes: Any, points: dict[str, tuple[float, float]]) -> dict[str, tupl
 
 
 def speed(style: _Style, axes: Any) -> bool:
-    """Speedups; beside them, grey and named otherwise, ratios of time that did not earn the name."""
-    earned = speed_heading(style.summary)
+    """Speedups; in grey, ratios of time of arms that have no speedup."""
+    heading = speed_heading(style.summary)
     rows = []
     for name, arm in style.arms.items():
         if name == style.summary["baseline"] or not (times := arm["time_ratio"]):
             continue
-        value, low = times["value"], times["low"]
-        high = times["high"] if times["high"] is not None else value
-        refused = earned == "speedup" and not arm["speedup"]
+        value = times["value"]
+        low, high = (value if times[end] is None else times[end] for end in ("low", "high"))
+        refused = heading == "speedup" and not arm["speedup"]
         colour = style.theme["soft"] if refused else style.verdict(name)
         rows.append((name, value, low, high, colour, f"{value:.2f}x" + (" time only, no speedup" if refused else "")))
     style.intervals(axes, rows)
     axes.axvline(1.0, color=style.theme["soft"], linewidth=1, linestyle=":")
-    title = "Speedup over the target alone" if earned == "speedup" else "Time ratio (quality not measured)"
+    title = "Speedup over the target alone" if heading == "speedup" else "Time ratio (quality not measured)"
     style.frame(axes, title, "target's seconds / arm's seconds on the same problems, 95 % interval", grid="x")
     return bool(rows)
 
 
 def accepted(style: _Style, axes: Any) -> bool:
-    drafting = {name: arm for name, arm in style.arms.items() if arm["acceptance_rate"] is not None}
-    for name, arm in drafting.items():
-        steps = {int(n): count for n, count in arm["acceptance_histogram"].items()}
-        xs, all_steps = range(max(steps) + 1), sum(steps.values())
-        shares = [100 * steps.get(x, 0) / all_steps for x in xs]
-        axes.plot(xs, shares, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
-    axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    style.frame(axes, "How many draft tokens stood", "accepted draft tokens in a step", "% of steps")
-    style.legend(axes) if drafting else None
-    return bool(drafting)
+    curves = {}
+    for name, arm in style.arms.items():
+        if arm["acceptance_rate"] is not None:
+            rounds = {int(n): count for n, count in arm["acceptance_histogram"].items()}
+            total = sum(rounds.values())
+            curves[name] = {n: 100 * rounds.get(n, 0) / total for n in range(max(rounds) + 1)}
+    style.frame(axes, "Accepted draft tokens", "accepted draft tokens in a round", "% of rounds")
+    return _curves(style, axes, curves)
 
 
 def positions(style: _Style, axes: Any) -> bool:
-    drafting = {name: arm for name, arm in style.arms.items() if arm["drafted_per_position"]}
-    for name, arm in drafting.items():
-        drafted = arm["drafted_per_position"]
-        stood = arm["accepted_per_position"] + [0] * (len(drafted) - len(arm["accepted_per_position"]))
-        rates = [100 * a / d for a, d in zip(stood, drafted, strict=False)]
-        xs = range(1, len(rates) + 1)
-        axes.plot(xs, rates, "o-", color=style.colours[name], markersize=3.5, linewidth=1.5, label=_name(name, 30))
+    curves = {}
+    for name, arm in style.arms.items():
+        if drafted := arm["drafted_per_position"]:
+            pairs = zip_longest(arm["accepted_per_position"], drafted, fillvalue=0)
+            curves[name] = {i: 100 * a / d for i, (a, d) in enumerate(pairs, 1)}
+    style.frame(axes, "Acceptance by position", "position in the draft", "% of draft tokens accepted")
+    drawn = _curves(style, axes, curves)
     axes.set_ylim(0, 100)
+    return drawn
+
+
+def _curves(style: _Style, axes: Any, curves: dict[str, dict[int, float]]) -> bool:
+    """One line per arm, over whole numbers."""
+    for name, points in curves.items():
+        line = {"color": style.colours[name], "markersize": 3.5, "linewidth": 1.5, "label": _name(name, 30)}
+        axes.plot(list(points), list(points.values()), "o-", **line)
+    axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    style.frame(axes, "Acceptance by position", "position in the draft", "% of drafts whose token here stood")
-    style.legend(axes) if drafting else None
-    return bool(drafting)
+    if curves:
+        style.legend(axes)
+    return bool(curves)
 
 
 def lengths(style: _Style, axes: Any) -> bool:
-    """Texts that grow, run into the limit or go round in circles are what a loose rule does first."""
+    """Lossy rules fail first in texts that grow, reach the limit or repeat themselves."""
     rows = [(name, arm) for name, arm in style.arms.items() if arm["length_ratio"]]
-    for place, (_, arm) in enumerate(rows):
+    colours = {"length, % of target's": style.theme["soft"], "cut at limit, %": COLOURS[2], "loops, %": COLOURS[3]}
+    for y, (_, arm) in enumerate(rows):
         values = (100 * arm["length_ratio"]["value"], 100 * arm["cap_rate"]["share"], 100 * arm["loop_rate"]["share"])
-        for i, (value, colour) in enumerate(zip(values, (style.theme["soft"], COLOURS[2], COLOURS[3]), strict=True)):
-            y = place + (i - 1) * 0.26
-            axes.barh(y, value, 0.23, color=colour)
+        for i, (value, colour) in enumerate(zip(values, colours.values(), strict=True)):
+            bar = y + (i - 1) * 0.26
+            axes.barh(bar, value, 0.23, color=colour)
             axes.annotate(
-                f"{value:.0f}",
-                (value, y),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
+                f"{value:.0f}", (value, bar), (3, 0), textcoords="offset points", va="center", fontsize=7,
                 color=style.theme["ink"],
-            )
-    for name, colour in (
-        ("length, % of target's", style.theme["soft"]),
-        ("cut at limit, %", COLOURS[2]),
-        ("loops, %", COLOURS[3]),
-    ):
+            )  # fmt: skip
+    for name, colour in colours.items():
         axes.barh(0, 0, 0, color=colour, label=name)
     axes.set_yticks(range(len(rows)), [_name(name) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.margins(x=0.1)
     style.frame(axes, "Length, cut-offs and loops", "%", grid="x")
-    axes.legend(
-        fontsize=7,
-        frameon=False,
-        labelcolor=style.theme["ink"],
-        ncols=3,
-        loc="upper center",
-        bbox_to_anchor=(0.4, -0.12),
-    )
+    style.legend(axes, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.12))
     return bool(rows)
 
 

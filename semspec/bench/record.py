@@ -1,15 +1,23 @@
-"""A runner that writes down every pass it makes, so that the same passes can be made again on other models."""
+"""Write down every pass and every verification of a run, so that the same can be done again at other sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.work import Task
+from semspec.model import ModelRunner
+from semspec.model.graphs import GraphCache
 from semspec.model.wrapper import RunnerWrapper
-from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
+from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput, SequenceGenerator, VerifyRequest
 
-Pass = tuple[str, str, Sequence[tuple[int, ...]]]
-"""Model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or written; for a
-roll also how many it was allowed to write, whether it kept what each was drawn from, and whether it was greedy."""
+VERIFY = "verify"
+Pass = tuple[str, str, list[tuple[int, ...]]]
+"""A pass: the model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or
+tokens written; for a roll also how many it was allowed to write, whether it kept the logits of each, whether it was
+greedy, and whether it could stop. A verification: "verify", the rule's name, and for each sequence: tokens drafted,
+rows scored, whether the draft's logits are known, and after which tokens reasoning steps end."""
 
 
 class Recorder(RunnerWrapper):
@@ -17,16 +25,57 @@ class Recorder(RunnerWrapper):
         super().__init__(runner)
         self.name, self.passes = name, passes
 
+    @property
+    def capture_seconds(self) -> float:
+        """Spent until now on compiling kernels and capturing graphs."""
+        graphs = self.inner.graph_runner if isinstance(self.inner, ModelRunner) else None
+        return graphs.launcher.seconds if graphs and isinstance(graphs.launcher, GraphCache) else 0.0
+
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self.passes.append((self.name, "score", [(len(r.tokens), self.length(r.slot), r.keep) for r in requests]))
         return self.inner.score(requests)
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         before = [self.length(r.slot) for r in requests]
-        rolled = self.inner.decode(requests)
-        rows = [
-            (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits), int(r.sampling.greedy))
-            for r, b, o in zip(requests, before, rolled, strict=True)
+        outputs = self.inner.decode(requests)
+        rows: list[tuple[int, ...]] = [
+            (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits), int(r.sampling.greedy), int(bool(r.stop)))
+            for r, b, o in zip(requests, before, outputs, strict=True)
         ]
         self.passes.append((self.name, "roll", rows))
-        return rolled
+        return outputs
+
+
+class RecordingExecutor(Executor):
+    """Reads along what sequences ask for, and notes verifications between the passes."""
+
+    def __init__(self, passes: list[Pass]) -> None:
+        super().__init__()
+        self.passes = passes
+
+    def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
+        return super().submit(self._recorded(decoding), stats)
+
+    def _recorded(self, decoding: SequenceGenerator) -> SequenceGenerator:
+        answer = None
+        try:
+            while True:
+                try:
+                    asked = decoding.send(answer)
+                except StopIteration:
+                    return
+                for request in asked if isinstance(asked, tuple) else (asked,):
+                    if isinstance(request, VerifyRequest):
+                        self._note(request)
+                answer = yield asked
+        finally:
+            decoding.close()
+
+    def _note(self, request: VerifyRequest) -> None:
+        """What is asked of one rule between two passes is verified in one call."""
+        draft, name = request.draft, request.rule.name
+        row = (len(draft.tokens), len(request.rows.logits), int(draft.logits is not None), *draft.step_ends)
+        if self.passes and self.passes[-1][:2] == (VERIFY, name) and self.passes[-1][2][0][2] == row[2]:
+            self.passes[-1][2].append(row)
+        else:
+            self.passes.append((VERIFY, name, [row]))

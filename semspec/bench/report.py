@@ -14,29 +14,30 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.plots import draw
-from semspec.bench.summary import Sample, once
-from semspec.bench.table import COLUMNS, NOTHING, Cell, cells, columns, notes, percent, speed_heading, title
+from semspec.bench.table import NOTHING, Cell, Column, Grid, notes, percent, title
 from semspec.loop.repetition import find_loop
 
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
 EXAMPLES, LONGEST = 3, 1500  # problems shown, and characters of each output
-WORDS = {  # what a figure shows, for those who see it and for those who cannot
+WORDS = {  # captions, also for screen readers
     "accuracy": "Right answers of every arm with their 95 % intervals.",
     "speed": "Seconds of the target alone over seconds of each arm on the same problems, with 95 % intervals.",
     "pareto": "Right answers against seconds per problem; the dashed line joins arms that none beats in both.",
     "lengths": "Length of the outputs against the target alone, share cut off at the limit, share with loops.",
-    "acceptance": "Histogram: how many draft tokens of a step were accepted.",
+    "acceptance": "Histogram: how many draft tokens of a round were accepted.",
     "positions": "Share of draft tokens accepted, by their position in the draft.",
 }
 GUIDE = (
     "Every arm answers the same problems with the same seeds, and is compared with the target alone. <b>Quality</b> is "
-    "a paired test (McNemar, exact, on problems): <b>worse</b> or <b>better</b> with p &lt; 0.05, and below it the "
-    "difference in points with its 95 % interval; <b>same</b> means that a loss of more than 5 points is ruled out, "
-    "<b>unclear</b> that neither that nor a difference is shown: more problems are needed. "
-    "Loops or cut-offs more frequent than the target's count as worse too. "
+    "a paired test (McNemar, exact, on problems; p is corrected for the number of arms by Holm's method): <b>worse</b> "
+    "or <b>better</b> with p &lt; 0.05, and below it the difference in points with its 95 % interval; <b>same</b>: "
+    "a loss of more than 5 points is ruled out; <b>unclear</b>: neither that nor a difference is shown: more "
+    "problems are needed. Loops or cut-offs more frequent than the target's count as worse too. "
     "<b>Speedup</b> is the target's time over the arm's on the same problems; where quality is not known, or outputs "
-    "loop, only a time ratio is given. <b>tau</b> is 1 + accepted draft tokens per verify step, pooled over steps. "
+    "loop, only a time ratio is given. Problems decoded as one batch share one time and count as one for its interval. "
+    "<b>tau</b> is 1 + accepted draft tokens per round, pooled over rounds. "
     "<b>kept</b>: right answers as a share of the target's. <b>s/right</b>: all seconds over right answers. "
     "<b>passes</b>: of the target, prompts not counted. <b>length</b>: tokens over the target's."
 )
@@ -94,7 +95,7 @@ def write_report(runs: list[Run], out: Path) -> Path:
         images = draw(summary)
         for name, themes in images.items():
             (out / (f"{name}.png" if len(runs) == 1 else f"run{number}-{name}.png")).write_bytes(themes["light"])
-        sections.append(_section(run, once(samples), summary, images))
+        sections.append(_section(run, deduplicated(samples), summary, images))
     page = out / "report.html"
     part = page.with_suffix(".part")
     part.write_text(_page(runs, sections), encoding="utf-8", errors="backslashreplace")
@@ -118,30 +119,29 @@ def _page(runs: list[Run], sections: list[str]) -> str:
 
 
 def _headline(summary: dict[str, Any]) -> str:
-    heading = speed_heading(summary)
-    shown = {key: COLUMNS[key] for key in columns(summary)} | {"speed": heading}
-    head = "".join(f"<th{_left(key)}>{escape(words)}</th>" for key, words in shown.items())
+    grid = Grid.of_run(summary)
+    head = "".join(f"<th{_left(column)}>{escape(grid.headings[key])}</th>" for key, column in grid.columns.items())
     rows = []
-    for name, arm in summary["arms"].items():
-        row, all_cells = [], cells(name, arm, heading)
-        for key in shown:
-            cell = all_cells[key]
+    for name, cells in grid.rows().items():
+        row = []
+        for key, cell in cells.items():
             kind = {"arm": "arm left", "quality": "verdict left", "speed": "speed"}.get(key, "")
             kind += " empty" if cell.text == NOTHING else ""
             more = f"<small>{escape(cell.more)}</small>" if cell.more else ""
             text = _breakable(name) if key == "arm" else escape(cell.text)
-            row.append(f'<td class="{kind}" data-name="{escape(shown[key])}"><span>{text} {more}</span></td>')
-        rows.append(f'<tr class="{escape(arm["quality"])}" data-arm="{escape(name)}">{"".join(row)}</tr>')
-    said = "".join(f"<li{_worse(note)}>{escape(note)}</li>" for note in notes(summary))
+            row.append(f'<td class="{kind}" data-name="{escape(grid.headings[key])}"><span>{text} {more}</span></td>')
+        quality = escape(summary["arms"][name]["quality"])
+        rows.append(f'<tr class="{quality}" data-arm="{escape(name)}">{"".join(row)}</tr>')
+    items = "".join(f"<li{_worse(note)}>{escape(note)}</li>" for note in notes(summary))
     return (
         f'<p class="soft">{escape(title(summary))}</p><div class="card wide"><table class="headline">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f'<ul class="notes soft">{said}</ul>'
+        f'<ul class="notes soft">{items}</ul>'
     )
 
 
-def _left(key: str) -> str:
-    return ' class="left"' if key in ("arm", "quality") else ""
+def _left(column: Column) -> str:
+    return ' class="left"' if column.left else ""
 
 
 def _worse(note: str) -> str:
@@ -169,8 +169,8 @@ def _data(png: bytes) -> str:
 
 
 def _drafts(summary: dict[str, Any]) -> str:
-    """How drafts fared: the two means that are both called tau elsewhere, under two names."""
-    head = ["tau, pooled over steps", "tau, mean of requests", "accepted of drafted, %", "tokens / target pass"]
+    """Acceptance, with the two means that are both called tau elsewhere under two names."""
+    head = ["tau, pooled over rounds", "tau, mean of requests", "accepted of drafted, %", "tokens / target pass"]
     head += ["relaxed of accepted, %", "relaxed of all tokens, %", "same tokens as target, %"]
     rows = {}
     for name, arm in summary["arms"].items():
@@ -180,7 +180,7 @@ def _drafts(summary: dict[str, Any]) -> str:
             counts += [(arm["relaxed_share"], 100), (arm["divergence"], 100)]
             row = [Cell(NOTHING if value is None else f"{scale * value:.2f}") for value, scale in counts]
             rows[name] = [*row, percent(arm["identical_outputs"])]
-    return _table("DraftBatch", "", head, rows, summary) if rows else ""
+    return _table("Drafts", "", head, rows, summary) if rows else ""
 
 
 def _groups(summary: dict[str, Any]) -> str:
@@ -201,7 +201,7 @@ def _table(words: str, corner: str, head: list[str], rows: dict[str, list[Cell]]
 
 
 def _breakable(name: str) -> str:
-    """An arm's name, which may go on in a new line behind a comma."""
+    """An arm's name, in which a line may break after a comma."""
     return escape(name).replace(",", ",<wbr>")
 
 
@@ -217,8 +217,8 @@ def _examples(samples: list[Sample], summary: dict[str, Any]) -> str:
         blocks.append(f'<h3>Example: <code>{escape(problem)}</code></h3><div class="outputs">{cards}</div>')
     words = {"d": "draft", "r": "draft, relaxed", "t": "target"}
     key = ", ".join(f'<b class="{letter}">{word}</b>' for letter, word in words.items())
-    said = f'<p class="soft">The bar shows who wrote each token: {key}. {escape(summary["label"])}</p>'
-    return f"<h2>Examples</h2>{said}{''.join(blocks)}" if blocks else ""
+    caption = f'<p class="soft">The bar shows which model wrote each token: {key}. {escape(summary["label"])}</p>'
+    return f"<h2>Examples</h2>{caption}{''.join(blocks)}" if blocks else ""
 
 
 def _disagreement(outputs: Iterable[Sample]) -> int:
@@ -244,18 +244,18 @@ def _output(name: str, sample: Sample) -> str:
 
 
 def _origins(origins: str) -> str:
-    """One bar, as long as the output, coloured by who wrote each token."""
-    place, bars = 0, []
+    """One bar, as long as the output, coloured by the model that wrote each token."""
+    start, bars = 0, []
     for letter, run in groupby(letter for letter in origins if letter in "drt"):
         width = len(list(run))
-        bars.append(f'<rect class="{letter}" x="{place}" width="{width}" height="1"/>')
-        place += width
-    shape = f'viewBox="0 0 {max(1, place)} 1" preserveAspectRatio="none" aria-hidden="true"'
+        bars.append(f'<rect class="{letter}" x="{start}" width="{width}" height="1"/>')
+        start += width
+    shape = f'viewBox="0 0 {max(1, start)} 1" preserveAspectRatio="none" aria-hidden="true"'
     return f'<svg class="origins" {shape}>{"".join(bars)}</svg>'
 
 
 def _details(run: dict[str, Any], summary: dict[str, Any]) -> str:
-    """What was asked for and on what it ran, and every figure as JSON."""
+    """Configuration, versions and hardware, and every figure, as JSON."""
     parts = {k: run[k] for k in ("created", "config", "arms", "versions", "hardware", "git") if k in run}
     texts = {"Configuration, versions, hardware": parts, "All figures": summary}
     blocks = []

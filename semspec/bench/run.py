@@ -1,8 +1,8 @@
-"""A bench run: the same problems and seeds through every arm, taking turns, with the time of each.
+"""A bench run: the same problems and seeds through every arm, interleaved, with the time of each.
 
-The unit of work is one arm on one group of problems (a group has `batch` of them, decoded as one batch). Arms take
-turns on every group, and whose turn is first rotates, so that noise of the machine falls on all alike. A finished unit
-is on the disk before the next begins.
+The unit of work is one arm on one group of problems (a group has `batch` of them, decoded as one batch). On every group
+the arms run one after the other, and which is first rotates, so that noise of the machine affects all alike. A finished
+unit is on the disk before the next begins.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from semspec import tasks
+from semspec import tasks, verify
 from semspec.bench.arms import Arm, arms_for
-from semspec.bench.folder import RunFolder, surroundings
-from semspec.bench.record import Pass, Recorder
-from semspec.bench.summary import load_run, summarise
+from semspec.bench.folder import RunFolder, load_run, surroundings
+from semspec.bench.record import Pass, Recorder, RecordingExecutor
+from semspec.bench.replay_verify import probe_cards
+from semspec.bench.summary import summarise
 from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
@@ -26,7 +27,9 @@ from semspec.pair.loading import load
 from semspec.pair.result import Result
 from semspec.tasks import Problem, Task
 from semspec.text.tokenizer import encode
+from semspec.types import Runner
 
+MAX_TRIES = 4  # of a unit in which graphs are captured: adaptive draft lengths may bring new sizes every time
 LETTER = {"draft": "d", "relaxed": "r", "target": "t"}
 
 
@@ -54,7 +57,7 @@ class Config:
     draft_device: str | None = None
     dtype: str = "auto"
     context: int | None = None
-    sparse: str | None = None  # folder of the plan by which the target checks drafts
+    sparse: str | None = None  # folder of the plan by which the target verifies drafts
 
     def __post_init__(self) -> None:
         for name in ("repeats", "batch"):
@@ -94,9 +97,15 @@ class Bench:
             self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
         self.passes: list[Pass] = []
         names = iter(("target", "draft"))
-        self.both = self.pair.wrapped(lambda runner: Recorder(runner, next(names), self.passes))
+        self.recorders: list[Recorder] = []
+
+        def record(runner: Runner) -> Runner:
+            self.recorders.append(Recorder(runner, next(names), self.passes))
+            return self.recorders[-1]
+
+        self.both = self.pair.wrapped(record, RecordingExecutor(self.passes))
         draft = self.both.draft
-        self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
+        self.draft_only = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
         """Run what is not on the disk yet; returns the summary."""
@@ -112,7 +121,7 @@ class Bench:
             if arm.name not in warm:  # the first pass of its kind is slower than all others
                 self._answer(arm, group, repeat)
                 warm.add(arm.name)
-            samples = self._measure(arm, group, repeat)
+            samples = self._measure_warm(arm, group, repeat)
             folder.append([s for s in samples if (arm.name, s["problem"], repeat) not in done])
         progress(len(units), len(units))
         summary = summarise(*load_run(out))
@@ -127,19 +136,35 @@ class Bench:
             "finished": False,
             "config": asdict(self.config),
             "arms": [arm.to_dict() for arm in self.arms],
+            "probes": {arm.name: cards for arm in self.arms if (cards := self._probe_cards(arm))},
             "label": f"decisions: {pair}, cost: {pair} on {where['hardware']['gpu'] or 'CPU'}",
             **where,
         }
+
+    def _probe_cards(self, arm: Arm) -> dict[str, Any]:
+        return {} if arm.role == "draft" else probe_cards(verify.make(arm.verifier).bind(self.pair.resources))
 
     def _units(self) -> list[tuple[Arm, list[Problem], int]]:
         size = self.config.batch
         groups = [self.problems[i : i + size] for i in range(0, len(self.problems), size)]
         units = []
         for repeat in range(self.config.repeats):
-            for turn, group in enumerate(groups):
-                first = (turn + repeat) % len(self.arms)
+            for number, group in enumerate(groups):
+                first = (number + repeat) % len(self.arms)
                 units += [(arm, group, repeat) for arm in self.arms[first:] + self.arms[:first]]
         return units
+
+    def _measure_warm(self, arm: Arm, group: list[Problem], repeat: int) -> list[dict[str, Any]]:
+        """Once more where a pass of a new size was captured as a graph: that is no part of a round's time."""
+        for _ in range(MAX_TRIES):
+            before = self._capture_seconds()
+            samples = self._measure(arm, group, repeat)
+            if self._capture_seconds() == before:
+                break
+        return samples
+
+    def _capture_seconds(self) -> float:
+        return sum(recorder.capture_seconds for recorder in self.recorders)
 
     def _measure(self, arm: Arm, group: list[Problem], repeat: int) -> list[dict[str, Any]]:
         self.passes.clear()
@@ -167,15 +192,15 @@ class Bench:
                     "prompt_tokens": sum(r.prompt_tokens for r in turns),
                     "verifier": arm.verifier,
                     "lossless": arm.lossless,
-                    "judged": self._judged(problem, turns),
+                    "judged": self._drafted_steps(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
                 }
             )
         return samples
 
-    def _judged(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
-        """Whole steps that a draft wrote: what became of each, and whether it was valid, if the task can tell."""
+    def _drafted_steps(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
+        """Reasoning steps that a draft wrote: the outcome of each, and whether it is valid, if the task can tell."""
         referee, found = self.task.referee(problem), []
         spell = self.pair.tokenizer.decode
         for result in turns:
@@ -189,7 +214,7 @@ class Bench:
 
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:
         """Answer a group as one batch, turn by turn where problems have several; one list of results a problem."""
-        pair = self.draft_alone if arm.role == "draft" else self.both
+        pair = self.draft_only if arm.role == "draft" else self.both
         assert pair is not None
         chats = [p.prompt for p in group]
         answers: list[list[Result]] = [[] for _ in group]
@@ -208,14 +233,14 @@ class Bench:
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
         """The same seed for every arm, another for every problem and repeat."""
         c = self.config
-        room = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
+        left = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
         return arm.options(
             temperature=c.temperature,
             top_k=c.top_k,
             top_p=c.top_p,
             min_p=c.min_p,
             seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
-            max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, room)),
+            max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, left)),
             stop=self.task.stop,
             referee=self.task.referee(problem),
         )

@@ -1,11 +1,11 @@
 """One row per arm: what it got right beside how long it took.
 
-`cells` says every figure in words once, for the terminal and for the report alike.
+`COLUMNS` and `COMPARISON` describe every column once, for the terminal, for Markdown and for the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+Arm = dict[str, Any]
 STYLES = {
     "worse": "bold red",
     "better": "bold green",
@@ -23,38 +24,184 @@ STYLES = {
     "baseline": "dim",
 }
 NOTHING = "–"
-COLUMNS = {  # key -> heading
-    "arm": "arm",
-    "accuracy": "right, %",
-    "quality": "quality",
-    "speed": "speedup",
-    "target": "target's time",
-    "seconds": "s/problem",
-    "correct": "s/right",
-    "retention": "kept, %",
-    "tau": "tau",
-    "passes": "passes",
-    "length": "length",
-    "cap": "cap, %",
-    "loop": "loops, %",
-    "steps": "steps kept, %",
-    "bad": "bad steps refused, %",
-}
-STEPWISE = {"steps": "steps_accepted", "bad": "invalid_refused"}  # shown where some arm drafts whole steps
-DUEL = {"arm": "arm", "right": "right, points", "test": "gained : lost", "passes": "fewer passes", "speed": "faster"}
-NARROW = ("arm", "accuracy", "quality", "speed", "seconds", "correct")
 WIDE_FROM = 132  # characters
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, and what stands below it: an interval, or what the arm is."""
+    """A figure, and what is printed below it: an interval, or what the arm is."""
 
     text: str
     more: str = ""
 
     def __str__(self) -> str:
         return f"{self.text}\n{self.more}" if self.more else self.text
+
+
+EMPTY = Cell(NOTHING)
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    cell: Callable[[Arm], Cell]  # of an arm's figures, with its name under "name"
+    narrow: bool = False  # shown on a narrow terminal as well
+    left: bool = False
+    needs: str = ""  # shown only where some arm has this figure
+
+
+def percent(share: dict[str, Any] | None) -> Cell:
+    if not share:
+        return EMPTY
+    return Cell(f"{100 * share['share']:.1f}", f"[{100 * share['low']:.1f}, {100 * share['high']:.1f}]")
+
+
+def figure(estimate: dict[str, Any] | None, digits: int | None = None) -> str:
+    """Three significant digits, or so many decimals."""
+    if not estimate:
+        return NOTHING
+    value = estimate["value"]
+    if digits is None:
+        digits = max(0, 2 - len(str(int(value)))) + (1 if value >= 1 else 2)
+    return f"{value:.{digits}f}"
+
+
+def between(estimate: dict[str, Any], digits: int = 2, scale: float = 1, sign: str = "") -> str:
+    """The interval. Files of older versions have an upper end at infinity, which JSON has as null."""
+    if estimate["low"] is None:
+        return "no interval"
+    low, high = (
+        "∞" if end is None else f"{scale * end:{sign}.{digits}f}" for end in (estimate["low"], estimate["high"])
+    )
+    return f"[{low}, {high}]"
+
+
+def times(estimate: dict[str, Any] | None) -> Cell:
+    return Cell(f"{figure(estimate, 2)}x", between(estimate)) if estimate else EMPTY
+
+
+def chance(arm: Arm) -> str:
+    """The p value, corrected for the number of arms; files of older versions have the uncorrected one only."""
+    p: Any = arm.get("mcnemar_p_holm", arm["mcnemar_p"])
+    return "p<0.001" if p < 0.001 else f"p={p:.2g}"
+
+
+def _arm(arm: Arm) -> Cell:
+    role = {"target": "target alone", "draft": "draft alone"}.get(arm["role"], "" if arm["lossless"] else "lossy")
+    return Cell(arm["name"], role)
+
+
+def _quality(arm: Arm) -> Cell:
+    """The verdict with its test, and below it the difference in points: "same" rules out a loss beyond the margin."""
+    gap, quality = arm["accuracy_difference"], arm["quality"]
+    if quality == "same" and arm["identical_outputs"]["share"] == 1:
+        return Cell("same", "token for token")
+    if quality in ("baseline", "unmeasured") or arm["mcnemar_p"] is None:
+        return Cell(quality)
+    return Cell(f"{quality}, {chance(arm)}", f"{100 * gap['value']:+.1f} {between(gap, 0, 100, '+')}")
+
+
+def _speed(arm: Arm) -> Cell:
+    """In a column of speedups, a ratio that is not one says so."""
+    if arm["role"] == "target" or not arm["time_ratio"]:
+        return Cell("1") if arm["time_ratio"] else EMPTY
+    if arm["speedup"] or arm["speed_heading"] != "speedup":
+        return times(arm["time_ratio"])
+    return Cell("none", f"time {figure(arm['time_ratio'], 2)}x")
+
+
+def _target(arm: Arm) -> Cell:
+    """How many times less the target worked than alone."""
+    found = arm.get("target_time_ratio")  # older versions did not count it
+    if arm["role"] == "target" or not found:
+        return Cell("1") if arm["role"] == "target" else EMPTY
+    return Cell(f"1/{figure(found, 2)}", f"[1/{found['low']:.2f}, 1/{found['high']:.2f}]" if found["high"] else "")
+
+
+def _retention(arm: Arm) -> Cell:
+    found = arm["retention"]
+    if not found or arm["role"] == "target":
+        return EMPTY
+    return Cell(f"{100 * found['value']:.1f}", between(found, 0, 100))
+
+
+def _tau(arm: Arm) -> Cell:
+    return EMPTY if arm["acceptance_rate"] is None else Cell(f"{arm['tau_pooled']:.2f}", between(arm["tau_interval"]))
+
+
+COLUMNS = {
+    "arm": Column("arm", _arm, narrow=True, left=True),
+    "accuracy": Column("right, %", lambda arm: percent(arm["accuracy"]), narrow=True),
+    "quality": Column("quality", _quality, narrow=True, left=True),
+    "speed": Column("speedup", _speed, narrow=True),
+    "target": Column("target's time", _target, needs="steps_accepted"),
+    "seconds": Column("s/problem", lambda arm: Cell(figure(arm["seconds_per_problem"])), narrow=True),
+    "correct": Column("s/right", lambda arm: Cell(figure(arm["seconds_per_correct"])), narrow=True),
+    "retention": Column("kept, %", _retention),
+    "tau": Column("tau", _tau),
+    "passes": Column("passes", lambda arm: EMPTY if arm["target_passes"] is None else Cell(f"{arm['target_passes']}")),
+    "length": Column("length", lambda arm: Cell(figure(arm["length_ratio"], 2))),
+    "cap": Column("cap, %", lambda arm: Cell(percent(arm["cap_rate"]).text)),
+    "loop": Column("loops, %", lambda arm: Cell(percent(arm["loop_rate"]).text)),
+    "steps": Column("steps kept, %", lambda arm: percent(arm.get("steps_accepted")), needs="steps_accepted"),
+    "bad": Column("bad steps refused, %", lambda arm: percent(arm.get("invalid_refused")), needs="invalid_refused"),
+}
+
+
+def _points(arm: Arm) -> Cell:
+    gap = arm["accuracy_difference"]
+    return Cell(f"{100 * gap['value']:+.1f}", between(gap, 1, 100, "+")) if gap else EMPTY
+
+
+COMPARISON = {  # with another method; ratios above 1 are the arm's favour
+    "arm": Column("arm", lambda arm: Cell(arm["name"]), left=True),
+    "right": Column("right, points", _points),
+    "test": Column(
+        "gained : lost",
+        lambda arm: Cell(f"{arm['gained']} : {arm['lost']}", chance(arm)) if arm["accuracy_difference"] else EMPTY,
+    ),
+    "passes": Column("fewer passes", lambda arm: times(arm["passes_ratio"])),
+    "speed": Column("faster", lambda arm: times(arm["time_ratio"])),
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table before it is drawn: columns by key, and for each arm its cells by key."""
+
+    columns: dict[str, Column]
+    headings: dict[str, str]
+    arms: dict[str, Arm]
+
+    @staticmethod
+    def of_run(summary: dict[str, Any], narrow: bool = False) -> Grid:
+        arms, speed = summary["arms"], speed_heading(summary)
+        shown = {
+            key: c
+            for key, c in COLUMNS.items()
+            if (c.narrow or not narrow) and (not c.needs or any(arm.get(c.needs) for arm in arms.values()))
+        }
+        headings = {key: c.heading for key, c in shown.items()} | {"speed": speed}
+        return Grid(shown, headings, {name: arm | {"name": name, "speed_heading": speed} for name, arm in arms.items()})
+
+    @staticmethod
+    def of_comparison(found: dict[str, Arm]) -> Grid:
+        headings = {key: column.heading for key, column in COMPARISON.items()}
+        return Grid(COMPARISON, headings, {name: arm | {"name": name} for name, arm in found.items()})
+
+    def rows(self) -> dict[str, dict[str, Cell]]:
+        return {
+            name: {key: column.cell(arm) for key, column in self.columns.items()} for name, arm in self.arms.items()
+        }
+
+    def render(self, style: Callable[[str, Arm], str] = lambda key, arm: "", **options: Any) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
+        for key, column in self.columns.items():
+            justify: Any = "left" if column.left else "right"
+            table.add_column(self.headings[key], justify=justify, overflow="fold", no_wrap=key != "arm")
+        for name, row in self.rows().items():
+            table.add_row(*(Text(str(cell), style=style(key, self.arms[name])) for key, cell in row.items()))
+        return table
 
 
 def render(summaries: Iterable[dict[str, Any]]) -> Table:
@@ -72,62 +219,22 @@ def render(summaries: Iterable[dict[str, Any]]) -> Table:
 
 @dataclass(frozen=True)
 class _Arms:
-    """The arms of one run; it learns only when it is printed how much room there is."""
+    """The arms of one run, drawn when the width of the terminal is known."""
 
     summary: dict[str, Any]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.max_width >= WIDE_FROM
-        heading = speed_heading(self.summary)
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        shown = columns(self.summary) if wide else list(NARROW)
-        for key in shown:
-            left = key in ("arm", "quality")
-            title = heading if key == "speed" else COLUMNS[key]
-            table.add_column(title, justify="left" if left else "right", overflow="fold", no_wrap=key != "arm")
-        for name, arm in self.summary["arms"].items():
-            row = cells(name, arm, heading)
-            worse = arm["quality"] == "worse"
-            texts = []
-            for key in shown:
-                style = STYLES[arm["quality"]] if key == "quality" or (worse and key == "speed") else ""
-                texts.append(Text(str(row[key]), style=style))
-            table.add_row(*texts)
-        yield table
+        def style(key: str, arm: Arm) -> str:
+            coloured = key == "quality" or (key == "speed" and arm["quality"] == "worse")
+            return STYLES[arm["quality"]] if coloured else ""
+
+        yield Grid.of_run(self.summary, options.max_width < WIDE_FROM).render(style, padding=(0, 1, 0, 0))
 
 
-def render_duel(found: dict[str, dict[str, Any]], rival: str) -> Table:
+def render_comparison(found: dict[str, Arm], baseline: str) -> Table:
     """Every arm against one method."""
-    table = Table(title=f"against {rival}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, heading in DUEL.items():
-        table.add_column(heading, justify="left" if key == "arm" else "right", overflow="fold")
-    for name, arm in found.items():
-        table.add_row(*(str(cell) for cell in duel_cells(name, arm).values()))
-    return table
-
-
-def duel_cells(name: str, arm: dict[str, Any]) -> dict[str, Cell]:
-    """Every column of an arm's row against a rival: ratios above 1 are the arm's favour."""
-    gap, times, passes = arm["accuracy_difference"], arm["time_ratio"], arm["passes_ratio"]
-    points = [f"{100 * gap[end]:+.1f}" for end in ("value", "low", "high")] if gap else []
-    return {
-        "arm": Cell(name),
-        "right": Cell(points[0], f"[{points[1]}, {points[2]}]") if points else Cell(NOTHING),
-        "test": Cell(f"{arm['gained']} : {arm['lost']}", chance(arm["mcnemar_p"])) if gap else Cell(NOTHING),
-        "passes": Cell(f"{figure(passes, 2)}x", between(passes)) if passes else Cell(NOTHING),
-        "speed": Cell(f"{figure(times, 2)}x", between(times)) if times else Cell(NOTHING),
-    }
-
-
-def chance(p: float) -> str:
-    return "p<0.001" if p < 0.001 else f"p={p:.2g}"
-
-
-def columns(summary: dict[str, Any]) -> list[str]:
-    """The columns in which some arm has something to say; whose time it was is asked where steps are drafted."""
-    arms = summary["arms"].values()
-    asks = STEPWISE | {"target": "steps_accepted"}
-    return [key for key in COLUMNS if key not in asks or any(arm.get(asks[key]) for arm in arms)]
+    note = "".join(correction(found)) or None
+    return Grid.of_comparison(found).render(title=f"against {baseline}", title_justify="left", caption=note)
 
 
 def title(summary: dict[str, Any]) -> str:
@@ -136,12 +243,12 @@ def title(summary: dict[str, Any]) -> str:
 
 
 def speed_heading(summary: dict[str, Any]) -> str:
-    """The word is used only where some arm has earned it."""
+    """The word "speedup" is used only where some arm has one."""
     return "speedup" if any(arm["speedup"] for arm in summary["arms"].values()) else "time ratio"
 
 
 def notes(summary: dict[str, Any]) -> list[str]:
-    """Sentences below the table: what is worse, and who gets no speedup for what reason."""
+    """Sentences below the table: what is worse, which arms get no speedup and why, how many tests there were."""
     lines, refused = [], dict[str, list[str]]()
     for name, arm in summary["arms"].items():
         if arm["quality"] == "worse":
@@ -149,88 +256,9 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if arm["speedup_refused"]:
             refused.setdefault(arm["speedup_refused"], []).append(name)
     lines += [f"No speedup is stated for {', '.join(names)}: {reason}." for reason, names in refused.items()]
-    return lines
+    return lines + correction(summary["arms"])
 
 
-def cells(name: str, arm: dict[str, Any], heading: str = "speedup") -> dict[str, Cell]:
-    """Every column of an arm's row."""
-    role = {"target": "target alone", "draft": "draft alone"}.get(arm["role"], "" if arm["lossless"] else "lossy")
-    passes, tau = arm["target_passes"], arm["tau_interval"]
-    return {
-        "arm": Cell(name, role),
-        "accuracy": percent(arm["accuracy"]),
-        "quality": _quality(arm),
-        "speed": _speed(arm, heading),
-        "target": _target(arm),
-        "seconds": Cell(figure(arm["seconds_per_problem"])),
-        "correct": Cell(figure(arm["seconds_per_correct"])),
-        "retention": _retention(arm),
-        "tau": Cell(NOTHING) if arm["acceptance_rate"] is None else Cell(f"{arm['tau_pooled']:.2f}", between(tau)),
-        "passes": Cell(NOTHING if passes is None else f"{passes}"),
-        "length": Cell(figure(arm["length_ratio"], 2)),
-        "cap": Cell(percent(arm["cap_rate"]).text),
-        "loop": Cell(percent(arm["loop_rate"]).text),
-        **{key: percent(arm.get(figure_)) for key, figure_ in STEPWISE.items()},
-    }
-
-
-def percent(share: dict[str, Any] | None) -> Cell:
-    if not share:
-        return Cell(NOTHING)
-    return Cell(f"{100 * share['share']:.1f}", f"[{100 * share['low']:.1f}, {100 * share['high']:.1f}]")
-
-
-def figure(estimate: dict[str, Any] | None, digits: int | None = None) -> str:
-    """Three digits that matter, or so many behind the point."""
-    if not estimate:
-        return NOTHING
-    value = estimate["value"]
-    if digits is None:
-        digits = max(0, 2 - len(str(int(value)))) + (1 if value >= 1 else 2)
-    return f"{value:.{digits}f}"
-
-
-def between(estimate: dict[str, Any]) -> str:
-    low, high = ("∞" if end is None else f"{end:.2f}" for end in (estimate["low"], estimate["high"]))
-    return f"[{low}, {high}]"
-
-
-def _quality(arm: dict[str, Any]) -> Cell:
-    """The verdict with its test, and below it the difference in points: "same" rules out a loss beyond the margin."""
-    if arm["quality"] == "baseline":
-        return Cell("baseline")
-    if arm["quality"] == "same" and arm["identical_outputs"]["share"] == 1:
-        return Cell("same", "token for token")
-    p, gap = arm["mcnemar_p"], arm["accuracy_difference"]
-    if p is None or arm["quality"] == "unmeasured":
-        return Cell(arm["quality"])
-    return Cell(
-        f"{arm['quality']}, {chance(p)}",
-        f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.0f}, {100 * gap['high']:+.0f}]",
-    )
-
-
-def _speed(arm: dict[str, Any], heading: str) -> Cell:
-    """In a column of speedups, a ratio that did not earn the name says so."""
-    times = arm["time_ratio"]
-    if arm["role"] == "target" or not times:
-        return Cell("1" if times else NOTHING)
-    if arm["speedup"] or heading != "speedup":
-        return Cell(f"{figure(times, 2)}x", between(times))
-    return Cell("none", f"time {figure(times, 2)}x")
-
-
-def _target(arm: dict[str, Any]) -> Cell:
-    """How many times less the target worked than alone."""
-    times = arm.get("target_time_ratio")  # a run summarised before this was counted has none
-    if arm["role"] == "target" or not times:
-        return Cell("1" if arm["role"] == "target" else NOTHING)
-    return Cell(f"1/{figure(times, 2)}", f"[1/{times['low']:.2f}, 1/{times['high']:.2f}]" if times["high"] else "")
-
-
-def _retention(arm: dict[str, Any]) -> Cell:
-    kept = arm["retention"]
-    if not kept or arm["role"] == "target":
-        return Cell(NOTHING)
-    high = "∞" if kept["high"] is None else f"{100 * kept['high']:.0f}"
-    return Cell(f"{100 * kept['value']:.1f}", f"[{100 * kept['low']:.0f}, {high}]")
+def correction(arms: Mapping[str, Arm]) -> list[str]:
+    tests = sum(arm.get("mcnemar_p_holm") is not None for arm in arms.values())
+    return [f"p values are corrected for {tests} comparisons (Holm)."] if tests > 1 else []

@@ -33,7 +33,7 @@ def bench(
         str,
         typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks),
     ] = "pocket",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is gone on with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is continued.")] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="exact, block:k=4, ...; may be repeated.", autocompletion=arguments.verifiers),
@@ -81,7 +81,7 @@ def ablate(
     ],
     every: Annotated[bool, typer.Option("--every", help="All combinations instead of one change at a time.")] = False,
 ) -> None:
-    """A rule's ablation, with the settings given in front: bench --task pocket --out DIR ablate fly."""
+    """A rule's ablation, with the settings given before it: bench --task pocket --out DIR ablate fly."""
     from semspec.bench.ablate import ablation
 
     context.obj(methods=ablation(rule, every))
@@ -94,7 +94,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
     device: arguments.Device = "auto",
 ) -> None:
-    """Make a run's recorded passes again on random models of other sizes: its decisions, their cost."""
+    """Repeat a run's passes and verifications on random models of another size: its decisions at their cost."""
     from semspec.bench.replay import replay as run_replay
 
     where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")
@@ -119,29 +119,30 @@ def finish(folders: list[Path], out: Path, against: str | None = None, markdown:
     """Table to the terminal, report to the folder, one JSON document as the last line."""
     from semspec.bench import report
     from semspec.bench.compare_to import compare_to
+    from semspec.bench.folder import load_run
     from semspec.bench.markdown import write_tables
-    from semspec.bench.summary import load_run, summarise
-    from semspec.bench.table import render, render_duel
+    from semspec.bench.summary import summarise
+    from semspec.bench.table import render, render_comparison
 
     runs = []
     for folder in folders:
         run, samples = load_run(folder)
         runs.append((run, samples, summarise(run, samples)))
     summaries = [summary for _, _, summary in runs]
-    duels = [compare_to(run, samples, against) for run, samples, _ in runs] if against else []
+    comparisons = [compare_to(run, samples, against) for run, samples, _ in runs] if against else []
     Console(stderr=True).print(render(summaries))
-    for found in duels:
-        Console(stderr=True).print(render_duel(found, str(against)))
+    for found in comparisons:
+        Console(stderr=True).print(render_comparison(found, str(against)))
     if markdown:
-        markdown.write_text(write_tables(summaries, duels, against), encoding="utf-8")
+        markdown.write_text(write_tables(summaries, comparisons, against), encoding="utf-8")
     page: str | None = None
     try:
         page = str(report.write_report(runs, out))
-        said = f"report: {page}"
-    except BadRequest as error:  # no plots can be drawn here; the figures stand all the same
-        said = f"no report: {error}"
-    Console(stderr=True).print(said, soft_wrap=True)
+        line = f"report: {page}"
+    except BadRequest as error:  # no plots can be drawn here; the figures are printed all the same
+        line = f"no report: {error}"
+    Console(stderr=True).print(line, soft_wrap=True)
     document: dict[str, Any] = {"report": page, "runs": summaries}
     if against:
-        document |= {"against": against, "duels": duels}
+        document |= {"against": against, "duels": comparisons}
     typer.echo(json.dumps(document, ensure_ascii=False))

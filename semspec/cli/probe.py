@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +47,7 @@ def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> No
 @app.command()
 @spread
 def collect(what: Collecting) -> None:
-    """Sample steps of both models after prefixes of answers, or take those a rule meets, with states and evidence."""
+    """Sample steps of both models after prefixes of answers, or take those that a rule verified."""
     _collect(what.config(), what.out, what.load())
 
 
@@ -68,7 +67,7 @@ def join(
     folders: Annotated[list[Path], typer.Argument(help="Labelled collections that differ in --seed and --n alone.")],
     out: Annotated[Path, typer.Option(help="Folder for all of them together.")],
 ) -> None:
-    """Put collections together that were made beside one another, on several machines say."""
+    """Join collections that were made in parallel, on several machines for example."""
     from semspec.probe_fit.data import Folder
     from semspec.probe_fit.join import join as run
 
@@ -91,7 +90,7 @@ def train(
 def calibrate(
     probes: Fitted,
     folder: Unseen,
-    risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ lets stand.")],
+    risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ accepts.")],
     confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
     bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
     splits: Annotated[int, typer.Option(help="Also try the bound on so many random halves of the collection.")] = 0,
@@ -99,21 +98,30 @@ def calibrate(
     """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
     from semspec.probe import Probe
     from semspec.probe_fit.data import Folder
-    from semspec.probe_fit.evaluate import judged_steps, reservation
-    from semspec.probe_fit.risk import choose_least, try_splits
+    from semspec.probe_fit.evaluate import reservation, scored_steps
+    from semspec.probe_fit.risk import choose_threshold, try_splits
 
     collection = Folder(folder)
     judge = Probe.load(probes / "judge", collection.run["models"]["target"])
-    steps = judged_steps(judge, collection, bad)
-    bound = choose_least(steps.scores, steps.bad, risk, confidence)
-    met = collection.run.get("met")
-    found = asdict(bound) | {"bad": steps.meant_by_bad, "stood_bad": bound.bad} | ({"met": met} if met else {})
-    judge.data |= {"least": bound.least, "bound": found}
+    steps = scored_steps(judge, collection, bad)
+    bound = choose_threshold(steps.scores, steps.bad, risk, confidence)
+    policy = collection.run.get("met")
+    found: dict[str, Any] = {
+        "least": bound.threshold, "risk": risk, "confidence": confidence, "steps": bound.steps,
+        "stood": bound.accepted, "bad": steps.meaning_of_bad, "stood_bad": bound.bad,
+    }  # fmt: skip
+    judge.data |= {"least": bound.threshold, "bound": found | ({"met": policy} if policy else {})}
     judge.save(probes / "judge")
-    if doubt := reservation(judge, met, bound.least):
+    if doubt := reservation(judge, policy, bound.threshold):
         Console(stderr=True).print(f"the bound holds for steps like these; {doubt}", soft_wrap=True)
-    tried = asdict(try_splits(steps.scores, steps.bad, risk, confidence, splits)) if splits else None
-    typer.echo(json.dumps(judge.data["bound"] | ({"tried": tried} if tried else {}), ensure_ascii=False))
+    document = dict(judge.data["bound"])
+    if splits:
+        tried = try_splits(steps.scores, steps.bad, risk, confidence, splits)
+        document["tried"] = {
+            "splits": tried.splits, "broken": tried.violated, "refused": tried.impossible, "stood": tried.accepted,
+            "bad": tried.bad,
+        }  # fmt: skip
+    typer.echo(json.dumps(document, ensure_ascii=False))
 
 
 @app.command()
@@ -199,12 +207,14 @@ def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -
         with bar(f"train {name}") as progress:
             fitted = fit(Folder(out), model, how, choose_device(device), progress)
         fitted.probe.save(out / name)
-        said = f"{name}: probe in {out / name}"
+        line = f"{name}: probe in {out / name}"
         try:
-            draw_reliability(out / name / "reliability.png", f"{name} probe", fitted.raw, fitted.said, fitted.labels)
-        except BadRequest as error:  # no plots can be drawn here; the probe stands all the same
-            said += f"; no plot: {error}"
+            draw_reliability(
+                out / name / "reliability.png", f"{name} probe", fitted.raw, fitted.predicted, fitted.labels
+            )
+        except BadRequest as error:  # no plots can be drawn here; the probe is saved all the same
+            line += f"; no plot: {error}"
         print_tables(name, fitted.probe.metrics)
-        Console(stderr=True).print(said, soft_wrap=True)
+        Console(stderr=True).print(line, soft_wrap=True)
         document[name] = {"probe": str(out / name), "metrics": fitted.probe.metrics}
     typer.echo(json.dumps(document, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""The options of the `semspec probe` commands, each said once. Nothing heavy is imported here."""
+"""The options of the `semspec probe` commands, each defined once. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Collecting:
     """Which models, and what to sample from them."""
 
     target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")]
-    out: Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is gone on with.")]
+    out: Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is continued.")]
     draft: Annotated[str | None, typer.Argument(help="Draft model; pocket brings its own.")] = None
     task: Annotated[
         str,
@@ -45,8 +45,8 @@ class Collecting:
     traces: Annotated[
         str,
         typer.Option(
-            help="Who writes the answers to cut: target, draft, both, or a .jsonl of them. Or a rule of steps, as "
-            "semantic+: then what is collected are the draft's steps that it meets."
+            help="What writes the answers to cut: target, draft, both, or a .jsonl of them. Or a rule of steps, as "
+            "semantic+: then the draft's steps that it verifies are collected."
         ),
     ] = "target"
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None

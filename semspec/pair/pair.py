@@ -46,9 +46,10 @@ class Pair:
         self.resources = Resources(tokenizer, target, draft, eos, probe_folder)
         self._preparer = Preparer(self.resources, target, draft, allow_lossy, DraftLengths())
 
-    def wrapped(self, wrap: Callable[[Runner], Runner]) -> Pair:
-        """The same pair, decoded by the same executor, with a wrapper around each model."""
+    def wrapped(self, wrap: Callable[[Runner], Runner], executor: Executor | None = None) -> Pair:
+        """The same pair with a wrapper around each model, the target first, and the same executor if no other."""
         pair = copy.copy(self)
+        pair.executor = executor or self.executor
         pair.target, pair.draft = wrap(self.target), None if self.draft is None else wrap(self.draft)
         pair._preparer = Preparer(self.resources, pair.target, pair.draft, self.allow_lossy, self._preparer.lengths)
         return pair

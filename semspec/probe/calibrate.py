@@ -1,4 +1,4 @@
-"""From what a probe says to what it should say: learnt on problems that the probe was not trained on.
+"""From what a probe predicts to calibrated probabilities: learnt on problems that the probe was not trained on.
 
 `temperature` divides the logit by one number; `isotonic` is the non-decreasing function nearest to the labels, its
 plateaus tilted a little, so that what the probe tells apart stays apart and a threshold can lie anywhere. Both are made
@@ -7,6 +7,8 @@ of a few numbers, and applying them needs no host synchronisation.
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from semspec.errors import BadRequest
 
 KINDS = ("none", "temperature", "isotonic")
 TILT = 0.4  # below a half, or neighbouring pools would cross
-MOST = 0.02  # the order within a pool may mean nothing
+MAX_TILT = 0.02  # the order within a pool may mean nothing
 
 
 class Calibrator(nn.Module):
@@ -43,12 +45,12 @@ class Calibrator(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         if self.kind == "temperature":
             return (logits / self.temperature).sigmoid()
-        said = logits.sigmoid()
-        return interpolate(said, self.x, self.y) if self.kind == "isotonic" else said
+        raw = logits.sigmoid()
+        return interpolate(raw, self.x, self.y) if self.kind == "isotonic" else raw
 
     @staticmethod
     def fit(kind: str, logits: Tensor, labels: Tensor) -> Calibrator:
-        """The calibrator of this kind that suits the labels [N], which are shares in [0, 1]."""
+        """The calibrator of this kind that fits the labels [N], which are shares in [0, 1]."""
         made = Calibrator(kind)
         if kind == "temperature":
             made.temperature = _temperature(logits, labels)
@@ -58,17 +60,15 @@ class Calibrator(nn.Module):
 
 
 def _temperature(logits: Tensor, labels: Tensor) -> Tensor:
-    """The temperature of least cross-entropy, by golden-section search over its logarithm (it has one minimum)."""
+    """The temperature of least cross-entropy."""
+    from scipy.optimize import minimize_scalar  # slow to import, and only fitting needs it
+
     logits, labels = logits.double(), labels.double()
 
     def loss(log_t: float) -> float:
-        return float(nn.functional.binary_cross_entropy_with_logits(logits / torch.tensor(log_t).exp(), labels))
+        return float(nn.functional.binary_cross_entropy_with_logits(logits / math.exp(log_t), labels))
 
-    low, high, ratio = -4.0, 4.0, (5**0.5 - 1) / 2
-    while high - low > 1e-4:
-        a, b = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, b) if loss(a) < loss(b) else (a, high)
-    return torch.tensor((low + high) / 2).exp()
+    return torch.tensor(minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded").x).float().exp()
 
 
 class Pool(NamedTuple):
@@ -84,42 +84,38 @@ class Pool(NamedTuple):
     def value(self) -> float:
         return self.y / self.rows
 
-    def with_next(self, other: Pool) -> Pool:
-        return Pool(self.first, other.last, self.x + other.x, self.y + other.y, self.rows + other.rows)
-
 
 def isotonic(x: Tensor, y: Tensor) -> list[Pool]:
-    """The non-decreasing least-squares fit, by pooling neighbours that are in the wrong order.
+    """The non-decreasing least-squares fit, in plateaus.
 
     At either end one more row is taken to have gone the other way, so that nothing is ever quite sure: a pool of n
     rows at the upper end that all were 1 says n / (n + 1)."""
-    places, group, weights = x.unique(return_inverse=True, return_counts=True)  # equal x share a value
-    sums = y.new_zeros(len(places)).index_add_(0, group, y)
+    from semspec import statistics  # as above
+
+    points, group, weights = x.unique(return_inverse=True, return_counts=True)  # equal x share a value
+    sums = y.new_zeros(len(points)).index_add_(0, group, y)
     sums[0] += 1
     weights[0] += 1
     weights[-1] += 1
-    pools: list[Pool] = []
-    for at, total, weight in zip(places.tolist(), sums.tolist(), weights.tolist(), strict=True):
-        pools.append(Pool(at, at, at * weight, total, weight))
-        while len(pools) > 1 and pools[-2].value >= pools[-1].value:
-            pools[-2:] = [pools[-2].with_next(pools[-1])]
-    return pools
+    at, n, total = (t.double().cpu().numpy() for t in (points, weights, sums))
+    _, bounds = statistics.isotonic(total / n, n)
+    return [Pool(at[a], at[b - 1], at[a:b] @ n[a:b], total[a:b].sum(), int(n[a:b].sum())) for a, b in pairwise(bounds)]
 
 
 def tilted(pools: list[Pool]) -> tuple[Tensor, Tensor]:
     """Knots of a strictly increasing function that has each pool's value on average over the pool's rows.
 
-    Within a pool it is a line through their mean, as steep as it can be if it may leave the value by `MOST`, and go
+    Within a pool it is a line through their mean, as steep as it can be if it may leave the value by `MAX_TILT`, and go
     `TILT` of the way to those of the pools beside it (0 and 1 beside the outermost). Beyond these it goes on, half of
     the way to 0 and 1."""
     values = [0.0, *(pool.value for pool in pools), 1.0]
     found: list[tuple[float, float]] = []
     for below, pool, above in zip(values, pools, values[2:], strict=False):
         middle = pool.x / pool.rows
-        if not pool.first < middle < pool.last:  # one place, or as good as one: nearly all rows at one of its ends
+        if not pool.first < middle < pool.last:  # one point, or as good as one: nearly all rows at one of its ends
             found.append((middle, pool.value))
             continue
-        fall, rise = (min(TILT * gap, MOST) for gap in (pool.value - below, above - pool.value))
+        fall, rise = (min(TILT * gap, MAX_TILT) for gap in (pool.value - below, above - pool.value))
         slope = min(fall / (middle - pool.first), rise / (pool.last - middle))
         found += [(at, pool.value + slope * (at - middle)) for at in (pool.first, pool.last)]
     (first, low), (last, high) = found[0], found[-1]

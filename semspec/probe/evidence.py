@@ -32,7 +32,6 @@ GROUPS = {
     "length": ("length",),
     "draft": CONFIDENCE,
 }
-OF_TARGET = tuple(group for group in GROUPS if group != "draft")
 FAR = -30.0  # no log-probability counts as less: what is impossible is not infinitely impossible
 
 
@@ -98,18 +97,18 @@ def _mean(values: Tensor, exists: Tensor) -> Tensor:
 
 def known_groups(groups: Iterable[str]) -> tuple[str, ...]:
     """The groups of these names, in their own order, each once."""
-    asked = set(groups)
-    if unknown := sorted(asked - set(GROUPS)):
+    names = set(groups)
+    if unknown := sorted(names - set(GROUPS)):
         raise BadRequest(f"there is no evidence {unknown[0]!r}; give some of: {', '.join(GROUPS)}")
-    return tuple(group for group in GROUPS if group in asked)
+    return tuple(group for group in GROUPS if group in names)
 
 
 def select(seen: Tensor, groups: Iterable[str]) -> Tensor:
-    """The columns of these groups, from all that was seen: `evidence`, with `confidence` behind it where it is known.
+    """The columns of these groups, from all that was seen: `evidence`, followed by `confidence` where it is known.
 
     [B, WIDTH (+ len(CONFIDENCE))] -> [B, width_of(groups)]"""
-    wanted = {name for group in groups for name in GROUPS[group]}
-    return torch.stack([seen[:, i] for i, name in enumerate((*NAMES, *CONFIDENCE)) if name in wanted], -1)
+    chosen = {name for group in groups for name in GROUPS[group]}
+    return torch.stack([seen[:, i] for i, name in enumerate((*NAMES, *CONFIDENCE)) if name in chosen], -1)
 
 
 def width_of(groups: Iterable[str]) -> int:

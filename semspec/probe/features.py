@@ -23,7 +23,7 @@ LOW, TINY = -1e30, 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which states, and how they become one vector: those of several layers stand side by side."""
+    """Which states, and how they become one vector: those of several layers are concatenated."""
 
     layers: tuple[int, ...]  # 0 is the embedding, the model's depth what comes after the final norm
     pooling: str = "mean"  # see `pool`
@@ -52,10 +52,10 @@ class Features:
         """layer -> [R, d], [B], [B], [B, all evidence], [layers, d] -> [B, features] float32.
 
         Steps lie in order; step b has counts[b] rows. Queries are for attention, one a layer."""
-        asked = [None] * len(self.layers) if queries is None else list(queries)
+        each = [None] * len(self.layers) if queries is None else list(queries)
         parts = [
             pool(states[layer], first_row, counts, self.pooling, query)
-            for layer, query in zip(self.layers, asked, strict=True)
+            for layer, query in zip(self.layers, each, strict=True)
         ]
         if self.evidence:
             assert evidence is not None, "this probe wants to see what the logits say"
@@ -72,7 +72,7 @@ def pool(states: Tensor, first_row: Tensor, counts: Tensor, pooling: str, query:
     """
     if pooling == "last":
         return states[first_row + (counts - 1).clamp_min(0)].float()
-    # Segments of rows: step 0, what lies behind it, step 1, ... The even ones are the steps.
+    # Segments of rows: step 0, what follows it, step 1, ... The even ones are the steps.
     bounds = torch.stack([first_row, first_row + counts], dim=1).flatten()  # [2 B]
     states = states.float()
     if pooling == "mean":
@@ -80,9 +80,9 @@ def pool(states: Tensor, first_row: Tensor, counts: Tensor, pooling: str, query:
     assert query is not None, "attention needs a query"
     # Not a matrix product: its last bits would depend on how many rows there are.
     scores = (states * query).sum(-1)  # [R]
-    place = torch.searchsorted(bounds, torch.arange(len(states), device=states.device), right=True) - 1
-    inside = place % 2 == 0  # -1 in front of the first step
-    step = torch.where(inside, place // 2, 0)  # [R]
+    segment = torch.searchsorted(bounds, torch.arange(len(states), device=states.device), right=True) - 1
+    inside = segment % 2 == 0  # -1 before the first step
+    step = torch.where(inside, segment // 2, 0)  # [R]
     highest = torch.segment_reduce(scores.detach()[:, None], "max", offsets=bounds, initial=LOW, unsafe=True)[::2, 0]
     weights = torch.where(inside, scores - highest[step], LOW).exp()[:, None]  # [R, 1]
     return _sums(weights * states, bounds) / _sums(weights, bounds).clamp_min(TINY)

@@ -1,6 +1,6 @@
 """The probe: pooled states -> MLP -> calibrator -> a probability; on disk as safetensors and a card.
 
-The paper's network has three hidden layers with ReLU, dropout 0.3 behind the first two, and a sigmoid. Features are
+The paper's network has three hidden layers with ReLU, dropout 0.3 after the first two, and a sigmoid. Features are
 standardised first (numbers learnt with the weights), since layers of one model differ in scale by orders of magnitude.
 Where pooling is by attention, its queries are the head's as well. They begin at nothing, which makes a plain mean.
 """
@@ -52,7 +52,7 @@ class Head(nn.Module):
         self.register_buffer("shift", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
         self.spread: Tensor | None
-        self.asked = nn.Parameter(torch.zeros(queries)) if queries else None
+        self.asked = nn.Parameter(torch.zeros(queries)) if queries else None  # queries; the name on disk
         self.register_buffer("spread", torch.ones(queries) if queries else None)
         layers: list[nn.Module] = []
         for i, (size, width) in enumerate(zip((inputs, *self.widths), self.widths, strict=False)):

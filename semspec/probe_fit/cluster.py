@@ -66,7 +66,7 @@ class Canonical(Clusterer):
 
 @dataclass
 class Pairwise(Clusterer):
-    """Each text in turn joins the first cluster whose first text it is the same as, or begins one."""
+    """Each text joins the first cluster whose first text it is the same as, or begins one."""
 
     def cluster(self, texts: Sequence[str]) -> list[int]:
         distinct = list(dict.fromkeys(plain(text) for text in texts))
@@ -93,7 +93,7 @@ def plain(text: str) -> str:
 
 
 def numbers_in(text: str) -> frozenset[float]:
-    """The numbers of a text; how often each is said does not matter."""
+    """The numbers of a text; how often each occurs does not matter."""
     found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text)
     return frozenset(float(number.replace(",", "")) for number in found)
 

@@ -1,6 +1,6 @@
-"""A collection from beginning to end: answers, prefixes cut from them, steps after these with what models make of them.
+"""A collection from start to end: answers, prefixes cut from them, steps after these with their states and evidence.
 
-Every part is on the disk before the next is begun, so that a collection that was stopped goes on.
+Every part is on the disk before the next is started, so that a collection that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     models = {m: fingerprint(runner) for m, runner in sampler.runners.items()}
     layers = {m: list(sampler.layers[m]) for m in MODELS}
     depth = {m: runner.depth for m, runner in sampler.runners.items()}
-    met = {} if sampler.met is None else {"met": sampler.met}
-    folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers} | met)
+    policy = {} if sampler.policy is None else {"met": sampler.policy}
+    folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers} | policy)
     traces = _traces(config, pair, folder, progress)
-    room = config.max_step_tokens if config.samples else 0  # for what is sampled; a draft that was met has fitted
-    longest = min(runner.capacity for runner in sampler.runners.values()) - room
+    reserved = config.max_step_tokens if config.samples else 0  # for what is sampled; a verified draft did fit
+    longest = min(runner.capacity for runner in sampler.runners.values()) - reserved
     if longest < 2:
         raise BadRequest(
             f"steps of {config.max_step_tokens} tokens leave no room for a prefix; load the models with a larger "

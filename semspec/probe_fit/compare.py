@@ -113,9 +113,9 @@ class Embedding(WithModel):
 
     def same(self, text: str, others: Sequence[str]) -> list[bool]:
         near = torch.stack([self._vectors[other] for other in others]) @ self._vectors[text] >= self.threshold
-        said = numbers_in(text)
+        own = numbers_in(text)
         return [
-            bool(n) and (not self.numbers or numbers_in(other) == said) for n, other in zip(near, others, strict=True)
+            bool(n) and (not self.numbers or numbers_in(other) == own) for n, other in zip(near, others, strict=True)
         ]
 
 
@@ -149,22 +149,22 @@ class Judge(Pairwise):
         return yes, no
 
     def same(self, text: str, others: Sequence[str]) -> list[bool]:
-        asked = [(text, other) for other in others] + [(other, text) for other in others]
-        leaning = self.ask([self.prompt(a, b) for a, b in asked])
+        pairs = [(text, other) for other in others] + [(other, text) for other in others]
+        leaning = self.ask([self.prompt(a, b) for a, b in pairs])
         return [x + y > 0 for x, y in zip(leaning[: len(others)], leaning[len(others) :], strict=True)]
 
     def prompt(self, a: str, b: str) -> list[int]:
-        """The question in tokens, up to where yes or no stands next; thinking, where there is any, is skipped."""
+        """The question in tokens, up to where yes or no follows; thinking, where there is any, is skipped."""
         tokenizer, question = self.pair.tokenizer, QUESTION.format(a=a, b=b)
         markers = thinking_markers(tokenizer)
         closing = tokenizer.encode("Answer:", add_special_tokens=False)
         if not tokenizer.chat_template:
             return [*encode(tokenizer, question + "\n\n"), *closing]
-        asked = encode(tokenizer, [{"role": "user", "content": question}])
+        tokens = encode(tokenizer, [{"role": "user", "content": question}])
         if markers is None:
-            return [*asked, *closing]
+            return [*tokens, *closing]
         begin, end = markers
-        return [*asked, *([] if begin in asked[-2:] else [begin]), end, *closing]  # some templates open the thoughts
+        return [*tokens, *([] if begin in tokens[-2:] else [begin]), end, *closing]  # some templates open the thoughts
 
     def ask(self, prompts: Sequence[list[int]]) -> list[float]:
         """For each prompt, the log-odds of yes against no as the next word."""

@@ -14,16 +14,18 @@ from semspec.verify.step_rule import StepRule
 
 @dataclass(frozen=True)
 class Config:
-    """What to collect; a folder goes on only with the config it was begun with."""
+    """What to collect; a folder is continued only with the config it was started with."""
 
     task: str = "pocket"
     n: int | None = 64  # problems
     data: str | None = None
-    traces: str = "target"  # who writes the answers that prefixes are cut from: target, draft, both, a rule, or a file
+    traces: str = "target"  # what writes the answers that prefixes are cut from: target, draft, both, a rule, or a file
     max_new_tokens: int | None = None  # of an answer; None: as many as the task has
     per_problem: int | None = 8  # prefixes of a problem; None: all
     first_steps: bool = True  # also after the prompt alone, see traces.cut
-    samples: int = 20  # from each model, after each prefix; from the target alone where a rule met the draft's step
+    samples: int = (
+        20  # from each model, after each prefix; from the target alone where a rule verified the draft's step
+    )
     temperature: float = 0.6
     top_p: float = 0.95
     max_step_tokens: int = MAX_STEP_TOKENS
@@ -35,12 +37,12 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("samples", "shard", "per_problem", "max_new_tokens"):
-            value, least = getattr(self, name), 0 if name == "samples" and self.rule else 1
-            if value is not None and value < least:
+            value, lowest = getattr(self, name), 0 if name == "samples" and self.rule else 1
+            if value is not None and value < lowest:
                 rule = (
                     ", or 0 with a rule of steps for --traces, as semantic+" if name == "samples" and not value else ""
                 )
-                raise BadRequest(f"{name} is {value}; give {least} or more{rule}")
+                raise BadRequest(f"{name} is {value}; give {lowest} or more{rule}")
         Sampling(self.temperature, top_p=self.top_p)
         if self.rule and self.rule.max_step_tokens != self.max_step_tokens:
             raise BadRequest(
@@ -50,12 +52,12 @@ class Config:
 
     @property
     def by(self) -> tuple[str, ...]:
-        """Who writes traces; nobody, if they are in a file."""
+        """Which writers there are; none, if traces are in a file."""
         return MODELS if self.traces == "both" else (self.traces,) if self.traces in MODELS or self.rule else ()
 
     @property
     def rule(self) -> StepRule | None:
-        """By which traces are written, so that what is collected is what it meets."""
+        """By which traces are written, so that what is collected is what it verifies."""
         if self.traces.partition(":")[0] not in REGISTRY:
             return None
         rule = make(self.traces)

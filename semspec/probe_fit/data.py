@@ -1,8 +1,8 @@
 """The folder of a collection, which is also its memory: a stage that was killed goes on where it stopped.
 
-run.json       what was asked for, the fingerprints of both models, and by what rule traces were written, if by one
+run.json       the configuration, the fingerprints of both models, and by what rule traces were written, if by one
 traces.jsonl   whole answers, from which prefixes are cut
-prefixes.jsonl the text in front of every prefix's end, by its id
+prefixes.jsonl the text before every prefix's end, by its id
 samples/       shards: NNNNN.jsonl has a line for each sampled step, NNNNN.safetensors the pooled states of the same
                rows, "MODEL.LAYER.POOLING" [rows, d], "MODEL.evidence" and "draft.confidence": how each model sees every
                step, whoever wrote it; if asked for, also "MODEL.LAYER.tokens", the states of all tokens of all rows
@@ -28,10 +28,10 @@ EVIDENCE, CONFIDENCE, TOKENS = "evidence", "confidence", "tokens"
 
 
 class Drafted(NamedTuple):
-    """A step that the draft wrote while a rule answered, whether it stood or not."""
+    """A step that the draft wrote while a rule answered, accepted or not."""
 
-    begun: int  # tokens of the answer in front of the step
-    at: int  # and in front of what the draft wrote of it: the target may have begun it
+    step_start: int  # tokens of the answer before the step
+    at: int  # and before what the draft wrote of it: the target may have started it
     tokens: list[int]  # the draft's
 
 
@@ -42,7 +42,7 @@ class Trace:
     problem: str
     prompt: list[int]
     tokens: list[int]
-    drafts: list[Drafted] | None = None  # if a rule wrote it: what it was asked about on the way
+    drafts: list[Drafted] | None = None  # if a rule wrote it: the steps that it verified on the way
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Prefix:
 
     id: str
     problem: str
-    step: int  # steps in front of the one that is sampled
+    step: int  # steps before the one that is sampled
     tokens: list[int]  # prompt and trace so far
     history: str  # the trace so far, as text, in whole steps
-    begun: tuple[int, ...] = ()  # the last of the tokens, if they are of the step that is sampled
+    step_prefix: tuple[int, ...] = ()  # the last of the tokens, if they are of the step that is sampled
     drafted: tuple[int, ...] = ()  # how the draft went on, if that is not to be sampled
 
 
@@ -65,7 +65,7 @@ class Sample:
     prefix: str
     problem: str
     step: int
-    model: str  # who wrote it
+    model: str  # that wrote it
     number: int
     tokens: list[int]
     text: str

@@ -19,8 +19,7 @@ def evaluate(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out:
     """A card's figures. Baselines are fitted to the very rows they are tested on, in their favour."""
     rows = unseen(probe, folder, model, kind, leave_one_out)
     logits = predict(probe.head, rows)
-    said = probe.calibrator(logits)
-    return measure(rows, said, logits.sigmoid(), known=rows)
+    return measure(rows, probe.calibrator(logits), logits.sigmoid(), known=rows)
 
 
 def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: bool = False) -> Rows:
@@ -40,31 +39,34 @@ def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: b
     return rows
 
 
-def reservation(judge: Probe, met: dict[str, Any] | None, least: float) -> str | None:
-    """Why a threshold's bound may not hold for the steps that the judge is going to meet, if there is a reason."""
-    if met is None:
-        return "they come behind whole answers; collect with --traces semantic+:probes=... for those that it meets"
-    if met.get("judge_probe") != judge.digest:
-        return f"they were met by {met['rule']} with another judge; collect with --traces semantic+:probes=... again"
-    if least < met["least"]:
+def reservation(judge: Probe, policy: dict[str, Any] | None, threshold: float) -> str | None:
+    """Why a threshold's bound may not hold for the steps that the judge will verify, if there is a reason. `policy` is
+    that of the rule by which the steps were collected; older ones call the threshold "least"."""
+    if policy is None:
+        return "they follow whole answers; collect with --traces semantic+:probes=... for those that it verifies"
+    if policy.get("judge_probe") != judge.digest:
+        other = f"{policy['rule']} with another judge"
+        return f"they were verified by {other}; collect with --traces semantic+:probes=... again"
+    collected_at = float(policy.get("threshold", policy.get("least", 0)))
+    if threshold < collected_at:
         return (
-            f"they were met at least={met['least']:.4g}, and below that more stands; collect with "
-            f"--traces semantic+:probes=...,threshold={least:.4g} again"
+            f"they were collected at a threshold of {collected_at:.4g}, and below that more is accepted; collect with "
+            f"--traces semantic+:probes=...,threshold={threshold:.4g} again"
         )
     return None
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredSteps:
     """Independent draft steps, one a problem, with a judge's scores."""
 
     scores: list[float]
     bad: list[bool]
-    meant_by_bad: str
+    meaning_of_bad: str
 
 
-def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> Judged:
-    """What a judge says of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
+def scored_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> ScoredSteps:
+    """A judge's scores of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
     or those that the target never wrote in any words."""
     tells = folder.tells
     bad = bad or ("invalid" if tells else "unwritten")
@@ -73,7 +75,7 @@ def judged_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> 
             f"steps cannot be called bad for being {bad!r} here; give unwritten, or invalid if the task can tell"
         )
     rows = unseen(judge, folder, "target", "valid" if bad == "invalid" else "written")
-    rows, said = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows))[rows.cross]
+    rows, scores = rows.where(rows.cross), judge.calibrator(predict(judge.head, rows))[rows.cross]
     wrong = rows.labels < 0.5
     at = one_each(rows.problems, seed)
-    return Judged(said[at].tolist(), wrong[at].tolist(), bad)
+    return ScoredSteps(scores[at].tolist(), wrong[at].tolist(), bad)

@@ -1,4 +1,4 @@
-"""One collection out of several that were made beside one another: the same in all but their problems."""
+"""One collection out of several that were made in parallel: the same in all but their problems."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from semspec.errors import BadRequest
 from semspec.probe_fit.data import Folder, plain, write_lines
 
-EACH = ("seed", "n")  # what each has its own of; all are kept
+EACH = ("seed", "n")  # what differs between them; all values are stored
 PLACES = ("data", "shard")  # where and how things lie, which changes nothing
 
 
 def join(folders: Sequence[Folder], out: Path) -> Folder:
-    """All samples and labels, in this order. Traces, from which nothing is sampled any more, are left behind."""
+    """All samples and labels, in this order. Traces are left out: nothing is sampled from them any more."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadRequest(f"{out} is not empty; give another --out")
     runs = [folder.run for folder in folders]
@@ -26,17 +26,17 @@ def join(folders: Sequence[Folder], out: Path) -> Folder:
     config = runs[0]["config"] | {key: [run["config"].get(key) for run in runs] for key in EACH}
     part.open(runs[0] | {"config": config})
     part.open_labels(folders[0].labelled)
-    histories, place = list[dict[str, Any]](), 0
+    histories, shards = list[dict[str, Any]](), 0
     for number, folder in enumerate(folders):
         histories += [{"id": f"{number}:{id}", "history": text} for id, text in folder.read_histories().items()]
         for shard in folder.shards:
-            shutil.copyfile(folder.samples / f"{shard:05}.safetensors", part.samples / f"{place:05}.safetensors")
+            shutil.copyfile(folder.samples / f"{shard:05}.safetensors", part.samples / f"{shards:05}.safetensors")
             samples = [replace(row, prefix=f"{number}:{row.prefix}") for row in folder.read_samples(shard)]
-            write_lines(part.samples / f"{place:05}.jsonl", map(plain, samples))
+            write_lines(part.samples / f"{shards:05}.jsonl", map(plain, samples))
             part.write_labels(
-                place, [replace(row, prefix=f"{number}:{row.prefix}") for row in folder.read_labels(shard)]
+                shards, [replace(row, prefix=f"{number}:{row.prefix}") for row in folder.read_labels(shard)]
             )
-            place += 1
+            shards += 1
     write_lines(part.path / "prefixes.jsonl", histories)
     if out.exists():
         out.rmdir()
@@ -48,7 +48,7 @@ def _check(folders: Sequence[Folder], runs: Sequence[dict[str, Any]]) -> None:
     """Refuse what does not belong together."""
     whose: dict[tuple[Any, str], Path] = {}
     for folder, run in zip(folders, runs, strict=True):
-        one, other = _asked(runs[0]), _asked(run)
+        one, other = _same_in_all(runs[0]), _same_in_all(run)
         if differs := [key for key in {**one, **other} if one.get(key) != other.get(key)]:
             raise BadRequest(
                 f"{folder.path} and {folders[0].path} were collected differently: {differs[0]} differs; collect them "
@@ -63,7 +63,7 @@ def _check(folders: Sequence[Folder], runs: Sequence[dict[str, Any]]) -> None:
         whose |= dict.fromkeys(mine, folder.path)
 
 
-def _asked(run: dict[str, Any]) -> dict[str, Any]:
+def _same_in_all(run: dict[str, Any]) -> dict[str, Any]:
     """What must be the same. The rule that wrote traces is told by what it did, not by where its probes lie."""
     aside = (*EACH, *PLACES, *(("traces",) if "met" in run else ()))
     config = {"first_steps": False} | run["config"]

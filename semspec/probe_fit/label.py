@@ -18,7 +18,7 @@ from semspec.probe_fit.cluster import Clusterer
 from semspec.probe_fit.data import MODELS, Folder, Label, Sample
 
 Truth = Callable[[Sample, str], bool | None]
-"""Whether a sampled step is right after the answer so far; None: nobody knows."""
+"""Whether a sampled step is right after the answer so far; None: not known."""
 
 
 def label(

@@ -41,7 +41,7 @@ def truth(task: Task) -> Truth | None:
         return task.referee(Problem(problem, "")) if own else None
 
     def judge(sample: Sample, history: str) -> bool | None:
-        asked = referee(sample.problem)
-        return None if asked is None else asked(history, sample.text)
+        of_problem = referee(sample.problem)
+        return None if of_problem is None else of_problem(history, sample.text)
 
     return judge

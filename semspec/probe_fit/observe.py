@@ -1,7 +1,7 @@
-"""What a model makes of steps: their states, pooled, and what its logits say of them; for many steps in one call.
+"""What a model computes of steps: pooled states, and evidence from its logits; for many steps in one call.
 
-Asked as a rule is, since that is how the Executor lays the steps of many sequences side by side; what it answers is not
-a decision but the numbers of each step, which stay on the device until all have been gathered.
+It has the form of a rule, because the Executor batches rules over sequences. Its answer is no decision but the numbers
+of each step, which stay on the device until all have been gathered.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MEAN = NAMES.index("mean")
 
 
 @dataclass(frozen=True, eq=False)
-class Look(Rule):
-    """One model's look at steps, each with as many rows as it has tokens: those that predicted them."""
+class Observe(Rule):
+    """One model's view of steps, each with as many rows as it has tokens: those that predicted them."""
 
-    name = "look"
+    name = "observe"
     lossless = True
 
     model: str
@@ -35,7 +35,7 @@ class Look(Rule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         hidden, ids, exists = drafts.hidden or {}, drafts.safe_ids, drafts.exists
-        at = drafts.rows[:, :-1].clamp_max(len(drafts.target_logits) - 1)  # behind a step's end, some row that exists
+        at = drafts.rows[:, :-1].clamp_max(len(drafts.target_logits) - 1)  # after a step's end, some row that exists
         parts = [pool(hidden[i], drafts.first_row, drafts.counts, how) for i in self.states for how in FIXED]
         parts.append(evidence(drafts.target_logits, at, ids, exists, self.numbers))
         if self.model == "draft":
@@ -63,6 +63,6 @@ def drawn_from(drafts: DraftBatch) -> Tensor:
     row = torch.arange(len(logits), device=logits.device)
     step = torch.searchsorted(drafts.first_row.contiguous(), row, right=True) - 1
     ids = drafts.safe_ids[step, row - drafts.first_row[step]][:, None]  # [R, 1]
-    kept = at_one(process(logits, sampling), sampling.temperature)
+    known = at_one(process(logits, sampling), sampling.temperature)
     own = logits.float() - logits.float().amax(-1, keepdim=True)
-    return kept.scatter(-1, ids, own.gather(-1, ids))
+    return known.scatter(-1, ids, own.gather(-1, ids))

@@ -34,7 +34,7 @@ class Tokens:
     def take(self, at: Tensor) -> Tokens:
         """Those of some steps [n], in that order."""
         counts = self.counts[at]
-        shift = self.first[at] - (counts.cumsum(0) - counts)  # from a row's place here to its place there
+        shift = self.first[at] - (counts.cumsum(0) - counts)  # from a row's index here to its index there
         rows = torch.arange(int(counts.sum()), device=at.device) + shift.repeat_interleave(counts)
         return Tokens(self.states[rows], counts)
 
@@ -52,8 +52,8 @@ class Rows:
     prefixes: list[str]
     cross: Tensor  # [N] bool: the other model wrote it
     logprob: Tensor  # [N] mean log-probability of its tokens
-    surface: Tensor  # [N, 2 + O] its length in tokens, its place among the steps, which of O operations it is
-    valid: Tensor | None  # [N] bool: it is right; None: nobody knows
+    surface: Tensor  # [N, 2 + O] its length in tokens, its number among the steps, which of O operations it is
+    valid: Tensor | None  # [N] bool: it is right; None: not known
     tokens: Tokens | None = None
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ def _counts(sample: Sample, model: str, kind: str) -> bool:
 
 
 def _surface(found: list[tuple[Sample, Label]]) -> Tensor:
-    """What anybody sees of a step: length, place, and the kind of step, where the task knows kinds. [N, 2 + O]"""
+    """The surface of a step: length, number, and the kind of step, where the task knows kinds. [N, 2 + O]"""
     kinds = sorted({label.operation for _, label in found if label.operation is not None})
     return torch.tensor(
         [
@@ -178,6 +178,6 @@ def split(rows: Rows, seed: int, shares: tuple[float, float] = (0.7, 0.2)) -> di
     n = len(problems)
     train = min(max(1, round(shares[0] * n)), n - 2)
     validation = min(max(1, round(shares[1] * n)), n - train - 1)
-    place = {p: 0 if i < train else 1 if i < train + validation else 2 for i, p in enumerate(problems)}
-    part = torch.tensor([place[p] for p in rows.problems])
+    part_of = {p: 0 if i < train else 1 if i < train + validation else 2 for i, p in enumerate(problems)}
+    part = torch.tensor([part_of[p] for p in rows.problems])
     return {name: rows.where(part == i) for i, name in enumerate(PARTS)}

@@ -1,7 +1,7 @@
-"""Sample what models say next: after each prefix, steps from both models, with how each model sees every one of them.
+"""Sample what models write next: after each prefix, steps from both models, with states and evidence of each model.
 
 Small generators ask for passes, as the decoding loop does, and the Executor batches them over prefixes: one that writes
-all samples behind a prefix, each truncated away when it is done, and then one that has both models look at them.
+all samples after a prefix, each truncated away when it is done, and then one that has both models score them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semspec.probe.evidence import number_tokens
 from semspec.probe.features import resolve_layers
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import EVIDENCE, MODELS, TOKENS, Prefix, Sample
-from semspec.probe_fit.observe import MEAN, Look
+from semspec.probe_fit.observe import MEAN, Observe
 from semspec.sampling.noise import DRAFT, TARGET
 from semspec.text.steps import Step, StepEnd, Steps
 from semspec.types import (
@@ -41,14 +41,14 @@ from semspec.types import (
 from semspec.verify.step_rule import StepRule
 
 STREAM = {"target": TARGET, "draft": DRAFT}
-BUDGET = 2048  # tokens of a pass: nobody waits for a first word here
+BUDGET = 2048  # tokens of a pass: there is no latency to keep low here
 LOGITS = 1 << 27  # of a pass: looking at them takes several times their memory
 Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A step that a model wrote, and nobody has looked at yet."""
+    """A step that a model wrote, not observed yet."""
 
     model: str
     number: int
@@ -58,34 +58,36 @@ class Written:
 
 @dataclass(slots=True)
 class Seen:
-    """What models make of a step: numbers of each model, on its device, and the states of tokens, if they are kept."""
+    """What models compute of a step: numbers of each model, on its device, and states of tokens, if they are stored."""
 
     numbers: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Sampler:
-    """Samples steps after prefixes and looks at them with both models."""
+    """Samples steps after prefixes and observes them with both models."""
 
     def __init__(self, pair: Pair, config: Config, steps: Steps) -> None:
         if pair.draft is None:
             raise BadRequest("probes are fitted for a pair; give a draft model as well")
         self.config, self.steps, self.tokenizer = config, steps, pair.tokenizer
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
-        wanted = {"target": config.target_layers, "draft": config.draft_layers}
+        layers = {"target": config.target_layers, "draft": config.draft_layers}
         self.sampling = Sampling(config.temperature, top_p=config.top_p)
-        self.met = None if config.rule is None else policy(config.rule, pair)
-        drawn = self.met is None or self.met["drawn"]
+        self.policy = None if config.rule is None else policy(config.rule, pair)
+        drawn = self.policy is None or self.policy["drawn"]
         self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
-        self.layers = {m: resolve_layers(wanted[m], runner.depth) for m, runner in self.runners.items()}
+        self.layers = {m: resolve_layers(layers[m], runner.depth) for m, runner in self.runners.items()}
         numbers = number_tokens(pair.tokenizer, pair.target.vocab)
-        self.looks = {m: Look(m, self.layers[m], numbers.to(runner.device)) for m, runner in self.runners.items()}
+        self.observers = {
+            m: Observe(m, self.layers[m], numbers.to(runner.device)) for m, runner in self.runners.items()
+        }
 
     def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:
         """All samples of numbered prefixes, with their states in the same order.
 
-        Everything is written before anything is looked at: while nobody scores, all write in fused rolls, and the
-        looks of all prefixes fall into the same passes. Steps of the same tokens are looked at once."""
+        Everything is written before anything is observed: while nothing is scored, all write in fused rolls, and the
+        observations of all prefixes fall into the same passes. Steps of the same tokens are observed once."""
         written: list[list[Written]] = [self.given(prefix) for _, prefix in prefixes]
         seen: list[dict[Tokens, Seen]] = [{} for _ in prefixes]
         if self.config.samples:
@@ -93,23 +95,23 @@ class Sampler:
             self.answer([self.write(number, prefix, out) for (number, prefix), out in numbered])
         for steps, found in zip(written, seen, strict=True):
             found |= {step.tokens: Seen() for step in steps}
-        self.answer([self.look(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
-        looks = [look for found in seen for look in found.values()]
+        self.answer([self.observe(prefix, found) for (_, prefix), found in zip(prefixes, seen, strict=True)])
+        views = [view for found in seen for view in found.values()]
         rows = [(p, step, seen[n][step.tokens]) for n, (_, p) in enumerate(prefixes) for step in written[n]]
-        numbers = {m: torch.stack([look.numbers[m] for look in looks]).cpu() for m in MODELS}
-        at = {id(look): place for place, look in enumerate(looks)}
-        places = torch.tensor([at[id(look)] for _, _, look in rows])
-        named = {k: v[places] for m in MODELS for k, v in self.looks[m].named(numbers[m]).items()}
-        named |= {k: torch.cat([look.tokens[k] for _, _, look in rows]) for k in looks[0].tokens}
+        numbers = {m: torch.stack([view.numbers[m] for view in views]).cpu() for m in MODELS}
+        at = {id(view): i for i, view in enumerate(views)}
+        indices = torch.tensor([at[id(view)] for _, _, view in rows])
+        named = {k: v[indices] for m in MODELS for k, v in self.observers[m].named(numbers[m]).items()}
+        named |= {k: torch.cat([view.tokens[k] for _, _, view in rows]) for k in views[0].tokens}
         means = {m: named[f"{m}.{EVIDENCE}"][:, MEAN].tolist() for m in MODELS}
-        whole = [[*p.begun, *tokens] for (_, p), found in zip(prefixes, seen, strict=True) for tokens in found]
+        whole = [[*p.step_prefix, *tokens] for (_, p), found in zip(prefixes, seen, strict=True) for tokens in found]
         texts = self.tokenizer.batch_decode(whole, skip_special_tokens=True)
         samples = [
             Sample(
-                p.id, p.problem, p.step, step.model, step.number, list(step.tokens), texts[at[id(look)]], step.end,
+                p.id, p.problem, p.step, step.model, step.number, list(step.tokens), texts[at[id(view)]], step.end,
                 {m: means[m][row] for m in MODELS},
             )
-            for row, (p, step, look) in enumerate(rows)
+            for row, (p, step, view) in enumerate(rows)
         ]  # fmt: skip
         return samples, named
 
@@ -128,7 +130,7 @@ class Sampler:
                 raise task.error
 
     def given(self, prefix: Prefix) -> list[Written]:
-        """The draft's step, where a rule was asked about one."""
+        """The draft's step, where a rule verified one."""
         if not prefix.drafted:
             return []
         step = self.step_after(prefix)
@@ -137,7 +139,7 @@ class Sampler:
 
     def step_after(self, prefix: Prefix) -> Step:
         step = Step(self.steps)
-        step.feed(prefix.begun)
+        step.feed(prefix.step_prefix)
         return step
 
     def write(self, number: int, prefix: Prefix, out: list[Written]) -> SequenceGenerator:
@@ -168,8 +170,8 @@ class Sampler:
         self._rewind(prefix, slots)
         return tokens, step.end
 
-    def look(self, prefix: Prefix, found: dict[Tokens, Seen]) -> SequenceGenerator:
-        """What both models make of each of a prefix's steps."""
+    def observe(self, prefix: Prefix, found: dict[Tokens, Seen]) -> SequenceGenerator:
+        """Observe each of a prefix's steps with both models."""
         slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
         try:
             for tokens, seen in found.items():
@@ -183,7 +185,7 @@ class Sampler:
                     if self.config.token_states:
                         seen.tokens |= {f"{m}.{layer}.{TOKENS}": own.hidden[layer].cpu() for layer in self.layers[m]}
                 verdicts: tuple[Verdict, ...] = yield tuple(
-                    VerifyRequest(self.looks[m], Draft(list(tokens)), own, self.drafting, len(prefix.tokens), 0)
+                    VerifyRequest(self.observers[m], Draft(list(tokens)), own, self.drafting, len(prefix.tokens), 0)
                     for m, own in zip(MODELS, rows, strict=True)
                 )
                 for m, verdict in zip(MODELS, verdicts, strict=True):

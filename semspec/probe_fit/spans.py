@@ -13,30 +13,30 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)\Z", re.DOTALL)
 def spans(names: Iterable[str]) -> list[Span]:
     """The same names, sorted, those that follow one another together."""
     found = {name: _numbered(name) for name in names}
-    places = sorted({place for place in found.values() if place is not None})
-    breaks = [i for i, ((stem, a), (other, b)) in enumerate(pairwise(places), 1) if (stem, a + 1) != (other, b)]
-    runs = [places[begin:end] for begin, end in pairwise([0, *breaks, len(places)]) if begin < end]
-    others = sorted(name for name, place in found.items() if place is None)
+    numbers = sorted({number for number in found.values() if number is not None})
+    breaks = [i for i, ((stem, a), (other, b)) in enumerate(pairwise(numbers), 1) if (stem, a + 1) != (other, b)]
+    runs = [numbers[begin:end] for begin, end in pairwise([0, *breaks, len(numbers)]) if begin < end]
+    others = sorted(name for name, number in found.items() if number is None)
     return [*others, *(list[str | int]((stem, first, run[-1][1])) for run in runs for stem, first in run[:1])]
 
 
-def among(said: Iterable[Span], names: Iterable[str]) -> list[str]:
+def among(known: Iterable[Span], names: Iterable[str]) -> list[str]:
     """Those of the names that spans cover, sorted."""
-    alone, wide = set[str](), dict[str, list[tuple[int, int]]]()
-    for span in said:
+    single, wide = set[str](), dict[str, list[tuple[int, int]]]()
+    for span in known:
         if isinstance(span, str):
-            alone.add(span)
+            single.add(span)
         else:
             wide.setdefault(str(span[0]), []).append((int(span[1]), int(span[2])))
 
     def covered(name: str) -> bool:
-        place = _numbered(name)
-        return name in alone or (place is not None and any(a <= place[1] <= b for a, b in wide.get(place[0], ())))
+        number = _numbered(name)
+        return name in single or (number is not None and any(a <= number[1] <= b for a, b in wide.get(number[0], ())))
 
     return sorted({name for name in names if covered(name)})
 
 
 def _numbered(name: str) -> tuple[str, int] | None:
-    """What a name begins with, and the number it ends in; a number has no zeros in front."""
+    """What a name begins with, and the number it ends in; a number has no leading zeros."""
     found = _NUMBERED.match(name)
     return (found[1], int(found[2])) if found else None

@@ -27,7 +27,7 @@ BASELINES = {
     "length_step_and_operation": "length, step, kind",
 }
 CLEARLY = "✓ clearly better, at 95 %"
-REFUSED = f"wrong refused: of the wrong steps, where {100 * LOST:g} % of the right ones fall"
+REFUSED = f"wrong refused: of the wrong steps, where {100 * LOST:g} % of the right ones are rejected"
 WIDTH = 134
 
 
@@ -51,19 +51,19 @@ def tables(name: str, found: dict[str, Any]) -> Iterator[Table]:
 
 def _table(title: str, figures: dict[str, Any]) -> Table:
     # What knows the operation knows length and step as well.
-    asked = {key: label for key, label in BASELINES.items() if key in figures["baselines"]}
-    if "length_step_and_operation" in asked:
-        del asked["length_and_step"]
+    shown = {key: label for key, label in BASELINES.items() if key in figures["baselines"]}
+    if "length_step_and_operation" in shown:
+        del shown["length_and_step"]
     caption = f"{CLEARLY}; {REFUSED}" if "wrong_refused" in figures else CLEARLY
     view = Table(title=title, box=box.SIMPLE, title_justify="left", caption=caption)
     view.add_column("", no_wrap=True)
-    for heading in ("probe", *(h for label in asked.values() for h in (label, "probe less it"))):
+    for heading in ("probe", *(h for label in shown.values() for h in (label, "probe less it"))):
         view.add_column(heading, justify="right", no_wrap=True)
     for key, label in FIGURES.items():
         if key not in figures:
             continue
         cells = [_cell(figures[key], figures["intervals"][key])]
-        for baseline in asked:
+        for baseline in shown:
             cheap = figures["baselines"][baseline]
             gain = cheap["difference"][key]
             cells.append(_cell(cheap[key], cheap["intervals"][key]))

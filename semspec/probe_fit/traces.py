@@ -44,7 +44,7 @@ def write_traces(
 
 
 def drafts_of(result: Result) -> list[Drafted]:
-    """The whole steps that a rule was asked about, each with what stood in front of it then."""
+    """The whole steps that a rule verified, each with what was before it then."""
     drafts, so_far = list[Drafted](), 0
     for event in result.events:
         for step in event.drafted_steps:
@@ -76,26 +76,26 @@ def cut(
     first_steps: bool = True,
 ) -> list[Prefix]:
     """A prefix for every step of every trace that thinking goes on after, or for `per_problem` of them at random; where
-    a rule wrote the trace, one for every step that it was asked about.
+    a rule wrote the trace, one for every step that it verified.
 
     The prompt alone, which first steps come after, is one of them and is drawn as any other, so that first steps have
     the share that they have where a rule judges every step; a rule whose `lead` is 1 judges none of them. Prefixes of
     more than `longest` tokens are left out."""
     prefixes = []
-    for place, trace in enumerate(traces):
+    for t, trace in enumerate(traces):
         ends = [0, *_ends(trace.tokens, steps)]
-        behind = [Drafted(end, end, []) for end in ends] if len(ends) > 1 else []
-        asked = behind if trace.drafts is None else trace.drafts
+        after = [Drafted(end, end, []) for end in ends] if len(ends) > 1 else []
+        found_at = after if trace.drafts is None else trace.drafts
         found = [
             Prefix(
-                f"{place}/{number}", trace.problem, sum(end < draft.begun for end in ends),
+                f"{t}/{number}", trace.problem, sum(end < draft.step_start for end in ends),
                 [*trace.prompt, *trace.tokens[: draft.at]],
-                tokenizer.decode(trace.tokens[: draft.begun], skip_special_tokens=True),
-                tuple(trace.tokens[draft.begun : draft.at]), tuple(draft.tokens),
+                tokenizer.decode(trace.tokens[: draft.step_start], skip_special_tokens=True),
+                tuple(trace.tokens[draft.step_start : draft.at]), tuple(draft.tokens),
             )
-            for number, draft in enumerate(asked)
-            if (draft.begun or (first_steps and trace.prompt))
-            and (longest is None or len(trace.prompt) + draft.begun <= longest)
+            for number, draft in enumerate(found_at)
+            if (draft.step_start or (first_steps and trace.prompt))
+            and (longest is None or len(trace.prompt) + draft.step_start <= longest)
         ]  # fmt: skip
         if per_problem is not None and len(found) > per_problem:
             rng = Random(f"{seed}/{trace.problem}")
@@ -110,7 +110,7 @@ def cut(
 
 
 def _ends(tokens: Sequence[int], steps: Steps) -> list[int]:
-    """The places behind which whole steps end, as long as thinking goes on."""
+    """The tokens after which whole steps end, as long as thinking goes on."""
     step, ends = Step(steps), list[int]()
     for i, token in enumerate(tokens):
         if step.feed([token]) is None:

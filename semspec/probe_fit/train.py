@@ -47,16 +47,16 @@ class Training:
             raise BadRequest(f"there is no calibration {self.calibration!r}; give one of: {', '.join(KINDS)}")
 
 
-def learnable(samples: int, met: bool, model: str, training: Training) -> None:
-    """Refuse what a collection of so many samples cannot teach; `met`: a rule wrote its traces."""
-    if met and model == "draft":
+def learnable(samples: int, by_rule: bool, model: str, training: Training) -> None:
+    """Refuse what a collection of so many samples cannot teach. `by_rule`: a rule wrote its traces."""
+    if by_rule and model == "draft":
         raise BadRequest(
-            "where a rule wrote the traces, the draft has one step behind each prefix, which tells no share; "
+            "where a rule wrote the traces, the draft has one step after each prefix, which gives no share; "
             "train --only judge, and the draft's probe on a collection with --traces target"
         )
     if not samples and training.labels != "valid":
         raise BadRequest(
-            "without samples of the target nobody knows what it would write; collect with --samples 8, or train --only "
+            "without samples of the target its own steps are not known; collect with --samples 8, or train --only "
             "judge --judge-labels valid, where the task can tell which steps are right"
         )
 
@@ -67,7 +67,7 @@ class Fit:
 
     probe: Probe
     raw: Tensor  # [N] before calibration
-    said: Tensor  # [N]
+    predicted: Tensor  # [N]
     labels: Tensor  # [N]
 
 
@@ -89,14 +89,14 @@ def fit(
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
     features = Features(layers, training.pooling, training.evidence)
     rows = load_rows(folder, model, features, kind, training.leave_one_out)
-    if "met" in run and kind in JUDGED:  # a judge is asked about the draft's steps; the target's are its measure here
+    if "met" in run and kind in JUDGED:  # a judge scores the draft's steps; the target's only label them
         rows = rows.where(rows.cross)
     parts = split(rows, training.seed)
     head, epochs = train(parts["train"], parts["validation"], features, training, device, progress)
     logits = {name: predict(head, parts[name]) for name in PARTS}
     calibrator = Calibrator.fit(training.calibration, logits["validation"], parts["validation"].labels)
     test = parts["test"]
-    raw, said = logits["test"].sigmoid(), calibrator(logits["test"])
+    raw, predicted = logits["test"].sigmoid(), calibrator(logits["test"])
     probe = Probe(head.cpu(), features, run["models"][model], calibrator)
     own = {key: value for key, value in asdict(training).items() if key not in probe.card}
     probe.data = {
@@ -107,8 +107,8 @@ def fit(
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
         "seen": spans(rows.problems),
     } | ({"met": run["met"]} if "met" in run else {})
-    probe.metrics = measure(test, said, raw, parts["train"])
-    return Fit(probe, raw, said, test.labels)
+    probe.metrics = measure(test, predicted, raw, parts["train"])
+    return Fit(probe, raw, predicted, test.labels)
 
 
 def train(

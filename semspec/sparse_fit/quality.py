@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.bench.statistics import Share, difference, draws, mean
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.prefix_cache import PrefixCache
@@ -28,6 +27,7 @@ from semspec.sparse.experts import ExpertsPlan
 from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
 from semspec.sparse_fit.calibrate import verified_logits
+from semspec.statistics import Share, difference, product_of_ratios, ratio
 from semspec.tasks import Task
 from semspec.text.tokenizer import encode
 
@@ -92,31 +92,23 @@ class Tally:
             self.right.append(right)
 
     def figures(self, name: str, dense: Tally) -> dict[str, Any]:
-        loss = difference([float(a) - float(b) for a, b in zip(self.right, dense.right, strict=True)])
         return {
             "plan": name,
-            "kl": _as_dict(mean(self.kl)),
+            "kl": _as_dict(ratio(self.kl, [1.0] * len(self.kl))),
             "favourite_kept": Share.clustered(self.kept).as_dict(),
             "same_text": Share(sum(self.same), len(self.same)).as_dict(),
             "right": Share(sum(self.right), len(self.right)).as_dict() if self.right else None,
-            "right_against_dense": _as_dict(loss),
+            "right_against_dense": _as_dict(difference(self.right, dense.right)),
             "tau": 1 + sum(self.accepted) / max(sum(self.steps), 1),
             "tau_against_dense": self._relative(dense),
             "drift": sum(self.drift) / len(self.drift) if self.drift else None,
             "each": asdict(self),
         }
 
-    def _relative(self, dense: Tally) -> dict[str, float]:
-        """tau over the dense tau, with a paired bootstrap interval."""
-        drawn = draws(len(self.steps), 0)
-
-        def tau(tally: Tally, weights: Any) -> Any:
-            return 1 + weights @ np.array(tally.accepted, float) / np.maximum(weights @ np.array(tally.steps, float), 1)
-
-        ratios = tau(self, drawn) / tau(dense, drawn)
-        low, high = np.percentile(ratios, [2.5, 97.5])
-        once = np.ones((1, len(self.steps)))
-        return {"value": float(tau(self, once)[0] / tau(dense, once)[0]), "low": float(low), "high": float(high)}
+    def _relative(self, dense: Tally) -> dict[str, float | None] | None:
+        """tau over the dense tau, paired by problem."""
+        committed, dense_committed = (np.add(t.accepted, t.steps) for t in (self, dense))
+        return _as_dict(product_of_ratios([committed, dense.steps], [self.steps, dense_committed]))
 
 
 def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:

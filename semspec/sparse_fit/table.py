@@ -43,17 +43,21 @@ def cells(row: dict[str, Any]) -> list[str]:
     dense = row["plan"] == "dense"
     return [
         row["plan"],
-        "0" if dense else _nats(row["kl"]),
+        "0" if dense else _ends(row["kl"], ".2g"),
         "100" if dense else _percent(row["favourite_kept"]),
         _percent(right) if right else "–",
         "–" if not loss else "0" if dense else _points(loss),
         f"{row['tau']:.2f}",
-        "1" if dense else f"{tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]",
+        "1" if dense else _ends(tau, ".3f"),
     ]
 
 
-def _nats(kl: dict[str, float]) -> str:
-    return f"{kl['value']:.2g} [{kl['low']:.2g}, {kl['high']:.2g}]"
+def _ends(estimate: dict[str, Any] | None, form: str) -> str:
+    """A figure with its interval; one problem has none."""
+    if not estimate:
+        return "–"
+    interval = "" if estimate["low"] is None else f" [{estimate['low']:{form}}, {estimate['high']:{form}}]"
+    return f"{estimate['value']:{form}}{interval}"
 
 
 def _points(loss: dict[str, float]) -> str:

@@ -36,6 +36,8 @@ def test_gains_and_losses_are_counted_by_problem() -> None:
     assert fly["accuracy_difference"]["value"] == pytest.approx(5 / 20)
     # Sign test of six against one by hand: 2 * (1 + 7) / 2^7.
     assert fly["mcnemar_p"] == pytest.approx(2 * (1 + 7) / 2**7)
+    assert fly["mcnemar_p_holm"] == pytest.approx(fly["mcnemar_p"]), "the larger of two"
+    assert found["none"]["mcnemar_p_holm"] == pytest.approx(2 * found["none"]["mcnemar_p"]), "the smaller of two"
     assert fly["time_ratio"]["value"] == pytest.approx(2.0)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,42 +21,15 @@ import semspec
 from semspec.bench import replay as replaying
 from semspec.bench.ablate import ablation
 from semspec.bench.arms import arms_for, parse_arm
+from semspec.bench.folder import load_run
+from semspec.bench.record import Recorder
 from semspec.bench.run import Bench, Config
-from semspec.bench.summary import load_run
+from semspec.bench.shapes import SHAPES
 from semspec.cli import bench as commands
-from semspec.errors import BadRequest, ModelError
+from semspec.errors import BadRequest
 from semspec.loop.repetition import RepetitionGuard
-from semspec.model import memory_plan as plan
-from semspec.model.config import Shape
-from semspec.types import Sampling
 from semspec.verify import make
-
-CONFIG = Config(
-    task="pocket:steps=3",
-    methods=["exact:k=3", "sampling"],
-    n=6,
-    temperature=0.6,
-    max_new_tokens=24,
-    device="cpu",
-    context=512,
-)
-
-
-@pytest.fixture(scope="module")
-def pocket() -> semspec.Pair:
-    return semspec.load("pocket", device="cpu", slots=4, context=512)
-
-
-@pytest.fixture(scope="module")
-def finished(pocket: semspec.Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a whole run; tests only read it."""
-    folder = tmp_path_factory.mktemp("run")
-    Bench(CONFIG, pocket).run(folder)
-    return folder
-
-
-def samples(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+from tests.bench.conftest import CONFIG, samples
 
 
 def decided(folder: Path) -> list[dict]:
@@ -100,8 +74,11 @@ def test_a_batch_decides_as_single_runs_do(pocket: semspec.Pair, finished: Path,
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from semspec.bench.record import Recorder
+from semspec.bench.replay_verify import Verification
 from semspec.bench.run import Bench, Config
-from tests.bench.test_run import CONFIG
+from semspec.bench.shapes import SHAPES
+from tests.bench.conftest import CONFIG
 bench = Bench(CONFIG)
 out = Path(sys.argv[1])
 measure, count = bench._measure, 0
@@ -138,66 +115,29 @@ def test_another_config_is_not_mixed_into_a_folder(pocket: semspec.Pair, finishe
         Bench(replace(CONFIG, temperature=0.9), pocket).run(finished)
 
 
-def test_a_replay_makes_exactly_the_recorded_passes(finished: Path, tmp_path: Path):
-    _, recorded = load_run(finished)
-    passes = [p for s in recorded for p in s["passes"]]
-    summary = replaying.replay(finished, "tiny", tmp_path, device="cpu")
-    assert summary["replayed_passes"] == {m: sum(p[0] == m for p in passes) for m in ("target", "draft")}
-    run, again = load_run(tmp_path)
-    assert run["label"] == "decisions: pocket, cost: tiny on CPU"
-    assert [s["tokens"] for s in again] == [s["tokens"] for s in recorded]
-    assert all(s["seconds"] > 0 and s["seconds"] != s["seconds_recorded"] for s in again)
-    assert all(sum(s["stats"]["seconds"].values()) == s["seconds"] for s in again)
-    assert all(s["stats"]["seconds"]["draft"] == 0 for s in again if s["arm"] == "none"), "each model has its own"
-    player = replaying.Replay("tiny", 1, 1024, "cpu")
-    player.play(passes)
-    assert player.executed == passes
+def test_time_that_goes_into_capturing_graphs_is_not_measured(
+    pocket: semspec.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A pass of a size that was not met before takes 100 s, as a capture would; the warm-up meets few of them."""
+    sizes, now = set[tuple](), [0.0]
 
+    def clock() -> float:
+        now[0] += 0.01
+        return now[0]
 
-def test_a_replay_computes_in_vain_what_a_gpu_would():
-    player = replaying.Replay("tiny", 2, 64, "cpu")
-    target = player.runners["target"]
-    rows = [[1, 9, 3, 40], [1, 9, 5, 40]]
-    assert replaying.written(target, rows) == [3, 5], "a processor stops at once"
-    target.computed = lambda wrote, n: min(n, wrote + 4)  # type: ignore[method-assign]
-    assert replaying.written(target, rows) == [3, 9]
-    assert replaying.written(target, [[1, 9, 5]]) == [5], "runs of older versions"
-    player.play([["target", "roll", rows]])
-    assert [target.length(slot) for slot in (0, 1)] == [9 + 1 + 3 - 1, 9 + 1 + 9 - 1]
+    def met(self: Recorder, requests: list, inner: Callable) -> list:
+        size = (self.name, len(requests), tuple(len(r.tokens) for r in requests))
+        if size not in sizes:
+            sizes.add(size)
+            now[0] += 100
+        return inner(self, requests)
 
-
-def test_a_replay_draws_as_the_run_did(monkeypatch: pytest.MonkeyPatch):
-    player = replaying.Replay("tiny", 1, 64, "cpu", sampling=Sampling(0.6))
-    rolled = []
-    monkeypatch.setattr(player.runners["draft"], "decode", rolled.extend)
-    player.play([["draft", "roll", [row]] for row in ([1, 9, 3, 40, 1, 0], [1, 9, 3, 40, 0, 0], [1, 9, 3, 40, 0, 1])])
-    assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False), (0.0, False)]
-
-
-def test_warming_up_meets_every_size_once():
-    passes = [["target", "score", [[9, at, 9]]] for at in range(5)] + [["target", "score", [[8, 0, 8]]]]
-    passes += [["draft", "roll", [[1, at, 300 + at, 400]]] for at in range(5)]
-    found = replaying.once_each(passes)
-    assert [p[2] for p in found] == [[[9, 0, 9]], [[8, 0, 8]], [[1, 0, replaying.BRIEF, 400]]]
-
-
-@pytest.mark.parametrize(
-    ("shape", "billions"), [("32B/1.5B", (32.8, 1.54)), ("8B/1B", (8.03, 1.24)), ("30B-A3B/0.6B", (30.5, 0.60))]
-)
-def test_named_shapes_have_the_sizes_of_the_models_they_stand_for(shape: str, billions: tuple[float, float]):
-    sizes = [Shape.of(config).parameters / 1e9 for config in replaying.SHAPES[shape]]
-    assert sizes == pytest.approx(billions, rel=0.01)
-
-
-def test_recorded_passes_account_for_every_token(finished: Path):
-    for s in samples(finished):
-        scored = [rows for model, kind, rows in s["passes"] if model == "target" and kind == "score"]
-        if s["arm"] == "exact:k=3":
-            assert sum(keep > 0 for rows in scored for _, _, keep in rows) == s["stats"]["target_passes"]
-            assert sum(keep - 1 for rows in scored for _, _, keep in rows) == s["stats"]["drafted"]
-        if s["arm"] == "none":
-            written = sum(out for model, kind, rows in s["passes"] for _, _, out, *_ in rows if kind == "roll")
-            assert len(s["tokens"]) <= written + 1
+    for name in ("score", "decode"):
+        inner = getattr(Recorder, name)
+        monkeypatch.setattr(Recorder, name, lambda self, requests, inner=inner: met(self, requests, inner))
+    monkeypatch.setattr(Recorder, "capture_seconds", property(lambda self: 100.0 * len(sizes)))
+    Bench(replace(CONFIG, n=3), pocket, clock=clock).run(tmp_path)
+    assert len(sizes) > 8 and all(s["seconds"] < 1 for s in samples(tmp_path))
 
 
 def test_methods_are_read_with_their_draft_length_and_drafter():
@@ -334,14 +274,7 @@ def test_a_step_rule_is_judged_by_its_steps(pocket: semspec.Pair, tmp_path: Path
     assert refused is None or refused["share"] == 1
 
 
-def test_a_replay_that_cannot_fit_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "available", lambda device: 10**9)
-    with pytest.raises(ModelError, match="GB too much"):
-        replaying.Replay("32B/1.5B", 1, 1024, "cpu")
-    assert replaying.Replay("tiny", 1, 64, "cpu").runners
-
-
 def test_what_a_replay_takes_is_what_was_planned() -> None:
     target = replaying.Replay("tiny", 2, 64, "cpu").runners["target"]
-    planned = replaying.planned("target", replaying.SHAPES["tiny"][0], 2, 64, target.device, torch.float32)
+    planned = replaying.planned("target", SHAPES["tiny"][0], 2, 64, target.device, torch.float32)
     assert planned.kv == target.cache.keys.nbytes + target.cache.values.nbytes

@@ -1,4 +1,4 @@
-"""The whole of SemanticSpec on twins: here tiny ones, whose seconds mean nothing, but whose counts must add up."""
+"""The whole of SemanticSpec on synthetic models: here tiny ones, whose seconds mean nothing; counts must add up."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_from_sampling_to_decoding(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(collection["shard_seconds"]) == 2 == stages["labels"]["shards"], "six prefixes, four at a time"
     assert sum(stages["probe target"]["rows"].values()) == 48, "both models' steps"
     assert sum(stages["probe draft"]["rows"].values()) == 24, "its own steps"
-    assert list(arms) == ["none", "semantic", "semantic+", "all steps stand", "none stands"]
+    assert list(arms) == ["none", "semantic", "semantic+", "all steps accepted", "no step accepted"]
     assert all(arm["tokens"] == 40 and not arm["cut_off"] for arm in arms.values())
     assert arms["none"]["target_passes"] == 40 and not arms["none"]["steps"]
-    assert arms["all steps stand"]["target_passes"] < 40 and "refused" not in arms["all steps stand"]["steps"]
-    assert arms["none stands"]["steps"]["refused"] and "accepted" not in arms["none stands"]["steps"]
+    assert arms["all steps accepted"]["target_passes"] < 40 and "refused" not in arms["all steps accepted"]["steps"]
+    assert arms["no step accepted"]["steps"]["refused"] and "accepted" not in arms["no step accepted"]["steps"]
     for name in ("semantic", "semantic+"):
         assert arms[name]["steps"].keys() & {"accepted", "refused"}, "the draft's steps were judged"
 

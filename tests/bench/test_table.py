@@ -48,7 +48,7 @@ def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
         "4.00x",
         "token for token",
         "worse",
-        "p=0.0078",
+        "p=0.023",
         "100.0",
         "speedup",
         LABEL[:20],
@@ -58,13 +58,20 @@ def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
     assert ("loops, %" in text) == (width >= 132)
 
 
-def test_the_verdict_stands_beside_the_speed_in_red() -> None:
+def test_the_verdict_is_beside_the_speed_in_red() -> None:
     text = shown([made()], 140, colour=True)
     worse = next(line for line in text.splitlines() if "4.00x" in line)
     red = "".join(re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", worse))
-    assert red.split() == ["worse,", "p=0.0078", "4.00x"]
+    assert red.split() == ["worse,", "p=0.023", "4.00x"]
     good = next(line for line in text.splitlines() if "2.00x" in line)
     assert "\x1b[1;31m" not in good
+
+
+def test_p_values_of_several_arms_are_corrected_and_the_table_says_so() -> None:
+    """Eight lost and none gained of 20: p = 2 / 2^8, and there are three arms."""
+    assert made()["arms"]["fly:window=4,theta=.3"]["mcnemar_p"] == 2 / 2**8
+    assert made()["arms"]["fly:window=4,theta=.3"]["mcnemar_p_holm"] == 3 * 2 / 2**8
+    assert "p values are corrected for 3 comparisons (Holm)." in notes(made())
 
 
 def test_a_looping_arm_has_a_time_but_no_speedup() -> None:
@@ -81,7 +88,7 @@ def test_an_unscored_task_does_not_use_the_word_in_its_table() -> None:
     assert "No speedup is stated for exact, fly:window=4,theta=.3: the task has no scorer" in text
 
 
-def test_several_runs_stand_under_their_labels() -> None:
+def test_several_runs_have_their_own_labels() -> None:
     other = made() | {"label": "decisions: pocket, cost: 32B/1.5B on H200"}
     text = shown([made(), other], 140)
     assert text.index(LABEL) < text.index("32B/1.5B") and text.count("exact") == 2

@@ -10,8 +10,8 @@ import pytest
 import semspec
 from recipes.pocket.card import card
 from semspec import Options, pocket
-from semspec.bench.statistics import Share
 from semspec.pocket.shipped import SHIPPED
+from semspec.statistics import Share
 from semspec.tasks.pocket import Pocket
 
 MODELS = Path(SHIPPED["pocket"]).parent

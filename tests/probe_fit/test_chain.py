@@ -146,8 +146,8 @@ def test_a_first_step_is_collected_as_semantic_plus_sees_it(tmp_path: Path, monk
     def look(prefix: list[int], tokens: tuple[int, ...]) -> torch.Tensor:
         """What the collection has of a step, in the order of a probe's features."""
         found = {tokens: Seen()}
-        sampler.answer([sampler.look(Prefix("0/0", "p", 0, prefix, ""), found)])
-        named = {k: v for m, look in sampler.looks.items() for k, v in look.named(found[tokens].numbers[m][None]).items()}  # noqa: E501  # fmt: skip
+        sampler.answer([sampler.observe(Prefix("0/0", "p", 0, prefix, ""), found)])
+        named = {k: v for m, view in sampler.observers.items() for k, v in view.named(found[tokens].numbers[m][None]).items()}  # noqa: E501  # fmt: skip
         order = ("target.3.mean", "target.8.mean", "target.evidence", "draft.confidence")
         return torch.cat([named[name] for name in order], -1)[0]
 

@@ -1,4 +1,4 @@
-"""Collections of what a rule meets: the draft's steps as a step rule was asked about them, whatever became of them."""
+"""Collections of the draft's steps that a step rule verified, accepted or not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trace() -> Trace:
     return Trace("p/0", [A], [token for event in events() for token in event.tokens], drafts_of(told))
 
 
-def test_drafts_are_found_with_what_stood_in_front_of_them() -> None:
+def test_drafts_are_found_with_what_was_before_them() -> None:
     assert trace().drafts == [
         Drafted(0, 0, FIRST), Drafted(3, 4, [A, DELIMITER]), Drafted(6, 6, FIRST), Drafted(9, 9, SECOND),
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def test_drafts_are_found_with_what_stood_in_front_of_them() -> None:
 def test_each_draft_has_its_prefix() -> None:
     found = cut([trace()], steps(), byte_level())
     text = trace().tokens
-    assert [(p.step, p.begun, list(p.drafted)) for p in found] == [
+    assert [(p.step, p.step_prefix, list(p.drafted)) for p in found] == [
         (0, (), FIRST), (1, (B,), [A, DELIMITER]), (2, (), FIRST), (3, (), SECOND),
     ]  # fmt: skip
     assert [p.tokens for p in found] == [[A, *text[:at]] for at in (0, 4, 6, 9)]
@@ -84,7 +84,7 @@ def test_the_draft_is_not_sampled_again(samples: int) -> None:
         prefix = next(p for _, p in prefixes if p.id == sample.prefix)
         if sample.model == "draft":
             assert tuple(sample.tokens) == prefix.drafted and sample.end == "blank line"
-        assert sample.text == byte_level().decode([*prefix.begun, *sample.tokens], skip_special_tokens=True)
+        assert sample.text == byte_level().decode([*prefix.step_prefix, *sample.tokens], skip_special_tokens=True)
         for model, layer in (("target", 1), ("draft", 0)):
             logits = [LANGUAGES[model](prefix.tokens + sample.tokens[:k]) for k in range(len(sample.tokens))]
             torch.testing.assert_close(states[f"{model}.{layer}.last"][row], torch.tensor(logits[-1]) + layer)
@@ -158,6 +158,8 @@ def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
     judge, met = pair.judge_probe(), {"rule": "semantic+", "judge_probe": pair.judge_probe().digest, "least": 0.8}
     assert reservation(judge, met, 0.8) is None and reservation(judge, met, 0.9) is None
     assert "threshold=0.7 again" in (reservation(judge, met, 0.7) or "")
+    renamed = {("threshold" if key == "least" else key): value for key, value in met.items()}
+    assert "threshold=0.7 again" in (reservation(judge, renamed, 0.7) or ""), "whatever the rule calls its threshold"
     assert "another judge" in (reservation(judge, met | {"judge_probe": "x"}, 0.9) or "")
     assert "oracle" in (reservation(judge, {"rule": "oracle"}, 0.9) or "")
     assert "whole answers" in (reservation(judge, None, 0.9) or "")

@@ -153,7 +153,7 @@ def test_attention_finds_the_one_token_that_a_mean_drowns(tmp_path: Path) -> Non
     test = split(load_rows(made, "target", probe.features, "cross"), QUICK.seed)["test"]
     assert test.tokens is not None
     said = probe({5: test.tokens.states[:, 0]}, test.tokens.first, test.tokens.counts)
-    torch.testing.assert_close(said, fitted.said)
+    torch.testing.assert_close(said, fitted.predicted)
     probe.save(tmp_path / "probe")
     assert Probe.load(tmp_path / "probe", "model-t").card == probe.card
 
@@ -229,12 +229,12 @@ def test_the_probe_says_at_run_time_what_it_said_in_the_test(folder: Folder) -> 
     test = split(load_rows(folder, "draft", Features((3,)), "own"), QUICK.seed)["test"]
     n = len(test)
     said = fitted.probe({3: test.features}, torch.arange(n), torch.ones(n, dtype=torch.long))
-    torch.testing.assert_close(said, fitted.said)
+    torch.testing.assert_close(said, fitted.predicted)
 
 
 def test_training_is_repeatable_and_stops_early(folder: Folder, tmp_path: Path) -> None:
     one, other = (fit(folder, "draft", replace(QUICK, labels="own", epochs=4), CPU) for _ in range(2))
-    assert torch.equal(one.said, other.said)
+    assert torch.equal(one.predicted, other.predicted)
     shuffled = known(tmp_path, problems=12)
     states = shuffled.read_states(0)
     noise = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in states.items()}

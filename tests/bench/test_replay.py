@@ -1,0 +1,151 @@
+"""Replays: the passes and verifications of a run, made again on models of other sizes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import semspec
+from semspec.bench import replay as replaying
+from semspec.bench.folder import load_run
+from semspec.bench.replay_verify import Verification
+from semspec.bench.run import Bench
+from semspec.bench.shapes import SHAPES
+from semspec.errors import BadRequest, ModelError
+from semspec.model import memory_plan as plan
+from semspec.model.config import Shape
+from semspec.types import Sampling, VerifyRequest
+from semspec.verify import Rule
+from tests.bench.conftest import CONFIG, samples
+
+ARM = {"name": "exact", "verifier": "exact", "role": "method"}
+
+
+def test_a_replay_makes_exactly_the_recorded_passes(finished: Path, tmp_path: Path):
+    _, recorded = load_run(finished)
+    passes = [p for s in recorded for p in s["passes"]]
+    summary = replaying.replay(finished, "tiny", tmp_path, device="cpu")
+    assert summary["replayed_passes"] == {m: sum(p[0] == m for p in passes) for m in ("target", "draft", "verify")}
+    run, again = load_run(tmp_path)
+    assert run["label"] == "decisions: pocket, cost: tiny on CPU"
+    assert [s["tokens"] for s in again] == [s["tokens"] for s in recorded]
+    assert all(s["seconds"] > 0 and s["seconds"] != s["seconds_recorded"] for s in again)
+    assert all(sum(s["stats"]["seconds"].values()) == s["seconds"] for s in again)
+    assert all(s["stats"]["seconds"]["draft"] == 0 for s in again if s["arm"] == "none"), "each model has its own"
+    player = replaying.Replay("tiny", 1, 1024, "cpu")
+    for s in recorded:
+        player.play(s["passes"], ARM | {"name": s["arm"], "verifier": s["verifier"]})
+    assert player.executed == passes
+
+
+def test_a_replay_charges_verification_and_the_host(finished: Path, tmp_path: Path):
+    """The one measured here, with the shape's vocabulary, the other as it was recorded."""
+    _, recorded = load_run(finished)
+    summary = replaying.replay(finished, "tiny", tmp_path, device="cpu")
+    _, again = load_run(tmp_path)
+    for old, new in zip(recorded, again, strict=True):
+        spent = new["stats"]["seconds"]
+        assert spent["host"] == old["stats"]["seconds"]["host"] > 0
+        assert (spent["judge"] > 0) == (old["arm"] in ("exact:k=3", "sampling"))
+        assert new["seconds"] == pytest.approx(sum(spent.values()))
+    assert summary["replayed_passes"]["verify"] == sum(
+        s["stats"]["steps"] for s in recorded if "exact" in s["arm"]
+    ) + sum(s["stats"]["steps"] for s in recorded if s["arm"] == "sampling")
+    assert summary["host_seconds_of"]
+
+
+def test_a_run_without_recorded_verifications_is_not_replayed(finished: Path, tmp_path: Path):
+    for name in ("run.json", "samples.jsonl"):
+        (tmp_path / name).write_text((finished / name).read_text())
+    rows = samples(tmp_path)
+    for row in rows:
+        row["passes"] = [p for p in row["passes"] if p[0] != "verify"]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BadRequest, match="no recorded passes and verifications; run it again"):
+        replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
+
+
+def test_a_replay_verifies_with_the_rules_of_the_run(
+    pocket: semspec.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Step rules with probes of the shape's sizes, what rewrites their steps, rules that read words after a draft."""
+    methods = ["semantic", "semantic+", "specreason", "reflective:k=3", "fly:k=4"]
+    config = replace(CONFIG, methods=methods, n=2, max_new_tokens=60, top_k=7, min_p=0.01, batch=2)
+    Bench(config, pocket).run(tmp_path / "run")
+    seen = dict[str, list]()
+    inner = Verification._request
+
+    def request(self: Verification, rule: Rule, *row: int) -> VerifyRequest:
+        made = inner(self, rule, *row)
+        seen.setdefault(rule.name, []).append(made)
+        return made
+
+    monkeypatch.setattr(Verification, "_request", request)
+    replaying.replay(tmp_path / "run", "tiny", tmp_path / "again", device="cpu")
+    assert set(seen) == {"semantic", "semantic+", "specreason", "reflective", "fly", "exact"}
+    for made in (m for found in seen.values() for m in found):
+        assert made.rows.logits.shape[-1] == 256 and made.sampling == Sampling(0.6, top_k=7, min_p=0.01)
+        assert len(made.rule.layout(made.draft.tokens)) + 1 == len(made.rows.logits)
+    step = next(m for m in seen["semantic"] if m.draft.step_ends)
+    assert {s.shape[1] for s in step.rows.hidden.values()} == {64} and {
+        s.shape[1] for s in step.draft.hidden.values()
+    } == {32}
+    assert max(len(rows) for s in samples(tmp_path / "run") for kind, _, rows in s["passes"] if kind == "verify") == 2
+
+
+def test_a_replay_computes_what_a_gpu_computes_past_a_stop():
+    player = replaying.Replay("tiny", 2, 64, "cpu")
+    target = player.runners["target"]
+    rows = [[1, 9, 3, 40], [1, 9, 5, 40]]
+    assert replaying.written(target, rows) == [3, 5], "a processor stops at once"
+    target.computed = lambda wrote, n: min(n, wrote + 4)  # type: ignore[method-assign]
+    assert replaying.written(target, rows) == [3, 9]
+    assert replaying.written(target, [[1, 9, 5]]) == [5], "runs of older versions"
+    player.play([["target", "roll", rows]], ARM)
+    assert [target.length(slot) for slot in (0, 1)] == [9 + 1 + 3 - 1, 9 + 1 + 9 - 1]
+
+
+def test_a_replay_draws_as_the_run_did(monkeypatch: pytest.MonkeyPatch):
+    player = replaying.Replay("tiny", 1, 64, "cpu", sampling=Sampling(0.6))
+    rolled = []
+    monkeypatch.setattr(player.runners["draft"], "decode", rolled.extend)
+    player.play(
+        [["draft", "roll", [row]] for row in ([1, 9, 3, 40, 1, 0], [1, 9, 3, 40, 0, 0], [1, 9, 3, 40, 0, 1])], ARM
+    )
+    assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False), (0.0, False)]
+
+
+def test_warming_up_meets_every_size_once():
+    passes = [["target", "score", [[9, at, 9]]] for at in range(5)] + [["target", "score", [[8, 0, 8]]]]
+    passes += [["draft", "roll", [[1, at, 300 + at, 400]]] for at in range(5)]
+    found = replaying.once_each(passes)
+    assert [p[2] for p in found] == [[[9, 0, 9]], [[8, 0, 8]], [[1, 0, replaying.WARM_UP_TOKENS, 400]]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions"), [("32B/1.5B", (32.8, 1.54)), ("8B/1B", (8.03, 1.24)), ("30B-A3B/0.6B", (30.5, 0.60))]
+)
+def test_named_shapes_have_the_sizes_of_the_models_they_stand_for(shape: str, billions: tuple[float, float]):
+    sizes = [Shape.of(config).parameters / 1e9 for config in SHAPES[shape]]
+    assert sizes == pytest.approx(billions, rel=0.01)
+
+
+def test_recorded_passes_account_for_every_token(finished: Path):
+    for s in samples(finished):
+        scored = [rows for model, kind, rows in s["passes"] if model == "target" and kind == "score"]
+        if s["arm"] == "exact:k=3":
+            assert sum(keep > 0 for rows in scored for _, _, keep in rows) == s["stats"]["target_passes"]
+            assert sum(keep - 1 for rows in scored for _, _, keep in rows) == s["stats"]["drafted"]
+        if s["arm"] == "none":
+            written = sum(out for model, kind, rows in s["passes"] for _, _, out, *_ in rows if kind == "roll")
+            assert len(s["tokens"]) <= written + 1
+
+
+def test_a_replay_that_cannot_fit_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "available", lambda device: 10**9)
+    with pytest.raises(ModelError, match="GB too much"):
+        replaying.Replay("32B/1.5B", 1, 1024, "cpu")
+    assert replaying.Replay("tiny", 1, 64, "cpu").runners
