@@ -7,8 +7,8 @@ machine as if it were the same site. Its requests carry that site's name as Host
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,19 +16,22 @@ from semspec.errors import BadRequest
 from semspec.serve.http_errors import HttpError
 
 
+AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
+
+
 def parse_host(authority: str) -> tuple[str, int | None]:
-    """Name or address and port of a Host header, in one spelling. ValueError if it is neither."""
-    if any(c in "@/\\?#%" or not "!" <= c <= "~" for c in authority):
+    """Name or address and port of a Host header, in one spelling. ValueError if it is malformed."""
+    found = AUTHORITY.fullmatch(authority.lower())
+    if found is None:
         raise ValueError(f"{authority!r} is not a host")
-    parts = urlsplit(f"//{authority}")  # lower case; checks brackets and the port
-    name = (parts.hostname or "").removesuffix(".")
-    if not name or authority.endswith(":"):
-        raise ValueError(f"{authority!r} is not a host")
+    bracketed, name, port = found.groups()
     try:
-        address = ipaddress.ip_address(name)
+        address = ipaddress.IPv6Address(bracketed) if bracketed else ipaddress.ip_address(name)
+        name = str(getattr(address, "ipv4_mapped", None) or address)
     except ValueError:
-        return name, parts.port
-    return str(getattr(address, "ipv4_mapped", None) or address), parts.port
+        if bracketed:
+            raise
+    return name.removesuffix("."), None if port is None else int(port)
 
 
 def own_name(name: str) -> bool:
