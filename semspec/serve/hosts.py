@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semspec.errors import BadRequest
 from semspec.serve.http_errors import HttpError
 
-
 AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
 
 

@@ -12,6 +12,8 @@ from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
 
 PREFIX = "semspec:"
+SUCCESSES = ("stop", "length")
+FAILURES = ("aborted", "deadline", "error")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -37,6 +39,10 @@ class Metrics:
         self.passes = self._counter("target_passes", "Target passes that verified or generated.", rule)
         self.succeeded = self._counter("request_success", "Sequences completed, by reason.", ("finished_reason",))
         self.failed = self._counter("request_failure", "Sequences not completed, by reason.", ("finished_reason",))
+        for reason in SUCCESSES:
+            self.succeeded.labels(reason)
+        for reason in FAILURES:
+            self.failed.labels(reason)
         self.http_responses = self._counter("http_responses", "Responses, by status.", ("status",))
         self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.seconds = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")
@@ -64,8 +70,7 @@ class Metrics:
             self.positions.labels(str(i)).inc(n)
         self.prompt_tokens.inc(finished.prompt_tokens if finished.first_of_prompt else 0)
         self.tokens.inc(stats.tokens)
-        complete = finished.outcome in ("stop", "length")
-        (self.succeeded if complete else self.failed).labels(finished.outcome).inc()
+        (self.succeeded if finished.outcome in SUCCESSES else self.failed).labels(finished.outcome).inc()
         self.queued.observe(finished.queued)
         self.seconds.observe(finished.seconds)
         if stats.tokens:
