@@ -106,7 +106,7 @@ def serve(
     Server(configure(app, host, port, settings.limits), engine, settings.limits).run()
     if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread
         logging.shutdown()
-        os._exit(0)
+        os._exit(0 if engine.error is None else 1)
     if isinstance(engine.error, SemspecError):
         raise engine.error
     if engine.error is not None:

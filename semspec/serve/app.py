@@ -67,14 +67,14 @@ def _completions(app: FastAPI, service: Service) -> None:
     async def check_capacity() -> None:
         service.engine.check_capacity()
 
-    room = Depends(check_capacity)  # runs before the body is validated
+    capacity = Depends(check_capacity)  # runs before the body is validated
 
-    @app.post("/v1/chat/completions", responses=RESPONSES, dependencies=[room])
+    @app.post("/v1/chat/completions", responses=RESPONSES, dependencies=[capacity])
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a chat."""
         return await service.answer(request, body)
 
-    @app.post("/v1/completions", responses=RESPONSES, dependencies=[room])
+    @app.post("/v1/completions", responses=RESPONSES, dependencies=[capacity])
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """Continue a text."""
         return await service.answer(request, body)

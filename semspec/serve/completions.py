@@ -27,6 +27,7 @@ from semspec.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from semspec.serve.tokenization import Tokenization
 
 T = TypeVar("T")
+MAX_TOKENIZE = 8  # requests of /tokenize at a time
 MIN_TEMPERATURE = 1e-4  # below it, logits divided by it leave nothing but the greedy choice
 
 
@@ -37,6 +38,7 @@ class Service:
         self.engine, self.settings = engine, settings
         self.started = int(time.time())
         self._tokenization: Tokenization | None = None
+        self._tokenizing = 0  # requests of /tokenize
 
     @property
     def tokenization(self) -> Tokenization:
@@ -98,7 +100,13 @@ class Service:
         }  # fmt: skip
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
-        tokens = await self.tokenization.encode(body.to_encode)
+        if self._tokenizing >= MAX_TOKENIZE:  # else completions would wait for these
+            raise HttpError(429, "many texts are being tokenized; try again later", "busy", retry_after=1)
+        self._tokenizing += 1
+        try:
+            tokens = await self.tokenization.encode(body.to_encode)
+        finally:
+            self._tokenizing -= 1
         found = {"count": len(tokens), "tokens": tokens, "max_model_len": self.card()["max_model_len"]}
         return found | ({"token_strs": await self.tokenization.token_texts(tokens)} if body.return_token_strs else {})
 

@@ -127,7 +127,7 @@ class StreamOptions(Lenient):
 
 
 class SpeculationBase(Lenient):
-    """How drafts are made and verified. The rule's own options (`theta`, `window`, ...) may stand beside these."""
+    """How drafts are made and verified. The rule's own options (`theta`, `window`, ...) go beside these."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     verifier: Annotated[str, Field(max_length=500)] | None = None

@@ -217,6 +217,13 @@ def test_nothing_is_tokenized_for_what_is_refused(tiny: Live, monkeypatch: pytes
     assert tiny.idle()
 
 
+def test_texts_to_tokenize_do_not_pile_up(tiny: Live, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("semspec.serve.completions.MAX_TOKENIZE", 0)
+    assert tiny.post("/tokenize", {"prompt": "a"}).status_code == 429
+    monkeypatch.undo()
+    assert tiny.post("/tokenize", {"prompt": "a"}).status_code == 200
+
+
 def test_room_is_taken_before_tokenizing_and_given_back(tiny: Live, monkeypatch: pytest.MonkeyPatch):
     seen = []
 
