@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from semspec.errors import BadRequest, SemspecError
@@ -172,11 +172,12 @@ class Engine:
                 self._obey(wait=True)
 
     def _obey(self, wait: bool) -> None:
-        """Make the calls in the inbox; with nothing else to do, wait for one."""
-        if wait:
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
+        """Make the calls in the inbox; with nothing else to do, wait a while for one."""
+        with contextlib.suppress(Empty):
+            if wait:
+                self._inbox.get(timeout=memory.TRIM_SECONDS)()
+            while True:
+                self._inbox.get_nowait()()
 
     def _stop(self) -> None:
         for request in list(self._requests):
