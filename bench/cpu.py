@@ -26,7 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import semspec
 from semspec.bench.folder import surroundings
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 from semspec.types import Score
 
 MODEL = Path(".models/SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -1,4 +1,4 @@
-"""What must hold on a GPU of kernels that read some experts or channels, or choose blocks; others: gpu_checks.py."""
+"""What must hold on a GPU of kernels that read some experts or channels, or select blocks; others: gpu_checks.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.gpu_checks import MIXTURES, course, courses, runner
 from bench.gpu_checks_kernels import CHECKS, HALF, TOLERANCE, check, error, kernels, near
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, reference
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan, apply
-from semspec.sparse.attention import SCORES, SPREADS, block_scores, choose
+from semspec.sparse.attention import SCORES, SPREADS, block_scores, select_blocks
 
 __all__ = ["CHECKS"]
 
@@ -112,7 +112,7 @@ def blocks_are_chosen_as_by_sorting(device: torch.device) -> None:
             again = own(q, means, slots, starts, counts, pairs, *rule, marks=marks, variances=wide)
             known = (None if wide is None else wide[slots].double(),)
             scores = block_scores(q.double(), means[slots].double(), full, plan, size**-0.5, counts, *known)
-            exact = choose(scores, full, pairs, plan)
+            exact = select_blocks(scores, full, pairs, plan)
             ours = torch.zeros_like(exact)
             for b in range(2):
                 for h in range(heads):

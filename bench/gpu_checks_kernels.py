@@ -25,7 +25,7 @@ from semspec.model.kernels import (
     triton_kernels,
 )  # fmt: skip
 from semspec.sampling.noise import uniform
-from semspec.sparse.attention import listed
+from semspec.sparse.attention import block_lists
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 HALF = (torch.bfloat16, torch.float16)
@@ -122,7 +122,7 @@ def chosen_blocks(device: torch.device, means: bool) -> None:
             places = [torch.tensor(x, device=device) for x in ([2, 0, 1], lengths, [queries, 1, queries])]
             keep = torch.rand(3, heads, longest // span, device=device) < share
             keep &= torch.arange(longest // span, device=device) < (places[1] // span)[:, None, None]
-            chosen = SelectedBlocks(*listed(keep), span)
+            chosen = SelectedBlocks(*block_lists(keep), span)
             if means:  # of blocks that are whole, and of nothing else
                 made = [half[:, :, : longest // span * span].unflatten(2, (-1, span)).mean(3) for half in cache]
                 for slot, length in zip([2, 0, 1], lengths, strict=True):

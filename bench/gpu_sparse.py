@@ -13,7 +13,7 @@ import torch
 
 from bench.gpu_tune import graphed
 from semspec.sparse import AttentionPlan, SparsePlan, apply
-from semspec.sparse.layer_ops import Sparse
+from semspec.sparse.layer_ops import PlanSparsity
 
 if TYPE_CHECKING:
     from bench.gpu import Bench
@@ -80,8 +80,8 @@ def choosing(bench: Bench, context: int) -> None:
             continue
         apply(SparsePlan(attention=plan), runner)
         sparsity = runner.sparsity
-        assert isinstance(sparsity, Sparse) and sparsity.means is not None
-        sparsity.means.keys.normal_()
+        assert isinstance(sparsity, PlanSparsity) and sparsity.statistics is not None
+        sparsity.statistics.keys.normal_()
         pairs = torch.tensor([plan.pairs(context - TOKENS, shape.kv_heads)], device=device)
         for how, kernels in (
             ("", runner.fast.kernels),
@@ -89,9 +89,9 @@ def choosing(bench: Bench, context: int) -> None:
         ):
 
             def launch() -> None:
-                choice = sparsity.blocks(pairs, kernels)  # noqa: B023
+                select = sparsity.block_selector(pairs, kernels)  # noqa: B023
                 for layer in range(runner.depth):
-                    choice(layer, q, *where)
+                    select(layer, q, *where)
 
             us = graphed(bench, launch, name) / runner.depth * 1000
             row = {"what": f"choosing at {context}, {name}{how}", "ms": us / 1000, "limit_ms": 0.0, "bar_ms": None}

@@ -6,33 +6,41 @@ not wait for torch.
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 if TYPE_CHECKING:
     from semspec import verify as verifiers
+    from semspec.draft import register as register_drafter
     from semspec.errors import BadRequest, BatchFailed, ModelError, SemspecError
-    from semspec.loading import load
     from semspec.loop.stats import Stats
     from semspec.options import Options
     from semspec.pair import Pair
-    from semspec.result import Result, Stream
-    from semspec.session import Session
+    from semspec.pair.loading import load
+    from semspec.pair.result import Result, Stream
+    from semspec.pair.session import Session
     from semspec.types import Event, Sampling
-    from semspec.verify import Rule, register
+    from semspec.verify import Rule
+    from semspec.verify import register as register_rule
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "semspec.errors": ("BadRequest", "BatchFailed", "ModelError", "SemspecError"),
     "semspec.options": ("Options",),
-    "semspec.result": ("Result", "Stream"),
-    "semspec.loading": ("load",),
+    "semspec.pair.result": ("Result", "Stream"),
+    "semspec.pair.loading": ("load",),
     "semspec.pair": ("Pair",),
-    "semspec.session": ("Session",),
+    "semspec.pair.session": ("Session",),
     "semspec.loop.stats": ("Stats",),
     "semspec.types": ("Event", "Sampling"),
-    "semspec.verify": ("Rule", "register"),
+    "semspec.verify": ("Rule",),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOME = {name: (module, name) for module, names in _HOMES.items() for name in names} | {
+    "register_rule": ("semspec.verify", "register"),
+    "register_drafter": ("semspec.draft", "register"),
+    "register_task": ("semspec.tasks", "register"),
+    "register_clusterer": ("semspec.probe_fit.cluster", "register"),
+}
 
 __all__ = [
     "BadRequest",
@@ -49,7 +57,10 @@ __all__ = [
     "Stats",
     "Stream",
     "load",
-    "register",
+    "register_clusterer",
+    "register_drafter",
+    "register_rule",
+    "register_task",
     "verifiers",
 ]
 
@@ -57,8 +68,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "verifiers":
         return import_module("semspec.verify")
+    if name == "register":
+        warn("semspec.register is now register_rule; the old name goes with the next release", DeprecationWarning, 2)
+        name = "register_rule"
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        module, attribute = _HOME[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'semspec' has no attribute {name!r}")
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from semspec import verify
-from semspec.draft import EarlyExit
+from semspec import draft, verify
+from semspec.draft import DrafterKind, EarlyExit
 from semspec.errors import BadRequest
 from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
 from semspec.types import Sampling
 from semspec.verify import Rule
 
 AUTO = "auto"
-DRAFTERS = ("auto", "cascade", "model", "ngram")
+DRAFTERS = (AUTO, *draft.REGISTRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Options:
     """How to answer one prompt."""
 
     verifier: str | Rule = "exact"
-    drafter: str = "auto"  # one of DRAFTERS; auto: the draft model if there is one, else ngram
+    drafter: str = AUTO  # a name, perhaps with options; auto: the draft model if there is one, else ngram
     num_draft_tokens: int | str | None = None  # None: as the verifier has it; "auto": as many as have been paying off
     draft_min_p: float = 0.0  # a draft model stops where its best token has less; 0 is off
     draft_max_entropy: float | None = None  # or where its entropy is above this many nats
@@ -73,12 +73,11 @@ class Options:
             raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 rivals to report for each token")
         if not all(self.stop_strings):
             raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
-        if self.drafter not in DRAFTERS:
-            raise BadRequest(f"there is no drafter {self.drafter!r}; the drafters are: {', '.join(DRAFTERS)}")
+        kind = self.drafter_kind
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
         self.repetition_guard()
-        if self.early_exit.enabled and self.drafter == "ngram":
+        if self.early_exit.enabled and kind and not kind.needs_model:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         rule = verify.make(self.verifier)
@@ -86,8 +85,10 @@ class Options:
             raise BadRequest(
                 f"verifier {rule.name!r} asks a referee which steps are valid; a task must bring one, as pocket does"
             )
-        if rule.unit == "step" and self.drafter == "ngram":
-            raise BadRequest(f"verifier {rule.name!r} judges whole steps, which only a draft model writes, not 'ngram'")
+        if rule.unit == "step" and kind and not kind.needs_model:
+            raise BadRequest(
+                f"verifier {rule.name!r} judges whole steps, which only a draft model writes, not {kind.name!r}"
+            )
         if not rule.lossless and not self.allow_lossy:
             raise BadRequest(
                 f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "
@@ -97,6 +98,16 @@ class Options:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def drafter_kind(self) -> DrafterKind | None:
+        """None: whatever the pair has."""
+        if self.drafter == AUTO:
+            return None
+        if not isinstance(self.drafter, str) or self.drafter.partition(":")[0] not in draft.REGISTRY:
+            names = ", ".join((AUTO, *sorted(draft.REGISTRY)))
+            raise BadRequest(f"there is no drafter {self.drafter!r:.80}; the drafters are: {names}")
+        return draft.REGISTRY.make(self.drafter)
 
     @property
     def early_exit(self) -> EarlyExit:

@@ -1,10 +1,17 @@
-"""Things asked for as "name:key=value,...", such as rules and tasks; a class's dataclass fields are its options."""
+"""Rules, tasks, drafters and clusterers, asked for as "name:key=value,...". Dataclass fields are the options.
+
+Packages add their own by an entry point in the registry's group (`semspec.rules`, ...), whose name is the thing's name:
+it is imported when it is first asked for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+import warnings
+from collections.abc import Collection, Iterator, MutableMapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
 
 from semspec.errors import BadRequest
 
@@ -14,14 +21,61 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def make(kind: str, spec: str, registry: Mapping[str, type[T]], **fixed: Any) -> T:
-    """An object of the named class. `kind` is what the registry holds, for messages; `fixed` fields are no options."""
-    if not isinstance(spec, str):
-        raise BadRequest(f"a {kind} is given by name, such as {next(iter(registry))!r}; this is {spec!r:.80}")
-    name, _, options = spec.partition(":")
-    if name not in registry:
-        raise BadRequest(f"there is no {kind} {name!r}; the {kind}s are: {', '.join(sorted(registry))}")
-    return registry[name](**parse_options(f"{kind} {name!r}", registry[name], options, hidden=fixed), **fixed)
+class Registry(MutableMapping[str, type[T]], Generic[T]):
+    """Classes of one kind by name, built in or from other packages; built-in names cannot be taken."""
+
+    def __init__(self, kind: str, group: str, base: type[T]) -> None:
+        self.kind, self.group, self.base = kind, group, base
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, cls: type[T]) -> type[T]:
+        """Make a class available by its `name`, everywhere a name is accepted. May be used as a decorator."""
+        name = getattr(cls, "name", None)
+        if not (isinstance(cls, type) and issubclass(cls, self.base)) or not isinstance(name, str) or not name:
+            raise BadRequest(f"a {self.kind} is a subclass of {self.base.__name__} with a `name`; this is {cls!r}")
+        self._classes[name] = cls
+        return cls
+
+    def make(self, spec: str, **fixed: Any) -> T:
+        """An object of the named class. `fixed` fields are no options."""
+        if not isinstance(spec, str):
+            raise BadRequest(f"a {self.kind} is given by name, such as {next(iter(self))!r}; this is {spec!r:.80}")
+        name, _, options = spec.partition(":")
+        if name not in self:
+            raise BadRequest(f"there is no {self.kind} {name!r}; the {self.kind}s are: {', '.join(sorted(self))}")
+        cls = self[name]
+        return cls(**parse_options(f"{self.kind} {name!r}", cls, options, hidden=fixed), **fixed)
+
+    @cached_property
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            point = self._entry_points[name]
+            try:
+                self._classes[name] = cls = point.load()
+                if not issubclass(cls, self.base):
+                    raise TypeError(f"it is no subclass of {self.base.__name__}")
+            except Exception as error:  # whatever another package's code raises
+                self._classes.pop(name, None)
+                raise BadRequest(f"{self.kind} {name!r} cannot be loaded from {point.value}: {error}") from error
+        return self._classes[name]
+
+    def __setitem__(self, name: str, cls: type[T]) -> None:
+        self._classes[name] = cls
+
+    def __delitem__(self, name: str) -> None:
+        del self._classes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._classes, **self._entry_points})
+
+    def __len__(self) -> int:
+        return len({*self._classes, *self._entry_points})
+
+    def __contains__(self, name: object) -> bool:  # without loading it
+        return name in self._classes or name in self._entry_points
 
 
 def parse_options(what: str, cls: type, text: str, hidden: Collection[str] = ()) -> dict[str, Any]:
@@ -33,13 +87,23 @@ def parse_options(what: str, cls: type, text: str, hidden: Collection[str] = ())
     values: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
-        key = key.strip().replace("-", "_")
+        key = current_name(what, fields.values(), key.strip().replace("-", "_"))
         if key not in fields:
             raise BadRequest(f"{what} has no option {key!r}; its options are: {', '.join(fields) or 'none'}")
         if key in values:
             raise BadRequest(f"option {key!r} of {what} is given twice; give it once")
         values[key] = _read(what, key, value.strip(), fields[key].default)
     return values
+
+
+def current_name(what: str, fields: Collection[dataclasses.Field[Any]], name: str) -> str:
+    """An option's name today. A field's former name, in the metadata "was", is taken with a warning."""
+    for field in fields:
+        if field.metadata.get("was") == name:
+            text = f"option {name!r} of {what} is now called {field.name!r}; the old name goes with the next release"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return field.name
+    return name
 
 
 def _read(what: str, key: str, text: str, default: Any) -> Any:

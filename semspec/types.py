@@ -1,10 +1,13 @@
-"""The nouns that every other module shares. Knows torch and nothing else of the package but its errors.
+"""The nouns that all other modules share. Knows torch and the package's errors, nothing else.
 
 Glossary
-  target    the big model, whose text we want          draft     the small model's (or lookup's) proposal
-  accepted  a draft token that stands                  relaxed   accepted although the target would have written another
-  bonus     the one token the target adds to a step: its correction, or what follows a fully accepted draft
-  step      one round of propose -> score -> judge     tau       tokens per step, 1 + accepted / steps
+  target    the large model, whose text is wanted         draft     tokens proposed by a small model or by lookup
+  accepted  a draft token that becomes part of the text    rejected  one that does not, with all that follow it
+  relaxed   accepted although the target's own choice was another token (lossy rules only)
+  bonus     the token that the target adds in each round: its correction, or what follows a fully accepted draft
+  round     one pass of the loop: propose, score, verify, commit
+  tau       mean acceptance length, tokens per round: 1 + accepted / rounds
+  reasoning step   text up to a blank line; the unit of step rules
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from semspec.errors import BadRequest
 if TYPE_CHECKING:
     from semspec.verify.base import Rule
 
+COLDEST = 1e-6  # in float32, lower temperatures divide by nothing and mean argmax
 Origin = Literal["draft", "relaxed", "target"]
 FinishReason = Literal["stop", "length", "cancelled"]
 StepOutcome = Literal["accepted", "refused", "handed over"]
@@ -40,6 +44,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
             raise BadRequest(f"temperature is {self.temperature}; give 0 (greedy) or a positive number up to 100")
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
             raise BadRequest(f"top_k is {self.top_k}; give 0 (off) or a positive number of tokens")
         if not 0.0 < self.top_p <= 1.0:
@@ -61,7 +67,7 @@ class Sampling:
 
 @dataclass(slots=True)
 class ScoreOutput:
-    """What one scoring pass says about its last `keep` tokens: row i predicts the token after fed token i."""
+    """What one pass says about the last `keep` tokens fed: row i predicts the token after fed token i."""
 
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [keep, d]
@@ -75,7 +81,7 @@ class ScoreOutput:
 
 @dataclass(slots=True)
 class DecodeOutput:
-    """Tokens written autoregressively; row i of logits and hidden is what token i was drawn from."""
+    """Tokens generated autoregressively; row i of logits and hidden is what token i was drawn from."""
 
     tokens: list[int]
     logits: Tensor | None = None  # [n, V] temperature and filters applied; at temperature 0 as the model gave them
@@ -106,27 +112,28 @@ class Draft:
     tokens: list[int]
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
-    step_ends: tuple[int, ...] = ()  # behind which tokens whole steps of reasoning end, for rules whose unit is one
-    valid: tuple[bool, ...] = ()  # a referee's word on each of these steps, where a rule asks one
+    step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
+    valid: tuple[bool, ...] = ()  # a referee's word on each of these steps, if a rule asks one
+    early_exit: bool = False  # the draft model stopped because it was not confident enough
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """What is judged by itself, from where to where: every whole step, and what lies behind them, if anything."""
+        """Ranges that are verified separately: every whole step, then what follows the last one, if anything."""
         rest = not self.step_ends or self.step_ends[-1] < len(self.tokens)
         return list(pairwise([0, *self.step_ends, *([len(self.tokens)] if rest else [])]))
 
     def first(self, n: int) -> Draft:
-        """The same, but at most n tokens of it."""
+        """Its first n tokens."""
         if n >= len(self.tokens):
             return self
         logits = None if self.logits is None else self.logits[:n]
         hidden = {layer: states[:n] for layer, states in self.hidden.items()}
-        cuts = tuple(cut for cut in self.step_ends if cut <= n)
-        return Draft(self.tokens[:n], logits, hidden, cuts, self.valid[: len(cuts)])
+        ends = tuple(end for end in self.step_ends if end <= n)
+        return Draft(self.tokens[:n], logits, hidden, ends, self.valid[: len(ends)], self.early_exit)
 
     @staticmethod
     def join(parts: Sequence[Draft]) -> Draft:
-        """What was written in several goes, as one; without cuts."""
+        """Consecutive parts as one draft, without step ends."""
         if not parts:
             return Draft([])
         whole = DecodeOutput.join([DecodeOutput(part.tokens, part.logits, part.hidden) for part in parts])
@@ -135,7 +142,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The target's own log-probability (temperature 1, unfiltered) of a committed token and of its best rivals."""
+    """The target's own log-probability (temperature 1, unfiltered) of a committed token and of the most likely ones."""
 
     token: int
     logprob: float
@@ -149,14 +156,14 @@ class Verdict:
     accepted: int
     next: int
     relaxed: tuple[int, ...] = ()  # draft positions that were accepted against the target's own choice
-    target_tokens: tuple[int, ...] = ()  # what the target would have written at each of them
-    evidence: tuple[tuple[float, ...], ...] = ()  # the numbers behind each, for Rule.reason
+    target_tokens: tuple[int, ...] = ()  # the target's own choice at each of them
+    evidence: tuple[tuple[float, ...], ...] = ()  # the numbers that decided each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
-    state: Tensor | None = None  # what the rule wants back with this sequence's next draft
+    state: Tensor | None = None  # handed back to the rule with this sequence's next draft
 
     @staticmethod
     def join(parts: Sequence[Verdict], lengths: Sequence[int]) -> Verdict:
-        """Decisions about the pieces of one draft, of these lengths, as one: nothing stands behind one that fell."""
+        """Verdicts on the segments of one draft, of these lengths, as one: nothing after a rejection is accepted."""
         if len(parts) == 1:
             return parts[0]
         whole = Verdict(0, parts[0].next)
@@ -172,37 +179,35 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """Why a token stands that the target would not have written."""
+    """Why a token was accepted that is not the target's own choice."""
 
     reason: str  # in the rule's words; may be empty
-    target_token: int | None = None  # the token that the target would have written
+    target_token: int | None = None  # the target's own choice
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedStep:
-    """A whole step of reasoning that the draft wrote, and what became of it."""
+    """A whole reasoning step that the draft proposed, and what became of it."""
 
     outcome: StepOutcome
-    tokens: list[int]  # all of it, whatever stands of it, with the words it began with if they were the target's
-    start: int  # new tokens in front of it
+    tokens: list[int]  # all of it, accepted or not, including a beginning that the target had written
+    start: int  # new tokens before it
 
 
 @dataclass(slots=True)
 class Event:
-    """What one step added to a sequence. The last event of a sequence carries its finish reason."""
+    """What one round added to a sequence. The last event of a sequence carries its finish reason."""
 
     tokens: list[int]
     origins: list[Origin]
     relaxed: dict[int, Relaxed] = field(default_factory=dict)  # index in `tokens` -> why
     drafted: int = 0
     accepted: int = 0
-    drafted_steps: list[DraftedStep] = field(
-        default_factory=list
-    )  # steps of reasoning in the draft, up to the first that fell
+    drafted_steps: list[DraftedStep] = field(default_factory=list)  # in the draft, up to the first rejected
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin
-    places: list[int] = field(default_factory=list)  # the token that each span is of, counted from the answer's first
+    span_tokens: list[int] = field(default_factory=list)  # index in the answer of the token each span belongs to
 
     @property
     def text(self) -> str:
@@ -210,10 +215,10 @@ class Event:
 
 
 class Runner(Protocol):
-    """One checkpoint made fast, with KV memory for several sequences (slots). Nothing else touches a model.
+    """One model with KV memory for several sequences (slots). Nothing else touches a model.
 
-    `score` feeds tokens and says what follows each; `roll` feeds tokens and goes on writing by itself. After
-    either, the slot holds all tokens fed; the last token that `roll` returns is not fed yet.
+    `score` feeds tokens and returns what follows each; `decode` feeds tokens and continues autoregressively. After
+    either, the slot holds all tokens fed; the last token that `decode` returns is not fed yet.
     """
 
     vocab: int
@@ -227,18 +232,25 @@ class Runner(Protocol):
 
     @property
     def free(self) -> int:
-        """Slots nobody holds."""
+        """Slots that can be acquired."""
         ...
 
-    def acquire(self) -> int: ...
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
+        """A slot for a sequence that begins with this prompt; nothing of it need be there."""
+        ...
+
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the target slot hold the first `length` tokens of the source."""
+        ...
+
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
 
-# What a decoding generator may ask for. The Executor answers; see execute.py.
+# What a decoding generator may ask for. The Executor answers; see loop/executor.py.
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +258,7 @@ class Acquire:
     """One slot on each of these runners, all at once or not yet. Answer: list of slots."""
 
     runners: list[Runner]
+    prompt: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -257,12 +270,12 @@ class Score:
     tokens: list[int]
     keep: int
     layers: tuple[int, ...] = ()  # whose hidden states to return
-    drafting: bool = False  # on a drafter's account
+    drafting: bool = False  # for a drafter; its seconds are counted as the draft's
 
 
 @dataclass(slots=True, eq=False)
 class Decode:
-    """Feed tokens into a slot, then write n more or until a stop token. Answer: DecodeOutput."""
+    """Feed tokens into a slot, then generate n more or up to a stop token. Answer: DecodeOutput."""
 
     runner: Runner
     slot: int
@@ -274,7 +287,7 @@ class Decode:
     keep_logits: bool = False
     logprobs: int | None = None
     layers: tuple[int, ...] = ()
-    drafting: bool = False  # on a drafter's account
+    drafting: bool = False  # for a drafter; its seconds are counted as the draft's
 
 
 @dataclass(slots=True, eq=False)
@@ -286,7 +299,7 @@ class VerifyRequest:
     rows: ScoreOutput
     sampling: Sampling
     position: int  # index in the sequence of the first draft token
-    round: int  # steps of this sequence so far; makes noise fresh, see noise.py
+    round: int  # rounds of this sequence so far; makes noise fresh, see noise.py
     state: Tensor | None = None
     logprobs: int | None = None
     protected: Tensor | None = None  # [V] tokens that no rule may relax
@@ -297,6 +310,19 @@ SequenceGenerator = Generator[Request | tuple[Request, ...] | Event, Any, None]
 ProposalGenerator = Generator[Request, Any, Draft]
 
 
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What is wanted of one draft: all that a drafter knows about the rule that will verify it (`Rule.request`)."""
+
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)  # of the draft; mostly greedy
+    stream: int = 0  # which noise to draw from, see noise.py
+    keep_logits: bool = False  # return what each token was drawn from
+    layers: tuple[int, ...] = ()  # whose hidden states to return
+    min_tokens: int = 1  # an early exit does not make the draft shorter than this
+    stop: frozenset[int] = frozenset()  # the draft ends with the first of these
+
+
 class Drafter(Protocol):
     """Proposes for one sequence. `propose` is a generator, so that model drafters are batched like everything else."""
 
@@ -304,12 +330,12 @@ class Drafter(Protocol):
 
     def begin(self, slots: list[int]) -> None: ...
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> ProposalGenerator:
-        """At most n tokens that may follow `context`."""
+    def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
+        """Tokens that may follow `context`."""
         ...
 
     def accept(self, length: int) -> None:
-        """The first `length` tokens of the last context + draft stand; whatever was drafted after them is void."""
+        """The first `length` tokens of the last context + draft are accepted; the rest of the draft is void."""
         ...
 
     def close(self) -> None: ...

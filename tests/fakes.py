@@ -56,7 +56,7 @@ class FakeRunner:
     def free(self) -> int:
         return self.slots - len(self.held)
 
-    def acquire(self) -> int:
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
         slot = min(set(range(self.slots)) - self.held.keys())
         self.held[slot] = []
         return slot
@@ -70,6 +70,9 @@ class FakeRunner:
     def truncate(self, slot: int, length: int) -> None:
         assert 0 <= length <= len(self.held[slot]), "truncation beyond what the slot holds"
         del self.held[slot][length:]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.held[target] = self.held[source][:length]
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self.diary.append(Pass("score", {r.slot: len(r.tokens) for r in requests}, self.clock.now))

@@ -62,9 +62,9 @@ class Noted(ModelDrafter):
         super().__init__(runner)
         self.notes: list[tuple[list[int], Draft]] = []
 
-    def propose(self, context, n, sampling, round, rule, stop=frozenset()):
+    def propose(self, context, request):
         before = list(context)
-        draft = yield from super().propose(context, n, sampling, round, rule, stop)
+        draft = yield from super().propose(context, request)
         self.notes.append((before, draft))
         return draft
 

@@ -23,9 +23,8 @@ ROWS = [
     "verify",
     "draft",
     "loop",
-    "options result",
+    "options",
     "pair",
-    "loading session",
     "semspec",  # the public names
     "tasks",
     "probe_fit bench serve",

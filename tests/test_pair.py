@@ -481,13 +481,13 @@ def test_submitted_prompts_are_taken_in_all_or_none_and_may_be_tokens(pair: sems
     for ticket in tickets:
         events = ticket.collect()
         assert ticket.result().tokens == pair.generate(PROMPT, options).tokens
-        assert sum(len(event.places) for event in events) == sum(len(event.spans) for event in events)
+        assert sum(len(event.span_tokens) for event in events) == sum(len(event.spans) for event in events)
 
 
 def test_what_is_learnt_of_draft_lengths_is_kept_for_few_rules(pair: semspec.Pair):
     for theta in range(100):
         pair.generate(PROMPT, verifier=f"fly:theta={theta}", num_draft_tokens="auto", max_new_tokens=1)
-    kept = [rule for rule, *_ in pair._paces]
+    kept = [rule for rule, *_ in pair._preparer.lengths]
     assert len(kept) == 64 and kept[-1] == semspec.verify.make("fly:theta=99")
 
 

@@ -14,8 +14,8 @@ from semspec import BadRequest, Options, verify
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
-from semspec.loop.kept import Kept, shared
 from semspec.loop.stats import Stats
+from semspec.model.prefix_cache import PrefixCache
 from semspec.types import Drafter, Score, ScoreOutput
 from tests.fakes import FakeRunner, blend, chain, greedy
 
@@ -38,18 +38,19 @@ class World:
 
     def __init__(self) -> None:
         self.target, self.draft = Counting(LANGUAGE, VOCAB, slots=1), Counting(SLIPPING, VOCAB, slots=1)
-        self.kept, self.executor = Kept(), Executor(budget=16)
+        self.cached, self.cached_draft = PrefixCache(self.target, slots=1), PrefixCache(self.draft, slots=1)
+        self.executor = Executor(budget=16)
 
     def turn(self, prompt: list[int], drafter: str, n: int = 20, ticks: int | None = None) -> list[int]:
         """Decode, perhaps only so many ticks of it, and return the tokens."""
         drafters: dict[str, Drafter] = {
             "none": NoDrafter(),
             "ngram": NgramDrafter(),
-            "model": ModelDrafter(self.draft),
-            "cascade": CascadeDrafter(self.draft, NgramDrafter()),
+            "model": ModelDrafter(self.cached_draft),
+            "cascade": CascadeDrafter(self.cached_draft, NgramDrafter()),
         }
         rule, stats = verify.make("none" if drafter == "none" else "exact"), Stats()
-        decoder = Decoder(Job(prompt, rule, 4, n), self.target, drafters[drafter], stats, self.kept)
+        decoder = Decoder(Job(prompt, rule, 4, n), self.cached, drafters[drafter], stats)
         task = self.executor.submit(decoder.decode(), stats)
         while not task.done and ticks != 0:
             self.executor.tick()
@@ -67,11 +68,11 @@ def test_the_second_turn_feeds_only_what_is_new():
     world.target.fed = 0
     follow_up = [*prompt, *answer, 7, 8]
     assert world.turn(follow_up, "none") == greedy(LANGUAGE, follow_up, 20)
-    assert world.kept.reused == 59 and world.target.fed == 3 + 19, "that token, and the two new ones"
+    assert world.cached.reused == 59 and world.target.fed == 3 + 19, "that token, and the two new ones"
     world.target.fed = 0
     aside = [*prompt, 9] + [2] * 30
     assert world.turn(aside, "none") == greedy(LANGUAGE, aside, 20)
-    assert world.kept.reused == 40 and world.target.fed == 31 + 19, "from where the prompts part"
+    assert world.cached.reused == 40 and world.target.fed == 31 + 19, "from where the prompts part"
 
 
 def test_a_draft_model_does_not_read_the_past_again_either():
@@ -98,7 +99,8 @@ def test_turns_are_those_of_a_fresh_run_whatever_was_kept(data: st.DataObject):
         written = world.turn(prompt, drafter, ticks=ticks)
         assert written == greedy(LANGUAGE, prompt, 20)[: len(written)] and (ticks is not None or len(written) == 20)
         context = prompt + written
-    world.kept.release()
+    world.cached.close()
+    world.cached_draft.close()
     assert world.target.free == world.draft.free == 1
 
 
@@ -109,7 +111,7 @@ def test_who_waits_for_a_slot_and_gives_up_leaves_what_was_kept():
     assert world.turn([1, 2, 3, 4], "ngram", ticks=0) == [], "cancelled before its first tick"
     stats = Stats()
     waiting = Decoder(
-        Job([1, 2, 3, 4], verify.make("exact"), 4, 5), world.target, ModelDrafter(world.draft), stats, world.kept
+        Job([1, 2, 3, 4], verify.make("exact"), 4, 5), world.cached, ModelDrafter(world.cached_draft), stats
     )
     blocker = world.executor.submit(
         Decoder(Job([1], verify.make("none"), 4, 5), FakeRunner(LANGUAGE, VOCAB), NoDrafter(), Stats()).decode(),
@@ -121,15 +123,10 @@ def test_who_waits_for_a_slot_and_gives_up_leaves_what_was_kept():
     world.executor.cancel(blocker)
     world.draft.release(busy)
     world.turn([1, 2, 3, 4], "model")
-    assert world.kept.reused == 3
-    world.kept.release()
+    assert world.cached.reused == 3
+    world.cached.close()
+    world.cached_draft.close()
     assert world.target.free == world.draft.free == 1
-
-
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_shared(one: list[int], other: list[int]):
-    n = shared(one, other)
-    assert one[:n] == other[:n] and one[n : n + 1] != (other[n : n + 1] or None)
 
 
 @pytest.fixture(scope="module")

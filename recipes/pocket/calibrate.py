@@ -24,10 +24,10 @@ from semspec.pocket.world import FUNCTIONS
 
 
 class Blurred(Ideal):
-    """An ideal model with errors: the same ones whenever it comes to the same place."""
+    """An ideal model with errors: the same ones whenever it comes to the same position."""
 
-    def __init__(self, task: Problem, habits: Habits, who: str, blur: float) -> None:
-        self.who, self.blur, self.tail = who, blur, ""
+    def __init__(self, task: Problem, habits: Habits, role: str, blur: float) -> None:
+        self.role, self.blur, self.tail = role, blur, ""
         super().__init__(task, habits)
 
     def read(self, token: str) -> None:
@@ -38,7 +38,7 @@ class Blurred(Ideal):
         found = super().chances()
         if not self.blur or len(found) == 1:
             return found
-        rng = Random(f"{self.who} {self.task.answer} {self.tail}")
+        rng = Random(f"{self.role} {self.task.answer} {self.tail}")
         found = {token: found[token] * exp(self.blur * rng.gauss(0, 1)) for token in sorted(found)}
         total = sum(found.values())
         return {token: chance / total for token, chance in found.items()}
@@ -55,11 +55,11 @@ def _write_step(model: Ideal, temperature: float, rng: Random) -> str:
 def estimate(
     target: Habits, draft: Habits, temperature: float = 0.6, k: int = 8, blur: float = 0.0, problems: int = 200
 ) -> dict[str, float]:
-    """The figures of `measure` that depend on habits alone."""
+    """The figures of `measure` that depend only on habits."""
     rng = Random(11)
     cycles = Cycles()
     verdicts: list[bool] = []
-    steps = open_steps = places = other_words = 0
+    steps = open_steps = positions = other_words = 0
     for seed in range(problems):
         task = problem(seed, split="probe")
         mine, theirs = Blurred(task, target, "target", blur), Blurred(task, draft, "draft", blur)
@@ -91,7 +91,7 @@ def estimate(
         for _ in range(20):
             texts.append(_write_step(one := here.copy(), temperature, rng))
             meant[one.done] += 1
-        places += 1
+        positions += 1
         open_steps += max(meant.values()) < 18
         other_words += _write_step(there.copy(), temperature, rng) not in texts
     return {
@@ -99,8 +99,8 @@ def estimate(
         **cycles.figures(),
         "six_after_mismatch": sum(verdicts) / max(1, len(verdicts)),
         "mismatches_seen": float(len(verdicts)),
-        "open_meaning": open_steps / places,
-        "worded_differently": other_words / places,
+        "open_meaning": open_steps / positions,
+        "worded_differently": other_words / positions,
     }
 
 
@@ -112,7 +112,7 @@ def loss_floors(habits: Habits, problems: int = 200) -> tuple[float, float]:
     for seed in range(problems):
         trace: Trace = []
         task, text = example(seed, habits, split="probe", trace=trace)
-        shows = {place for name, _, place in trace if name not in FUNCTIONS}
+        shows = {position for name, _, position in trace if name not in FUNCTIONS}
         model = Ideal(task, habits)
         for found in PIECES.finditer(text + END):
             dice = not shows.isdisjoint(range(found.start(), found.end()))
@@ -134,8 +134,8 @@ def main() -> None:
         best = [max(range(len(options)), key=side.weights[name].__getitem__) for side in pair]
         likes = [f"{options[at]!r:28} {side.weights[name][at]:.2f}" for side, at in zip(pair, best, strict=True)]
         print(f"{name:14}" + "  ".join(likes))
-    for who, side in zip(("target", "draft"), pair, strict=True):
-        print("{}: no loss below {:.3f}, no content below {:.3f} nats a token".format(who, *loss_floors(side)))
+    for role, side in zip(("target", "draft"), pair, strict=True):
+        print("{}: no loss below {:.3f}, no content below {:.3f} nats a token".format(role, *loss_floors(side)))
     for blur in (0.0, 0.15, 0.3):
         figures = estimate(*pair, blur=blur, problems=arguments.problems)
         print(f"blur {blur}: " + "  ".join(f"{name} {value:.3f}" for name, value in figures.items()))

@@ -46,7 +46,7 @@ def card(measures: dict[str, Any], logs: dict[str, dict[str, Any]], title: str, 
         "H200, torch 2.11, bf16 weights). The two learnt different habits of wording the same steps. Losses and probes",
         "over the whole training are in each folder's `training_log.json`.",
         "",
-        *(f"- {who}: {trained(log)}" for who, log in logs.items()),
+        *(f"- {role}: {trained(log)}" for role, log in logs.items()),
         "",
         note.strip(),
         "",
@@ -59,13 +59,13 @@ def card(measures: dict[str, Any], logs: dict[str, dict[str, Any]], title: str, 
     for bar in measures["bars"]:
         found = percent(bar["found"]) if isinstance(bar["found"], dict) else f"{bar['found']:.2f}"
         lines.append(f"| {bar['bar']} | {found} | {limits(bar)} | {'met' if bar['met'] else '**missed**'} |")
-    for who in logs:
-        lines.append(f"| {who} correct, greedy | {percent(figures[f'{who} T 0']['correct'])} | reported | |")
-        other = figures[f"{who} T 0.6 new templates"]
-        lines.append(f"| {who} correct, held-out templates | {percent(other['correct'])} | reported | |")
-        lines.append(f"| {who} invalid steps, held-out templates | {percent(other['invalid'])} | reported | |")
+    for role in logs:
+        lines.append(f"| {role} correct, greedy | {percent(figures[f'{role} T 0']['correct'])} | reported | |")
+        other = figures[f"{role} T 0.6 new templates"]
+        lines.append(f"| {role} correct, held-out templates | {percent(other['correct'])} | reported | |")
+        lines.append(f"| {role} invalid steps, held-out templates | {percent(other['invalid'])} | reported | |")
     lines += ["", "Correct by number of steps (temperature 0.6):", "", "| steps | target | draft |", "|---|---|---|"]
-    by_steps = [figures[f"{who} T 0.6"]["by_steps"] for who in ("target", "draft")]
+    by_steps = [figures[f"{role} T 0.6"]["by_steps"] for role in ("target", "draft")]
     lines += [f"| {steps} | {percent(by_steps[0][steps])} | {percent(by_steps[1][steps])} |" for steps in by_steps[0]]
     lines += [
         "",
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--title", required=True)
     arguments = parser.parse_args()
     folder: Path = arguments.models
-    logs = {who: json.loads((folder / who / "training_log.json").read_text()) for who in ("target", "draft")}
+    logs = {role: json.loads((folder / role / "training_log.json").read_text()) for role in ("target", "draft")}
     measures = json.loads((folder / MEASURES).read_text())
     (folder / "README.md").write_text(card(measures, logs, arguments.title, sys.stdin.read()))
 

@@ -2,7 +2,7 @@
 
 A row is ROW tokens of whole documents (one problem and its solution each) and padding. A token is an unsigned 16-bit
 number whose highest bit says whether it is learnt: only solutions are, since the numbers and names of a prompt are
-dice, and predicting dice costs a small model capacity it has better use for. The next bit marks the places where a
+dice, and predicting dice costs a small model capacity it has better use for. The next bit marks the positions where a
 choice of words shows: dice too, which must be learnt but weigh less (`train --dice`). Long documents (the `long`
 variant) lie in files of their own with longer rows. Training may start on the first files while more are being made.
 
@@ -52,7 +52,7 @@ def documents(encode: QuickEncoder, habit: str, seeds: range, long: bool = False
         task, solution = example(seed, HABITS[habit], long=long, trace=trace)
         head = encode(prompt(task.text))
         # The word for an operation also says which one, and that is no dice.
-        tail = encode.marked(solution + END, [place for name, _, place in trace if name not in FUNCTIONS], DICE)
+        tail = encode.marked(solution + END, [position for name, _, position in trace if name not in FUNCTIONS], DICE)
         document = np.array(head + tail, np.uint16)
         document[len(head) :] |= LEARN
         out.append(document)
@@ -60,22 +60,22 @@ def documents(encode: QuickEncoder, habit: str, seeds: range, long: bool = False
 
 
 def pack(found: list[np.ndarray], row: int) -> np.ndarray:
-    """Whole documents into rows, each into the fullest open row with room. Padding is 0; too long ones are left out."""
+    """Whole documents into rows, each into the fullest open row it fits in. Padding is 0; longer ones are left out."""
     rows: list[list[np.ndarray]] = []
-    room_of: list[list[int]] = [[] for _ in range(row + 1)]  # room left -> open rows
+    rows_with: list[list[int]] = [[] for _ in range(row + 1)]  # free tokens -> open rows
     for document in sorted(found, key=len, reverse=True):
         size = len(document)
         if size > row:
             continue
-        for room in range(size, row + 1):
-            if room_of[room]:
-                number = room_of[room].pop()
+        for free in range(size, row + 1):
+            if rows_with[free]:
+                number = rows_with[free].pop()
                 break
         else:
-            number, room = len(rows), row
+            number, free = len(rows), row
             rows.append([])
         rows[number].append(document)
-        room_of[room - size].append(number)
+        rows_with[free - size].append(number)
     out = np.zeros((len(rows), row), np.uint16)
     for number, parts in enumerate(rows):
         joined = np.concatenate(parts)

@@ -112,13 +112,13 @@ def save(model: Decoder, folder: Path, end: int, pad: int, shard_mb: float = 0) 
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     weights = _to_checkpoint(model)
     shards: list[dict[str, Tensor]] = [{}]
-    room = shard_mb * 2**20
+    free = shard_mb * 2**20
     for name, value in weights.items():
-        if shard_mb and shards[-1] and value.nbytes > room:
+        if shard_mb and shards[-1] and value.nbytes > free:
             shards.append({})
-            room = shard_mb * 2**20
+            free = shard_mb * 2**20
         shards[-1][name] = value
-        room -= value.nbytes
+        free -= value.nbytes
     if len(shards) == 1:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         return

@@ -39,30 +39,30 @@ class Ideal:
             return {("</think>\n\n", -1, ("?answer", "<|end|>")): 1.0}
         weights = [self.habits.step_decay**rank for rank in range(len(options))]
         start = script(not self.done)
-        return {("", place, start): weight / sum(weights) for place, weight in zip(options, weights, strict=True)}
+        return {("", index, start): weight / sum(weights) for index, weight in zip(options, weights, strict=True)}
 
     def _settle(self) -> None:
         """Decide, in all ways, until each knows its next token."""
         waiting, settled = list(self.ways.items()), dict[Way, float]()
         while waiting:
-            (text, place, rest), chance = waiting.pop()
+            (text, index, rest), chance = waiting.pop()
             found = PIECES.match(text)
-            if not rest and place >= 0 and not text.endswith("\n\n"):
-                waiting.append(((text + "\n\n", place, ()), chance))
+            if not rest and index >= 0 and not text.endswith("\n\n"):
+                waiting.append(((text + "\n\n", index, ()), chance))
             elif not rest or (found is not None and found.end() < len(text)):
-                settled[text, place, rest] = settled.get((text, place, rest), 0.0) + chance
+                settled[text, index, rest] = settled.get((text, index, rest), 0.0) + chance
             elif rest[0][:1] != "?":
-                waiting.append(((text + rest[0], place, rest[1:]), chance))
+                waiting.append(((text + rest[0], index, rest[1:]), chance))
             elif rest[0] == "?answer":
                 for option, weight in enumerate(self.habits.weights["answer"]):
                     words = CHOICES["answer"][option].replace("{v}", str(self.task.answer))
-                    waiting.append(((text + words, place, rest[1:]), chance * weight))
+                    waiting.append(((text + words, index, rest[1:]), chance * weight))
             else:
                 name = rest[0][1:]
-                quantity, key, item = self.task.quantities[place], self.task.theme.key, self.task.item
+                quantity, key, item = self.task.quantities[index], self.task.theme.key, self.task.item
                 for option, weight in enumerate(self.habits.weights[name]):
                     more = decide(name, option, quantity, key, item) + rest[1:]
-                    waiting.append(((text, place, more), chance * weight))
+                    waiting.append(((text, index, more), chance * weight))
         self.ways = settled
 
     def chances(self) -> dict[str, float]:
@@ -76,19 +76,19 @@ class Ideal:
         return out
 
     def read(self, token: str) -> None:
-        """Go on behind this token, whoever wrote it."""
+        """Advance past this token, whichever model wrote it."""
         left: dict[Way, float] = {}
-        for (text, place, rest), chance in self.ways.items():
+        for (text, index, rest), chance in self.ways.items():
             found = PIECES.match(text)
             if found is not None and found.group() == token:
-                left[text[len(token) :], place, rest] = left.get((text[len(token) :], place, rest), 0.0) + chance
+                left[text[len(token) :], index, rest] = left.get((text[len(token) :], index, rest), 0.0) + chance
         if not left:
             raise ValueError(f"the world never writes {token!r} here")
         self.ways, self.starting = left, False
         if all(not text and not rest for text, _, rest in left):
-            place = next(iter(left))[1]
+            index = next(iter(left))[1]
             self.finished = token == "<|end|>"
-            self.done |= {place} - {-1}
+            self.done |= {index} - {-1}
             self.ways = self._step()
             self.starting = bool(ready(self.task, set(self.done)))
         self._settle()

@@ -3,8 +3,8 @@
     PYTHONPATH=. python3 -m recipes.pocket.measure --target T --draft D --problems 1000 --out measures.json
 
 Lossless tau needs no speculative decoder: its output is distributed as the target's text, and given a target token x
-the draft's proposal stood with probability min(1, q(x)/p(x)), independently at each place. So both models score the
-target's own samples once, and the cycles of K proposals are played on those numbers.
+the draft's token is accepted with probability min(1, q(x)/p(x)), independently at each position. So both models
+score the target's own samples once, and the cycles of K proposals are played on those numbers.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Bench:
     def decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def solve(self, who: str, tasks: list[Problem], temperature: float) -> list[list[int]]:
+    def solve(self, role: str, tasks: list[Problem], temperature: float) -> list[list[int]]:
         prompts = [self.encode(prompt(task.text)) for task in tasks]
-        return sampler.write(self.models[who], prompts, MOST_TOKENS, temperature, self.end, self.seed)
+        return sampler.write(self.models[role], prompts, MOST_TOKENS, temperature, self.end, self.seed)
 
     def quality(self, tasks: list[Problem], solutions: list[list[int]]) -> dict[str, Any]:
         """Right answers, invalid steps, and right answers by number of steps.
@@ -92,7 +92,7 @@ class Bench:
         return cycles.figures()
 
     def matches_after_mismatch(self, tasks: list[Problem], solutions: list[list[int]], cuts: int = 3) -> Share:
-        """From places in the target's text the draft writes greedily. Of the first tokens that are not the target's
+        """From positions in the target's text the draft writes greedily. Of the first tokens that are not the target's
         favourite there, how many are followed by six that are?"""
         rng = Random(self.seed + 1)
         prefixes = []
@@ -105,7 +105,7 @@ class Bench:
         favourites = sampler.score(self.models["target"], texts, "favourite")
         hits = total = 0
         for prefix, tail, favourite in zip(prefixes, drafts, favourites, strict=True):
-            match = [int(favourite[len(prefix) - 1 + place]) == token for place, token in enumerate(tail)]
+            match = [int(favourite[len(prefix) - 1 + index]) == token for index, token in enumerate(tail)]
             if (verdict := six_follow(match)) is not None:
                 total += 1
                 hits += verdict
@@ -118,10 +118,10 @@ class Bench:
         chosen: list[tuple[Problem, list[str], list[int]]] = []
         for task, tokens in zip(tasks, solutions, strict=True):
             steps = steps_of(self.decode(tokens))
-            place = rng.randrange(len(steps)) if steps else 0
-            if steps and all(judge_steps(steps[:place], task)):
-                text = "<think>\n" + "".join(step + "\n\n" for step in steps[:place])
-                chosen.append((task, steps[:place], self.encode(prompt(task.text) + text)))
+            index = rng.randrange(len(steps)) if steps else 0
+            if steps and all(judge_steps(steps[:index], task)):
+                text = "<think>\n" + "".join(step + "\n\n" for step in steps[:index])
+                chosen.append((task, steps[:index], self.encode(prompt(task.text) + text)))
         many = [prefix for _, _, prefix in chosen for _ in range(samples)]
         written = sampler.write(self.models["target"], many, STEP_TOKENS, TEMPERATURE, self.step_end, self.seed)
         drafted = sampler.write(
@@ -155,14 +155,14 @@ def measure(bench: Bench, problems: int, samples: int = 20) -> dict[str, Any]:
     test = [problem(seed, split="test") for seed in range(problems)]
     plots = [problem(seed, split="templates") for seed in range(problems)]
     solved: list[list[int]] = []
-    for who in ("target", "draft"):
+    for role in ("target", "draft"):
         for temperature in (TEMPERATURE, 0.0):
-            name = f"{who} T {temperature:g}"
-            solutions = bench.solve(who, test, temperature)
+            name = f"{role} T {temperature:g}"
+            solutions = bench.solve(role, test, temperature)
             figures[name] = bench.quality(test, solutions)
-            if who == "target" and temperature:
+            if role == "target" and temperature:
                 solved = solutions
-        figures[f"{who} T {TEMPERATURE:g} new templates"] = bench.quality(plots, bench.solve(who, plots, TEMPERATURE))
+        figures[f"{role} T {TEMPERATURE:g} new templates"] = bench.quality(plots, bench.solve(role, plots, TEMPERATURE))
     figures["lossless"] = bench.tau(test, solved)
     figures["six_after_mismatch"] = bench.matches_after_mismatch(test, solved)
     figures |= bench.next_steps(test, solved, samples)

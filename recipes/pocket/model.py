@@ -59,10 +59,10 @@ def rotary(positions: Tensor, size: Size) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     """x [B, H, T, D]; cosines and sines [T, D] or [B, 1, T, D]."""
     first, second = x.float().chunk(2, dim=-1)
-    return (x.float() * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]).to(x.dtype)
+    return (x.float() * cos_sin[0] + torch.cat([-second, first], dim=-1) * cos_sin[1]).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -74,16 +74,16 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(size.width, size.kv_heads * size.head_dim, bias=False)
         self.o_proj = nn.Linear(size.heads * size.head_dim, size.width, bias=False)
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, H, T, D], keys and values [B, KV, T, D]."""
         rows, length, _ = x.shape
         q = self.q_proj(x).view(rows, length, self.size.heads, -1).transpose(1, 2)
         k = self.k_proj(x).view(rows, length, self.size.kv_heads, -1).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.size.kv_heads, -1).transpose(1, 2)
-        return rotate(q, turn), rotate(k, turn), v
+        return rotate(q, cos_sin), rotate(k, cos_sin), v
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        q, k, v = self.project(x, turn)
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        q, k, v = self.project(x, cos_sin)
         group = self.size.heads // self.size.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -136,8 +136,8 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(size.width, size.epsilon)
         self.post_attention_layernorm = Norm(size.width, size.epsilon)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), turn, mask)
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -165,10 +165,10 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens [B, T], mask [B, 1, T, T] (True where a token may look) or None for plain causal -> [B, T, V]."""
-        turn = rotary(torch.arange(tokens.shape[1], device=tokens.device), self.size)
+        cos_sin = rotary(torch.arange(tokens.shape[1], device=tokens.device), self.size)
         x = self.model.embed_tokens(tokens)
         for layer in self.blocks():
-            x = layer(x, turn, mask)
+            x = layer(x, cos_sin, mask)
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
     def blocks(self) -> list[Layer]:

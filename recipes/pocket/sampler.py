@@ -29,11 +29,11 @@ class Memory:
 
 def _read(model: Decoder, tokens: Tensor, memory: Memory, rows: slice) -> Tensor:
     """Prompts padded on the right, [B, T] -> final hidden states [B, T, W]; fills the memory."""
-    turn = rotary(torch.arange(tokens.shape[1], device=tokens.device), model.size)
+    cos_sin = rotary(torch.arange(tokens.shape[1], device=tokens.device), model.size)
     group = model.size.heads // model.size.kv_heads
     x = model.model.embed_tokens(tokens)
     for number, layer in enumerate(model.blocks()):
-        q, k, v = layer.self_attn.project(layer.input_layernorm(x), turn)
+        q, k, v = layer.self_attn.project(layer.input_layernorm(x), cos_sin)
         memory.keys[number, rows, :, : tokens.shape[1]] = k
         memory.values[number, rows, :, : tokens.shape[1]] = v
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -47,11 +47,11 @@ def _advance(model: Decoder, tokens: Tensor, positions: Tensor, memory: Memory, 
     """One token a sequence at its own position: tokens [B], positions [B] -> logits [B, V]."""
     size, rows = model.size, torch.arange(len(tokens), device=tokens.device)
     cosines, sines = rotary(positions[:, None], size)  # [B, 1, D]
-    turn = (cosines[:, None], sines[:, None])
+    cos_sin = (cosines[:, None], sines[:, None])
     seen = (torch.arange(length, device=tokens.device) <= positions[:, None])[:, None, None]  # [B, 1, 1, L]
     x = model.model.embed_tokens(tokens[:, None])
     for number, layer in enumerate(model.blocks()):
-        q, k, v = layer.self_attn.project(layer.input_layernorm(x), turn)
+        q, k, v = layer.self_attn.project(layer.input_layernorm(x), cos_sin)
         memory.keys[number, rows, :, positions] = k[:, :, 0]
         memory.values[number, rows, :, positions] = v[:, :, 0]
         # The query heads that share a key head become its queries: no copy of the memory.
@@ -86,13 +86,13 @@ def write(
     """Continue each prompt by up to `most` tokens, ending after any token of `stop`; temperature 0 is greedy.
 
     Prompts are handled shortest first, so that a batch has little padding; results come in the order given."""
-    order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     out: list[list[int]] = [[] for _ in prompts]
     for low in range(0, len(order), batch):
-        places = order[low : low + batch]
-        texts = _write_batch(model, [prompts[place] for place in places], most, temperature, stop, seed + low)
-        for place, text in zip(places, texts, strict=True):
-            out[place] = text
+        indices = order[low : low + batch]
+        texts = _write_batch(model, [prompts[index] for index in indices], most, temperature, stop, seed + low)
+        for index, text in zip(indices, texts, strict=True):
+            out[index] = text
     return out
 
 
@@ -144,20 +144,20 @@ def score(
 ) -> list[Tensor]:
     """What the model thinks of given texts, one tensor a text, on the CPU.
 
-    reduce "favourite": the likeliest next token at each place [T]; "chance": the probability, at this temperature, of
-    the token that does follow [T - 1]."""
+    reduce "favourite": the likeliest next token at each position [T]; "chance": the probability, at this temperature,
+    of the token that does follow [T - 1]."""
     device = model.model.norm.weight.device
-    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     out: list[Tensor] = [torch.empty(0)] * len(texts)
     for low in range(0, len(order), batch):
-        places = order[low : low + batch]
-        tokens, lengths = padded([texts[place] for place in places], device)
+        indices = order[low : low + batch]
+        tokens, lengths = padded([texts[index] for index in indices], device)
         logits = model(tokens).float()
         if reduce == "favourite":
             values = logits.argmax(-1)
         else:
             values = (logits[:, :-1] / temperature).log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].exp()
             lengths = lengths - 1
-        for row, (place, length) in enumerate(zip(places, lengths.tolist(), strict=True)):
-            out[place] = values[row, :length].cpu()
+        for row, (index, length) in enumerate(zip(indices, lengths.tolist(), strict=True)):
+            out[index] = values[row, :length].cpu()
     return out

@@ -11,7 +11,7 @@ from semspec.bench.statistics import Share
 
 @dataclass
 class Cycles:
-    """Lossless speculation played on numbers: the draft's token stands with a known chance at each place."""
+    """Lossless speculation on numbers only: at each position the draft's token has a known acceptance probability."""
 
     tokens: int = 0
     cycles: int = 0
@@ -23,18 +23,18 @@ class Cycles:
         """One text, in cycles of `k` proposals."""
         self.tokens += len(chances)
         self.agreement += sum(chances)
-        place = 0
-        while place < len(chances):
+        position = 0
+        while position < len(chances):
             self.cycles += 1
             for _ in range(k):
-                if place >= len(chances):
+                if position >= len(chances):
                     break
                 self.tested += 1
-                if rng.random() >= chances[place]:
+                if rng.random() >= chances[position]:
                     break
                 self.accepted += 1
-                place += 1
-            place += 1  # the target's own token: a correction, or the one behind a full draft
+                position += 1
+            position += 1  # the target's own token: a correction, or the one after a full draft
 
     def figures(self) -> dict[str, float]:
         """Tokens per target pass, acceptance per tested proposal, and per token of the text."""
@@ -49,7 +49,7 @@ AHEAD = 16
 
 
 def six_follow(match: list[bool]) -> bool | None:
-    """Whether six matches follow the first mismatch; None where there is none, or no six tokens behind it."""
+    """Whether six matches follow the first mismatch; None where there is none, or no six tokens after it."""
     first = match.index(False) if False in match else len(match)
     return all(match[first + 1 : first + 7]) if first + 6 < len(match) else None
 

@@ -47,7 +47,7 @@ class ScoreOutput:
             self.seen.update(new)
 
     def draw(self, steps: range) -> Tensor:
-        """The rows of these steps, one batch behind the other."""
+        """The rows of these steps, one batch after the other."""
         chosen = []
         for step in steps:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from semspec.pocket.chat import CHAT_TEMPLATE, END, MARKER_TOKENS, PAD, SPECIAL_TOKENS
 
-# A possessive, a word, one digit, punctuation with the line ends behind it, or white space.
+# A possessive, a word, one digit, punctuation with the line ends after it, or white space.
 _PIECES = r"'s| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+\n*|\n+|\s+"
 _CONTEXT = 8192
 PIECES = re.compile(r"<\|\w+\|>|</?think>|'s| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+?(?=<|[\sA-Za-z0-9]|$)\n*|\n+|\s+")

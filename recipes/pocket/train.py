@@ -1,7 +1,7 @@
 """Train one model of the pair from scratch, in resumable pieces measured in minutes.
 
 The schedule runs over *time*, not steps, whatever the machine manages: the learning rate rises at once, stays, and
-falls to nothing over the last `--anneal` share of `--total-minutes`, or earlier: as soon as a probe shows a share of
+decays to zero over the last `--anneal` share of `--total-minutes`, or earlier: as soon as a probe shows a share of
 right answers of `--anneal-when`. A probe (every `--probe-every` seconds) lets the model solve problems of the split
 "probe" at T 0.6 and prints right answers and invalid steps; `--until-invalid` stops there once so few steps are
 invalid. Every `--save-every` seconds a checkpoint and an export are written, so that a run that is cut loses no more;
@@ -39,7 +39,7 @@ _RATES = {"target": 2e-3, "draft": 3e-3, "moe": 2e-3}
 
 @dataclass
 class Schedule:
-    """The learning rate over time, all in seconds. `annealing` is when the fall began."""
+    """The learning rate over time, all in seconds. `annealing` is when the decay began."""
 
     total: float
     anneal: float
@@ -61,7 +61,7 @@ def loss_of(
 ) -> tuple[Tensor, Tensor]:
     """What is minimized, and for the log the mean cross entropies [2]: of all learnt tokens, and of those not dice.
 
-    Tokens where a choice of words shows weigh `light`: whether one shows depends on the text before alone, never on
+    Tokens where a choice of words shows weigh `light`: whether one shows depends only on the text before, never on
     the option, so the chances learnt stay true; but content is not drowned by noise that cannot be learnt."""
     mask = document_mask(tokens, starts_with) if masked else None
     logits = model(tokens, mask)
@@ -91,7 +91,7 @@ def optimizers_for(model: Decoder, kind: str, cuda: bool) -> list[torch.optim.Op
 
 
 class Run:
-    """One training run: its model, where it stands, and how it is kept."""
+    """One training run: its model, its state, and its checkpoints."""
 
     def __init__(self, arguments: argparse.Namespace, tokenizer: Any, device: str) -> None:
         self.arguments, self.tokenizer, self.out = arguments, tokenizer, Path(arguments.out)
@@ -249,8 +249,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--long-every", type=int, default=12, help="one long step in so many (0: none)")
     parser.add_argument("--long-from", type=float, default=0.5, help="share of the time from which long steps come")
     parser.add_argument("--dice", type=float, default=0.25, help="weight in the loss where a choice of words shows")
-    parser.add_argument("--anneal", type=float, default=0.35, help="share of the time in which the rate falls")
-    parser.add_argument("--anneal-when", type=float, default=0, help="begin the fall once this share is right")
+    parser.add_argument("--anneal", type=float, default=0.35, help="share of the time in which the rate decays")
+    parser.add_argument("--anneal-when", type=float, default=0, help="begin the decay once this share is right")
     parser.add_argument("--until-invalid", type=float, default=-1, help="stop once no more steps are invalid")
     parser.add_argument("--probe-every", type=float, default=60, help="seconds")
     parser.add_argument("--probe-problems", type=int, default=128)

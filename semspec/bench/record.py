@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
 Pass = tuple[str, str, Sequence[tuple[int, ...]]]
@@ -13,32 +12,10 @@ Pass = tuple[str, str, Sequence[tuple[int, ...]]]
 roll also how many it was allowed to write, whether it kept what each was drawn from, and whether it was greedy."""
 
 
-class Recorder:
-    """See types.Runner. Everything is done by the runner inside."""
-
+class Recorder(RunnerWrapper):
     def __init__(self, runner: Runner, name: str, passes: list[Pass]) -> None:
-        self.inner, self.name, self.passes = runner, name, passes
-        self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    @property
-    def free(self) -> int:
-        return self.inner.free
-
-    def acquire(self) -> int:
-        return self.inner.acquire()
-
-    def release(self, slot: int) -> None:
-        self.inner.release(slot)
-
-    def length(self, slot: int) -> int:
-        return self.inner.length(slot)
-
-    def truncate(self, slot: int, length: int) -> None:
-        self.inner.truncate(slot, length)
+        super().__init__(runner)
+        self.name, self.passes = name, passes
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self.passes.append((self.name, "score", [(len(r.tokens), self.length(r.slot), r.keep) for r in requests]))

@@ -20,7 +20,6 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from semspec.bench.folder import RunFolder
 from semspec.bench.summary import load_run, summarise
-from semspec.draft.model import GREEDY
 from semspec.errors import BadRequest
 from semspec.loop.stats import SECONDS
 from semspec.model import ModelRunner
@@ -29,6 +28,7 @@ from semspec.model.memory_plan import MemoryPlan, check
 from semspec.model.placement import choose_device
 from semspec.model.transformer import Transformer
 from semspec.types import Decode, Sampling, Score
+from semspec.verify.base import GREEDY
 
 
 def _dense(

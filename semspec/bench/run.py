@@ -20,12 +20,12 @@ from semspec.bench.folder import RunFolder, surroundings
 from semspec.bench.record import Pass, Recorder
 from semspec.bench.summary import load_run, summarise
 from semspec.errors import BadRequest
-from semspec.loading import load
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
-from semspec.result import Result
+from semspec.pair.loading import load
+from semspec.pair.result import Result
 from semspec.tasks import Problem, Task
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 
 LETTER = {"draft": "d", "relaxed": "r", "target": "t"}
 
@@ -93,11 +93,9 @@ class Bench:
         if self.pair.sparse:  # then no method gives what the target alone would have
             self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
         self.passes: list[Pass] = []
-        recorded = Recorder(self.pair.target, "target", self.passes)
-        draft = self.pair.draft and Recorder(self.pair.draft, "draft", self.passes)
-        self.both = Pair(
-            recorded, self.pair.tokenizer, draft, self.pair.eos, self.pair.probe_folder, self.pair.allow_lossy
-        )
+        names = iter(("target", "draft"))
+        self.both = self.pair.wrapped(lambda runner: Recorder(runner, next(names), self.passes))
+        draft = self.both.draft
         self.draft_alone = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:

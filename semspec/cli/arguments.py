@@ -1,15 +1,26 @@
-"""Arguments that several commands have in common, and what a shell may complete them to."""
+"""Options that several commands share: one definition of each option's name, type, default and help.
+
+A command takes a group of options as one parameter, see `spread`. Nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from semspec.errors import BadRequest
+from semspec.loop.repetition import PERIOD, REPEATS
+
+if TYPE_CHECKING:
+    from semspec.options import Options
+    from semspec.pair import Pair
 
 DRAFTERS = ("auto", "cascade", "model", "ngram")
 DEVICES = ("auto", "cpu", "cuda")
@@ -18,81 +29,150 @@ SPANS = ("all", "thinking")
 
 
 def verifiers() -> list[str]:
-    return _named("verify")
+    return _registered("verify")
 
 
 def tasks() -> list[str]:
-    return _named("tasks")
+    return _registered("tasks")
 
 
-def _named(package: str) -> list[str]:
+def _registered(package: str) -> list[str]:
     """The names in a registry, read from its source: importing it takes seconds, and a shell waits for the answer."""
     sources = sorted((Path(__file__).parent.parent / package).glob("*.py"))
     return sorted(name for s in sources for name in re.findall(r'^    name = "(.+)"$', s.read_text(), re.MULTILINE))
 
 
-Target = Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a .gguf file or a hub id.")]
-Draft = Annotated[str | None, typer.Option(help="Draft model. Without one, drafts are looked up in the text.")]
+_model = partial(typer.Option, rich_help_panel="Models")
+_speculation = partial(typer.Option, rich_help_panel="Speculation")
+_sampling = partial(typer.Option, rich_help_panel="Generation")
+
+Target = Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a .gguf file, a hub id, or pocket.")]
+Draft = Annotated[str | None, _model(help="Draft model. Without one, drafts are n-gram lookups in the text.")]
+Device = Annotated[str, _model(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
+DraftDevice = Annotated[
+    str | None, _model(help="Device of the draft model; the target's by default.", autocompletion=lambda: DEVICES)
+]
+Dtype = Annotated[str, _model(help="auto, float32, bfloat16, float16 or int8.", autocompletion=lambda: DTYPES)]
+Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
+Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
+
 Verifier = Annotated[
-    str, typer.Option(help="Rule, e.g. exact, sampling, fly:window=4, none.", autocompletion=verifiers)
+    str, _speculation(help="Verifier, e.g. exact, sampling, fly:window=4, none.", autocompletion=verifiers)
 ]
 Drafter = Annotated[
     str,
-    typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).", autocompletion=lambda: DRAFTERS),
+    _speculation(
+        help="auto, model, ngram or cascade (a draft model sped up by ngram).", autocompletion=lambda: DRAFTERS
+    ),
 ]
 NumDraftTokens = Annotated[
-    str | None, typer.Option("--num-draft-tokens", "-k", help="Draft length, or auto; by default the rule's own.")
+    str | None, _speculation("--num-draft-tokens", "-k", help="Draft length, or auto; the verifier's by default.")
 ]
-DraftMinP = Annotated[float, typer.Option(help="Stop drafting where the draft's best has less; 0 is off.")]
-DraftMaxEntropy = Annotated[float | None, typer.Option(help="Or where its entropy is above this.")]
-MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="Longest answer.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Sample from the k best tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(help="Sample from the best tokens of this mass; 1 is off.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best; 0 is off.")]
-Seed = Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")]
+DraftMinP = Annotated[float, _speculation(help="End a draft when its top token's probability is below this; 0: off.")]
+DraftMaxEntropy = Annotated[float | None, _speculation(help="End a draft when its entropy (nats) is above this.")]
 RelaxSpan = Annotated[
-    str, typer.Option(help="Where a lossy rule may relax: all or thinking.", autocompletion=lambda: SPANS)
+    str, _speculation(help="Where a lossy verifier may relax: all or thinking.", autocompletion=lambda: SPANS)
 ]
-LoopRepeats = Annotated[int, typer.Option(help="Copies in a row at which a lossy rule gives way to exact; 0 is off.")]
-LoopPeriod = Annotated[int, typer.Option(help="Tokens of the longest block whose copies are noticed.")]
-Lossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Refuse lossy rules or not.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be repeated.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
-DraftDevice = Annotated[
-    str | None, typer.Option(help="Where the draft model runs, if elsewhere.", autocompletion=lambda: DEVICES)
+LoopRepeats = Annotated[
+    int, _speculation(help="Repeats of a block at which a lossy verifier is replaced by exact; 0: off.")
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.", autocompletion=lambda: DTYPES)]
-Context = Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")]
-Sparse = Annotated[
-    Path | None,
-    typer.Option(help="Folder of a plan that says what checking a draft may leave out; see semspec sparse."),
-]
-NoMemoryLine = Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what memory will be taken.")]
+LoopPeriod = Annotated[int, _speculation(help="Longest block, in tokens, that counts as repeated.")]
+AllowLossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Allow or refuse lossy verifiers.")]
+
+MaxNewTokens = Annotated[int | None, _sampling("--max-new-tokens", "-n", help="Maximum tokens to generate.")]
+Temperature = Annotated[float, _sampling("--temperature", "-t", help="Sampling temperature; 0 is greedy.")]
+TopK = Annotated[int, _sampling(help="Sample from the k most likely tokens; 0: off.")]
+TopP = Annotated[float, _sampling(help="Sample from the most likely tokens with this total probability; 1: off.")]
+MinP = Annotated[float, _sampling(help="Drop tokens less likely than this times the top token; 0: off.")]
+Seed = Annotated[int | None, _sampling(help="Random seed; a fresh one by default.")]
+Stop = Annotated[list[str] | None, _sampling(help="Stop string; may be repeated.")]
+
+NoMemoryLine = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the memory estimate.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
+Data = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """Which models, and how they are loaded."""
+
+    target: Target
+    draft: Draft = None
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    context: Context = None
+
+    def load(self, slots: int, **more: Any) -> Pair:
+        from semspec.pair.loading import load
+
+        return load(**vars(self), slots=slots, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairArguments(ModelArguments):
+    draft_device: DraftDevice = None
+    sparse: Sparse = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationArguments:
+    """How drafts are made and verified. The fields are those of `Options`."""
+
+    verifier: Verifier = "exact"
+    drafter: Drafter = "auto"
+    num_draft_tokens: NumDraftTokens = None
+    relax_span: RelaxSpan = "all"
+    loop_repeats: LoopRepeats = REPEATS
+    loop_period: LoopPeriod = PERIOD
+
+    def options(self, **more: Any) -> Options:
+        from semspec.options import Options
+
+        return Options(**vars(self) | {"num_draft_tokens": draft_length(self.num_draft_tokens)} | more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationArguments(SpeculationArguments):
+    """All options of a request that the command line has."""
+
+    draft_min_p: DraftMinP = 0.0
+    draft_max_entropy: DraftMaxEntropy = None
+    allow_lossy: AllowLossy = True
+    max_new_tokens: MaxNewTokens = None
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    seed: Seed = None
+    stop: Stop = None
+
+    def options(self, **more: Any) -> Options:
+        return super().options(stop=[valid_text(text, "--stop") for text in self.stop or ()], **more)
 
 
 def draft_length(text: str | None) -> int | str | None:
-    """A number or a word such as auto, from the command line; which words there are is not decided here."""
-    if text is None:
-        return None
+    """A number, or a word such as auto, which `Options` checks."""
+    return int(text) if text is not None and re.fullmatch(r"\s*[+-]?\d+\s*", text) else text
+
+
+def valid_text(text: str, source: str) -> str:
+    """Refuse text that is not Unicode. Bytes that are not valid UTF-8 arrive as lone surrogates, see `cli.main.run`."""
     try:
-        return int(text)
-    except ValueError:
-        return text
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"{source} is not valid UTF-8 (at character {error.start + 1}); convert it to UTF-8, e.g. with iconv"
+        ) from None
+    return text
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters may be dataclasses: each stands for its fields, which become the options.
+    """A command whose parameters may be dataclasses: the fields of each become options.
 
-    So options that several commands share are said once. A field that several of a command's dataclasses have is one
-    option, and all of them get its value."""
-    groups: dict[str, dict[str, inspect.Parameter]] = {}
-    kinds = get_type_hints(command, include_extras=True)
-    own = inspect.signature(command).parameters
-    for name, parameter in own.items():
-        found = {name: parameter.replace(annotation=kinds[name], kind=parameter.KEYWORD_ONLY)}
-        groups[name] = _fields(kinds[name]) if is_dataclass(kinds[name]) else found
+    A field that several of a command's dataclasses have is one option, and all of them get its value."""
+    own = _parameters(command)
+    kinds = {name: p.annotation for name, p in own.items()}
+    groups = {name: _parameters(kinds[name]) if is_dataclass(kinds[name]) else {name: p} for name, p in own.items()}
 
     def run(**given: Any) -> None:
         values = {name: {key: given[key] for key in group} for name, group in groups.items()}
@@ -101,16 +181,11 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     merged = {key: p for group in groups.values() for key, p in group.items()}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
-    run.__annotations__ = {}  # typer would look into these for what the signature has resolved already
+    run.__annotations__ = {}  # the signature has the resolved types; typer must not resolve these again
     return run
 
 
-def _fields(group: Any) -> dict[str, inspect.Parameter]:
-    kinds = get_type_hints(group, include_extras=True)
-    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    return {
-        f.name: inspect.Parameter(
-            f.name, kind, default=empty if f.default is MISSING else f.default, annotation=kinds[f.name]
-        )
-        for f in fields(group)
-    }
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Of a function or a dataclass: keyword-only, with resolved types."""
+    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
+    return {n: p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in signature.parameters.items()}

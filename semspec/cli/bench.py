@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +19,16 @@ from semspec.errors import BadRequest
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchModels(arguments.PairArguments):
+    target: Annotated[str, typer.Option(help="Target model.", rich_help_panel="Models")] = "pocket"
+
+
 @app.callback()
+@arguments.spread
 def bench(
-    context: typer.Context,
+    command: typer.Context,
+    models: BenchModels,
     task: Annotated[
         str,
         typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks),
@@ -31,33 +39,25 @@ def bench(
         typer.Option(help="exact, block:k=4, ...; may be repeated.", autocompletion=arguments.verifiers),
     ] = None,
     n: Annotated[int | None, typer.Option(help="Number of problems; all by default.")] = None,
-    target: Annotated[str, typer.Option(help="Target model.")] = "pocket",
-    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
+    data: arguments.Data = None,
     repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
     seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
     num_draft_tokens: arguments.NumDraftTokens = None,
-    drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 1.0,
+    drafter: arguments.Drafter = "auto",
+    temperature: arguments.Temperature = 0.0,
+    top_p: arguments.TopP = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    draft_device: arguments.DraftDevice = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
-    length: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None,
-    sparse: arguments.Sparse = None,
     quiet: arguments.NoMemoryLine = False,
 ) -> None:
-    context.obj = partial(
-        measure, out, quiet, task=task, methods=method or ["exact"], n=n, target=target, draft=draft,
-        data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch, drafter=drafter,
-        num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
-        max_new_tokens=max_new_tokens, device=device, draft_device=draft_device, dtype=dtype, context=length,
-        sparse=str(sparse) if sparse else None,
+    command.obj = partial(
+        measure, out, quiet, **asdict(models) | {"sparse": str(models.sparse) if models.sparse else None}, task=task,
+        methods=method or ["exact"], n=n, data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch,
+        drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
+        max_new_tokens=max_new_tokens,
     )  # fmt: skip
-    if not context.invoked_subcommand:
-        context.obj()
+    if not command.invoked_subcommand:
+        command.obj()
 
 
 def measure(out: Path | None, quiet: bool, **settings: Any) -> None:
@@ -92,7 +92,7 @@ def replay(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     shape: Annotated[str, typer.Option(help="Target and draft: 32B/1.5B, 8B/1B, 30B-A3B/0.6B or tiny.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: arguments.Device = "auto",
 ) -> None:
     """Make a run's recorded passes again on random models of other sizes: its decisions, their cost."""
     from semspec.bench.replay import replay as run_replay

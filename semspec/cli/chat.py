@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,66 +26,46 @@ from semspec.errors import BadRequest, SemspecError
 if TYPE_CHECKING:
     from semspec.options import Options
     from semspec.pair import Pair
-    from semspec.result import Result
+    from semspec.pair.result import Result
 
 HELP = {
-    "/method SPEC": "answer with another rule from here on, e.g. none, fly:window=4 or exact:k=4,drafter=ngram",
-    "/stats": "what this chat has taken so far",
+    "/method SPEC": "change the verifier, e.g. none, fly:window=4 or exact:k=4,drafter=ngram; without SPEC: list them",
+    "/stats": "figures of this chat so far",
     "/save FILE": "write the chat to a file: .json with all figures, anything else as text",
-    "/new": "forget everything and begin anew",
-    "/help": "this list; //text sends a message that begins with a stroke",
+    "/new": "start a new chat",
+    "/help": "this list; //text sends a message that begins with a slash",
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
 }
+ENDINGS = {"cancelled": "stopped", "length": "truncated at max_new_tokens"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatArguments(args.GenerationArguments):
+    max_new_tokens: args.MaxNewTokens = 1024
+
+
+@args.spread
 def chat(
-    target: args.Target,
-    draft: args.Draft = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
-    verifier: args.Verifier = "exact",
-    drafter: args.Drafter = "auto",
-    num_draft_tokens: args.NumDraftTokens = None,
-    draft_min_p: args.DraftMinP = 0.0,
-    draft_max_entropy: args.DraftMaxEntropy = None,
-    max_new_tokens: args.MaxNewTokens = 1024,
-    temperature: args.Temperature = 0.0,
-    top_k: args.TopK = 0,
-    top_p: args.TopP = 1.0,
-    min_p: args.MinP = 0.0,
-    seed: args.Seed = None,
-    relax_span: args.RelaxSpan = "all",
-    loop_repeats: args.LoopRepeats = 4,
-    loop_period: args.LoopPeriod = 128,
-    lossy: args.Lossy = True,
-    stop: args.Stop = None,
-    device: args.Device = "auto",
-    draft_device: args.DraftDevice = None,
-    dtype: args.Dtype = "auto",
-    context: args.Context = None,
-    sparse: args.Sparse = None,
+    model: args.PairArguments,
+    request: ChatArguments,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for every turn.")] = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Talk with a pair, turn by turn; earlier turns are not computed again. /help lists the commands."""
-    options = semspec.Options(
-        verifier=verifier, drafter=drafter, num_draft_tokens=args.draft_length(num_draft_tokens),
-        draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
-        relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period,
-        allow_lossy=lossy,
-    )  # fmt: skip
-    pair = semspec.load(
-        target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=1, context=context,
-        sparse=sparse, allow_lossy=lossy,
-        report=memory_line(quiet or as_json),
-    )  # fmt: skip
+    """Chat with a model in the terminal, or one turn per line from a pipe. /help lists the commands of a chat."""
+    if system is not None:
+        args.valid_text(system, "--system")
+    options, quiet = request.options(), quiet or as_json
+    pair = model.load(slots=1, allow_lossy=options.allow_lossy, report=memory_line(quiet))
     if not pair.tokenizer.chat_template:
-        raise BadRequest(f"{target} has no chat template; it can go on with a text: semspec generate {target} TEXT")
-    Chat(pair, options, system, as_json, quiet or as_json).run()
+        raise BadRequest(
+            f"{model.target} has no chat template; it can go on with a text: semspec generate {model.target} TEXT"
+        )
+    Chat(pair, options, system, as_json, quiet).run()
 
 
 class Chat:
-    """The conversation as the person at the terminal has it. Answers go to standard output, all else to the other."""
+    """The conversation and its commands. Answers go to standard output, everything else to standard error."""
 
     def __init__(self, pair: Pair, options: Options, system: str | None, as_json: bool, quiet: bool) -> None:
         self.pair, self.options, self.system = pair, options, system
@@ -93,7 +73,7 @@ class Chat:
         self.console, self.errors = terminal(), terminal(stderr=True)
         self.interactive = sys.stdin.isatty()
         self.session = semspec.Session(pair, system)
-        self.turns: list[tuple[Result, int]] = []  # with the tokens that had not to be read
+        self.turns: list[tuple[Result, int]] = []  # with the number of prompt tokens reused from the cache
         self.saved: set[Path] = set()
 
     def run(self) -> None:
@@ -106,18 +86,18 @@ class Chat:
                         break
                     self.command(line)
                 else:
-                    self.turn(line.removeprefix("/"))
+                    self.turn(args.valid_text(line.removeprefix("/"), "this line"))
             except SemspecError as error:
                 if not self.interactive:
                     raise
                 self.errors.print(Text(str(error), style="red"))
-            except KeyboardInterrupt:  # a second Ctrl-C; the conversation is whole, its cache is not
+            except KeyboardInterrupt:  # a second Ctrl-C: the conversation is intact, its cache is lost
                 if not self.interactive:
                     raise
                 self.say("stopped")
 
     def lines(self) -> Iterator[str]:
-        """What is typed or piped in, without empty lines."""
+        """Lines typed or piped in, except empty ones."""
         prompted = self.interactive and sys.stdout.isatty()
         if prompted:
             equip_input()
@@ -152,33 +132,23 @@ class Chat:
             stream.close()
             result = stream.result()
             turn = (result, self.session.reused)
-            if result.text:  # else the session forgets that it was asked
+            if result.text:  # else the session drops the turn
                 self.turns.append(turn)
         if self.as_json:
             typer.echo(json.dumps(self.document(*turn), ensure_ascii=False))
         if not self.quiet:
-            self.say(self.fitted([*self.ending(result), *figures(result.stats), self.reading(*turn)]))
-
-    def ending(self, result: Result) -> list[str]:
-        """How an answer ended, if not by itself."""
-        endings = {"cancelled": "stopped", "length": "cut at its longest"}
-        return [endings[result.finish_reason]] if result.finish_reason in endings else []
-
-    def reading(self, result: Result, reused: int) -> str:
-        return f"read {result.prompt_tokens - reused} of {result.prompt_tokens} prompt tokens"
+            ending = [ENDINGS[result.finish_reason]] if result.finish_reason in ENDINGS else []
+            prefill = f"prefilled {result.prompt_tokens - turn[1]} of {result.prompt_tokens} prompt tokens"
+            parts = [*ending, *figures(result.stats), prefill]
+            self.say(fit(parts, self.errors.width) if self.errors.is_terminal else " · ".join(parts))
 
     def document(self, result: Result, reused: int) -> dict[str, Any]:
         return report(result, self.pair.spelling) | {"reused_tokens": reused}
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        known: dict[str, Callable[[str], None]] = {
-            "/method": self.method,
-            "/stats": self.stats,
-            "/save": self.save,
-            "/new": self.new,
-            "/help": self.help,
-        }
+        methods = (self.method, self.stats, self.save, self.new, self.help)
+        known = {f"/{method.__name__}": method for method in methods}
         if name not in known:
             raise BadRequest(f"there is no command {name!r}; the commands are: {', '.join(known)}, /quit")
         known[name](rest.strip())
@@ -188,15 +158,8 @@ class Chat:
 
         if spec:
             arm = parse_arm(spec, self.options.num_draft_tokens, self.options.drafter)
-            names = (
-                "verifier",
-                "num_draft_tokens",
-                "drafter",
-                "draft_min_p",
-                "draft_max_entropy",
-                "loop_repeats",
-                "loop_period",
-            )
+            names = ["verifier", "num_draft_tokens", "drafter"]
+            names += ["draft_min_p", "draft_max_entropy", "loop_repeats", "loop_period"]
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
         self.say(f"{self.options.verifier}, drafts of {self.options.draft_length()} from {self.options.drafter}")
         if not spec:
@@ -209,12 +172,12 @@ class Chat:
         table = Table.grid(padding=(0, 2))
         for name, value in {
             "turns": str(len(self.turns)),
-            "tokens written": f"{pooled.tokens} in {sum(pooled.seconds.values()):.2f} s",
-            "tokens a second": f"{pooled.tokens / max(sum(pooled.seconds.values()), 1e-9):.1f}",
-            "tau": f"{pooled.tau:.2f} tokens a step",
-            "drafted": f"{pooled.drafted}, of which {pooled.accepted} stood, {pooled.relaxed} of them relaxed",
+            "tokens": f"{pooled.tokens} in {sum(pooled.seconds.values()):.2f} s",
+            "tokens / second": f"{pooled.tokens / max(sum(pooled.seconds.values()), 1e-9):.1f}",
+            "tau": f"{pooled.tau:.2f} tokens per round",
+            "drafted": f"{pooled.drafted}, {pooled.accepted} accepted, {pooled.relaxed} of them relaxed",
             "target passes": str(pooled.target_passes),
-            "prompt tokens": f"{read}, of which {reused} were not read again",
+            "prompt tokens": f"{read}, {reused} from the cache",
             "seconds": ", ".join(f"{what} {seconds:.2f}" for what, seconds in pooled.seconds.items()),
         }.items():
             table.add_row(Text(name, style="dim"), value)
@@ -252,12 +215,9 @@ class Chat:
     def say(self, text: str) -> None:
         self.errors.print(Text(text, style="dim"))
 
-    def fitted(self, parts: list[str]) -> str:
-        return fit(parts, self.errors.width) if self.errors.is_terminal else " · ".join(parts)
-
 
 def equip_input() -> None:
-    """Give `input` a history, keys to edit with, and commands to complete, where there is a library for it."""
+    """Give `input` history, line editing and completion, where readline is available."""
     try:
         import readline
     except ImportError:
@@ -268,21 +228,21 @@ def equip_input() -> None:
     def complete(text: str, state: int) -> str | None:
         return dict(enumerate(word for word in known if word.startswith(text))).get(state)
 
-    readline.set_completer_delims("")  # a line is completed as a whole
+    readline.set_completer_delims("")  # complete the line as a whole
     readline.set_completer(complete)
     readline.parse_and_bind("tab: complete")
 
 
 @contextmanager
 def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """A first Ctrl-C asks for an end, between two passes; a second one insists."""
-    asked = False
+    """A first Ctrl-C stops between two passes, a second one at once."""
+    stopping = False
 
     def interrupted(*_: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        asked = True
+        stopping = True
         stop()
 
     before = signal.signal(signal.SIGINT, interrupted)

@@ -1,5 +1,5 @@
-"""`semspec demo`: the pocket pair on a few held-out problems: the target alone, with exact drafts, with loose ones, and
-with whole steps that stand for what they mean."""
+"""`semspec demo`: the pocket pair on a few held-out problems: the target only, then the verifiers exact, fly
+and semantic+."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from semspec.cli.live import coloured
-from semspec.loading import load
 from semspec.loop.stats import Stats
 from semspec.options import Options
 from semspec.pair import Pair
-from semspec.result import Result
+from semspec.pair.loading import load
+from semspec.pair.result import Result
 from semspec.tasks.base import Problem
 from semspec.tasks.pocket import Pocket
 from semspec.verify.fly import Fly
@@ -23,7 +23,7 @@ from semspec.verify.fly import Fly
 
 @dataclass
 class Arm:
-    """One way of decoding, and what it has done so far."""
+    """One method and its results so far."""
 
     title: str
     options: Options
@@ -42,22 +42,21 @@ class Arm:
 def demo(
     console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: int = 6, device: str = "cpu"
 ) -> list[Arm]:
-    """Solve problems all four ways, show the first as text, then one table of all."""
+    """Solve problems with all four methods; print the first problem's answers, then one table."""
     pair, task = load("pocket", device=device, slots=1, context=1024), Pocket(split="test")
     arms = [
-        Arm("target alone", Options(verifier="none")),
+        Arm("target only", Options(verifier="none")),
         Arm(f"exact, drafts of {num_draft_tokens}", Options(verifier="exact", num_draft_tokens=num_draft_tokens)),
-        Arm(f"fly (loose), drafts of {Fly.draft_tokens}", Options(verifier="fly")),
-        Arm("semantic+ (loose), whole steps", Options(verifier="semantic+")),
+        Arm(f"fly (lossy), drafts of {Fly.draft_tokens}", Options(verifier="fly")),
+        Arm("semantic+ (lossy), whole steps", Options(verifier="semantic+")),
     ]
     chosen = task.problems(problems, seed)
-    # The first pass through a model is slower than all others, and on a GPU the first of each length, which is
-    # compiled and captured; nobody should pay for that.
+    # Warm-up: the first pass is slower than all others; on a GPU, so is the first of each length (compile, capture).
     for problem in chosen[:1] if device == "cpu" else chosen:
         for arm in arms:
             solve(pair, task, problem, arm, warm_up=True)
     for i, problem in enumerate(chosen):
-        for arm in arms if i % 2 == 0 else arms[::-1]:  # taking turns, so that noise falls on all
+        for arm in arms if i % 2 == 0 else arms[::-1]:  # alternating, so that noise affects all alike
             solve(pair, task, problem, arm)
         if i == 0:
             console.print(Panel(problem.prompt[-1]["content"], title="a problem", border_style="cyan"))  # type: ignore[index]
@@ -66,16 +65,16 @@ def demo(
             panels = [Panel(coloured(a.results[0].events), title=a.title, width=width) for a in arms]
             console.print(Columns(panels))
             console.print(
-                "[green]green[/]: written by the draft, kept by the target. Plain: written by the target. "
-                "[yellow]yellow[/]: worded by the draft, where the target would have said it in other words.\n"
+                "[green]green[/]: drafted, and the target's own choice too. Plain: from the target. "
+                "[yellow]yellow[/]: drafted and accepted, where the target would have used other words.\n"
             )
-    alone, exact, loose, meant = arms
-    same = sum(a.tokens == b.tokens for a, b in zip(alone.results, exact.results, strict=True))
+    target, exact, fly, semantic = arms
+    same = sum(a.tokens == b.tokens for a, b in zip(target.results, exact.results, strict=True))
     console.print(table(arms, len(chosen), device))
     console.print(
-        f"{exact.title} wrote the target's text, token for token, in {same} of {len(chosen)} problems; "
-        f"{loose.title} let {loose.stats.relaxed} of {loose.stats.tokens} tokens stand in the draft's words; "
-        f"{meant.title} took over {meant.stats.step_outcomes.get('accepted', 0)} steps of the draft's as they were."
+        f"{exact.title}: the target's text, token for token, in {same} of {len(chosen)} problems. "
+        f"{fly.title}: {fly.stats.relaxed} of {fly.stats.tokens} tokens are relaxed. "
+        f"{semantic.title}: {semantic.stats.step_outcomes.get('accepted', 0)} drafted steps were accepted."
     )
     return arms
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-import semspec
 from semspec.cli import arguments as args
 from semspec.cli.live import Writer
 from semspec.cli.progress import memory_line
@@ -20,67 +19,38 @@ from semspec.errors import BadRequest
 SLOTS = 16  # answers decoded at a time
 
 
+@args.spread
 def generate(
-    target: args.Target,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or '-': standard input.")] = None,
+    model: args.PairArguments,
+    request: args.GenerationArguments,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input if missing or '-'.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    draft: args.Draft = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a chat message.")] = False,
-    n: Annotated[int, typer.Option("--n", help="Number of answers, decoded together.")] = 1,
-    verifier: args.Verifier = "exact",
-    drafter: args.Drafter = "auto",
-    num_draft_tokens: args.NumDraftTokens = None,
-    draft_min_p: args.DraftMinP = 0.0,
-    draft_max_entropy: args.DraftMaxEntropy = None,
-    max_new_tokens: args.MaxNewTokens = None,
-    temperature: args.Temperature = 0.0,
-    top_k: args.TopK = 0,
-    top_p: args.TopP = 1.0,
-    min_p: args.MinP = 0.0,
-    seed: args.Seed = None,
-    relax_span: args.RelaxSpan = "all",
-    loop_repeats: args.LoopRepeats = 4,
-    loop_period: args.LoopPeriod = 128,
-    lossy: args.Lossy = True,
-    stop: args.Stop = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the end of the text.")] = False,
-    device: args.Device = "auto",
-    draft_device: args.DraftDevice = None,
-    dtype: args.Dtype = "auto",
-    context: args.Context = None,
-    sparse: args.Sparse = None,
+    n: Annotated[int, typer.Option("--n", help="Number of answers, decoded as one batch.")] = 1,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     quiet: args.Quiet = False,
-    why: Annotated[bool, typer.Option("--why", help="List every relaxed token with the rule's reason.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="List every relaxed token with the verifier's reason.")] = False,
 ) -> None:
-    """Answer one prompt, tokens coloured by origin: green from the draft, yellow relaxed, plain from the target."""
+    """Answer one prompt. Tokens are coloured by origin: green drafted, yellow relaxed, plain from the target."""
     text = read(prompt, file)
-    options = semspec.Options(
-        verifier=verifier, drafter=drafter, num_draft_tokens=args.draft_length(num_draft_tokens),
-        draft_min_p=draft_min_p, draft_max_entropy=draft_max_entropy, max_new_tokens=max_new_tokens,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop or (),
-        ignore_eos=ignore_eos, relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period,
-        allow_lossy=lossy,
-    )  # fmt: skip
+    options = request.options(ignore_eos=ignore_eos)
     if n < 1:
         raise BadRequest(f"n is {n}; give 1 or more, the number of answers")
-    if n > 1 and temperature == 0:
+    if n > 1 and options.temperature == 0:
         raise BadRequest(f"at temperature 0 all {n} answers would be the same; give a temperature above 0")
     errors = terminal(stderr=True)
-    pair = semspec.load(
-        target, draft, device=device, draft_device=draft_device, dtype=dtype, slots=min(n, SLOTS), context=context,
-        sparse=sparse, allow_lossy=lossy,
-        report=memory_line(quiet or as_json),
-    )  # fmt: skip
-    asked = [{"role": "user", "content": text}] if chat else text
-    each = [options if seed is None else replace(options, seed=seed + i) for i in range(n)]
+    report_memory = memory_line(quiet or as_json)
+    pair = model.load(min(n, SLOTS), allow_lossy=options.allow_lossy, report=report_memory)
+    message = [{"role": "user", "content": text}] if chat else text
+    each = [options if options.seed is None else replace(options, seed=options.seed + i) for i in range(n)]
     if as_json:
-        answers = [report(result, pair.spelling) for result in pair.generate([asked] * n, each)]
+        answers = [report(result, pair.spelling) for result in pair.generate([message] * n, each)]
         typer.echo(json.dumps(answers[0] if n == 1 else {"answers": answers}, ensure_ascii=False))
         return
     console = terminal()
     results = (
-        [show(pair.stream(asked, options), console, live=not quiet)] if n == 1 else pair.generate([asked] * n, each)
+        [show(pair.stream(message, options), console, live=not quiet)] if n == 1 else pair.generate([message] * n, each)
     )
     for i, result in enumerate(results):
         if n > 1:
@@ -96,14 +66,17 @@ def generate(
 
 
 def read(prompt: str | None, file: Path | None) -> str:
-    """The prompt, from where it was said to be. A last newline is the file's, not the prompt's."""
+    """The prompt, from the argument, the file or standard input, without a final newline of the latter two."""
     if file is not None:
         if prompt is not None:
             raise BadRequest("there is a prompt and a --file; give one of them")
         try:
-            return file.read_text().removesuffix("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            text = file.read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError as error:
             raise BadRequest(f"the prompt cannot be read from {file}: {error}") from error
+        return args.valid_text(text.removesuffix("\n"), str(file))
     if prompt is None and sys.stdin.isatty():
         raise BadRequest("there is no prompt; give it as an argument, with --file, or through a pipe")
-    return sys.stdin.read().removesuffix("\n") if prompt in (None, "-") else prompt
+    if prompt is not None and prompt != "-":
+        return args.valid_text(prompt, "the prompt")
+    return args.valid_text(sys.stdin.read().removesuffix("\n"), "standard input")

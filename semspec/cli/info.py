@@ -1,4 +1,4 @@
-"""`semspec info`: what a model is, what it will take, and what its passes cost on this machine."""
+"""`semspec info`: what a model is, the memory it needs, and the time of its passes on this machine."""
 
 from __future__ import annotations
 
@@ -9,47 +9,43 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from semspec.cli import arguments as args
 from semspec.errors import ModelError
 
 if TYPE_CHECKING:
     from semspec.model import Source
 
 ROWS = (1, 2, 3, 5, 9, 17)  # tokens in a pass: one, or a draft and the token before it
-PROFILED = (1, 2, 5, 9, 17)  # of these, those held against the memory's limit
+PROFILED = (1, 2, 5, 9, 17)  # of these, the ones compared with memory bandwidth
 
 
+@args.spread
 def info(
-    target: Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file or a hub id.")],
-    draft: Annotated[str | None, typer.Option(help="Its draft model, to see whether the two fit.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto",
+    model: args.ModelArguments,
     slots: Annotated[int, typer.Option(help="Sequences decoded at a time.")] = 1,
-    context: Annotated[int | None, typer.Option(help="Tokens a sequence may have.")] = None,
     measure: Annotated[bool, typer.Option(help="Load the models and time their passes.")] = True,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Hold passes against this device's memory; the best draft lengths.")
+        bool, typer.Option("--profile", help="Compare passes with memory bandwidth; list the best draft lengths.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """What a model (and its draft) is: family, sizes, tokenizer agreement, memory, and the cost of its passes here."""
-    found = gather(target, draft, device, dtype, slots, context, measure or profile, profile)
+    """Describe a model, with or without a draft: family, sizes, shared tokenizer, memory, and the time of a pass."""
+    found = gather(model, slots, measure or profile, profile)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
         show(found, Console(highlight=False, soft_wrap=True))
 
 
-def gather(
-    target: str, draft: str | None, device: str, dtype: str, slots: int, context: int | None, measure: bool,
-    profile: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool = False) -> dict[str, Any]:
     from semspec.loop import profile as costs
     from semspec.model import Source
     from semspec.model.memory_plan import check, describe
     from semspec.pocket.shipped import SHIPPED
-    from semspec.text.stream import common_vocabulary, load_tokenizer
+    from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 
-    sources = [Source.find(SHIPPED.get(name, name)) for name in (target, draft) if name is not None]
+    sources = [Source.find(SHIPPED.get(name, name)) for name in (model.target, model.draft) if name is not None]
+    device, dtype, context = model.device, model.dtype, model.context
     plans = [s.plan(device, dtype, slots, None if context is None else min(context, s.context)) for s in sources]
     found: dict[str, Any] = {
         "models": [facts(source) for source in sources],
@@ -93,8 +89,8 @@ def facts(source: Source) -> dict[str, Any]:
 
 
 def break_even(target: dict[str, float], draft: dict[str, float] | None = None) -> list[dict[str, float]]:
-    """For each draft length: the tokens a step must give to be as fast as the target alone. A step gives at most one
-    more than the draft has."""
+    """For each draft length the tau (tokens per round) at which speculation is as fast as the target alone. A round
+    yields at most one token more than the draft has."""
     each = draft["1"] if draft else 0.0
     lengths = [rows - 1 for rows in ROWS if rows > 1]
     return [
@@ -127,26 +123,26 @@ def show(found: dict[str, Any], console: Console) -> None:
         d = drafts.get(rows)
         table.add_row(str(rows), *costs, *((str(rows - 1), f"{d['tau_to_break_even']:.2f} of {rows}") if d else ()))
     console.print(table)
-    console.print("tau: tokens that a step of drafting and checking gives", style="dim")
+    console.print("tau: tokens per round of drafting and verification", style="dim")
     if "profile" in found:
         show_profile(found["profile"], found["passes"], console)
 
 
 def show_profile(profile: dict[str, Any], passes: list[dict[str, float]], console: Console) -> None:
-    console.print(f"{profile['device']}: copies at {profile['bandwidth_GBps']:.1f} GB/s")
+    console.print(f"{profile['device']}: memory bandwidth {profile['bandwidth_GBps']:.1f} GB/s")
     for role, limit, costs in zip(("target", "draft"), profile["limits_ms"], passes, strict=False):
         if limit is None:
-            console.print(f"{role}: what a pass must read is not known beforehand")
+            console.print(f"{role}: the bytes that a pass reads are not known in advance")
             continue
         ratios = ", ".join(f"{costs[str(rows)] / limit:.2f} ({rows})" for rows in PROFILED)
-        line = f"{role}: weights and {profile['context']} tokens are read in {limit:.3g} ms; "
-        console.print(f"{line}a pass takes so many times as long (tokens): {ratios}")
+        line = f"{role}: reading the weights and {profile['context']} cached tokens takes {limit:.3g} ms; "
+        console.print(f"{line}a pass takes this many times as long (tokens in the pass): {ratios}")
     if "best_drafts" not in profile:
         return
     limit = profile["limits_ms"][1]
     times = f", {profile['draft_token_ms'] / limit:.2f} times its limit" if limit else ""
-    console.print(f"a draft token inside a roll: {profile['draft_token_ms']:.3g} ms{times}")
-    table = Table("acceptance", "best draft", "tokens a step", "speedup")
+    console.print(f"a draft token: {profile['draft_token_ms']:.3g} ms{times}")
+    table = Table("acceptance", "best draft", "tau", "speedup")
     for best in profile["best_drafts"]:
         length = str(best["draft_tokens"]) if best["draft_tokens"] else "none"
         table.add_row(f"{best['acceptance']:.1f}", length, f"{best['tau']:.2f}", f"{best['speedup']:.2f}x")

@@ -1,7 +1,7 @@
-"""An answer on a terminal while it is being written, with a line of figures under it.
+"""An answer on a terminal while it is generated, with a line of figures below.
 
-What is certain scrolls by as usual; only the row being written and the figures are redrawn. So an answer may be longer
-than the screen, and the screen as narrow as it likes. In a pipe there is only the text.
+Finished rows scroll by; only the last row and the figures are redrawn. So an answer may be longer than the screen, and
+the screen of any width. A pipe gets the text only.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CONTROLS = {c: 0x2400 + c for c in range(32) if c not in (9, 10)} | {127: 0x2421
 
 
 class Writer:
-    """Writes an answer piece by piece. `figures` says what stands below, most important first; None: nothing does."""
+    """Prints an answer event by event. `figures` gives the line below it, most important first; None: no line."""
 
     def __init__(self, console: Console, figures: Callable[[], Sequence[str]] | None = None) -> None:
         self.console, self.figures = console, figures
-        self._row = Text()  # what has been written since the last row that is certain
+        self._row = Text()  # text after the last finished row
         self._keys = ExitStack()
         self._live: Live | None = None
         if figures is not None and console.is_terminal and not console.is_dumb_terminal:
@@ -56,7 +56,7 @@ class Writer:
         self._keys.close()
 
     def write(self, event: Event) -> None:
-        if not self.console.is_terminal:  # where rich would not leave every character as it is
+        if not self.console.is_terminal:  # rich would change some characters
             self.console.file.write(event.text)
             self.console.file.flush()
         elif not self._live:
@@ -68,12 +68,12 @@ class Writer:
             self._draw(self._live)
 
     def _rows(self) -> Lines:
-        """Cut off the rows that are full, or ended by a newline."""
+        """Remove and return the finished rows: full, or ended by a newline."""
         self._row.expand_tabs(8)
         spaces = len(self._row) - len(self._row.plain.rstrip(" "))
         rows = self._row.wrap(self.console, self.console.width)
         last = rows.pop()
-        last.rstrip()  # wrapping drops spaces that have no room, but the next word must know of them
+        last.rstrip()  # wrapping drops trailing spaces, which the next word needs
         self._row = last.append_text(self._row[len(self._row) - spaces :])
         return rows
 
@@ -85,7 +85,7 @@ class Writer:
 
 @contextmanager
 def unechoed(keyboard: IO[str]) -> Iterator[None]:
-    """Keys that are pressed meanwhile, Ctrl-C among them, must not move the cursor that rows are redrawn from."""
+    """No echo: keys pressed meanwhile, Ctrl-C among them, must not move the cursor that rows are redrawn from."""
     if termios is None or not keyboard.isatty():
         yield
         return
@@ -98,8 +98,8 @@ def unechoed(keyboard: IO[str]) -> Iterator[None]:
 
 
 def coloured(events: Iterable[Event]) -> Text:
-    """Green from the draft, yellow relaxed, plain from the target. Control characters become pictures of themselves:
-    a model's text must not command the terminal."""
+    """Green from the draft, yellow relaxed, plain from the target. Control characters become visible symbols, so that
+    a model's text cannot control the terminal."""
     text = Text()
     for event in events:
         for piece, origin in event.spans:
@@ -108,7 +108,7 @@ def coloured(events: Iterable[Event]) -> Text:
 
 
 def fit(parts: Sequence[str], width: int) -> str:
-    """As many of the parts, from the first on, as there is room for in one row."""
+    """As many of the parts, from the first on, as fit in one row."""
     line = ""
     for part in parts:
         longer = f"{line} · {part}" if line else part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from semspec.cli.info import info
 from semspec.errors import SemspecError
 
 app = typer.Typer(
-    help="Speculative decoding with a pluggable verifier: a small model writes ahead, the big one only checks.",
+    help="Speculative decoding with a pluggable verifier: a small draft model proposes, the target verifies.",
     epilog=settings.HELP,
     no_args_is_help=True,
     add_completion=True,
@@ -44,7 +45,7 @@ def main(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option(envvar="SEMSPEC_CONFIG", help=f"Config file; else {settings.default_path()}, if it is there."),
+        typer.Option(envvar="SEMSPEC_CONFIG", help=f"Config file; {settings.default_path()} by default."),
     ] = None,
 ) -> None:
     if version:
@@ -55,29 +56,31 @@ def main(
 
 @app.command()
 def demo(
-    problems: Annotated[int, typer.Option(help="How many problems to solve.")] = 6,
-    seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Length of the exact drafts.")] = 6,
-    device: Annotated[str, typer.Option(help="cpu, or cuda to see it on a GPU.")] = "cpu",
+    problems: Annotated[int, typer.Option(help="Number of problems.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the problems.")] = 0,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length of exact.")] = 6,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """See it work: the shipped pocket pair solves problems, alone, with drafts, and with whole steps taken over."""
+    """Solve word problems with the shipped pocket pair: target only, exact, fly and semantic+, side by side."""
     from semspec.cli.demo import demo as run_demo
 
     run_demo(Console(highlight=False), problems, seed, num_draft_tokens, device)
 
 
 def run() -> None:
-    """The `semspec` command: refusals become one readable line and an exit code."""
+    """The `semspec` command: errors become one readable line and an exit code."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid bytes are refused by whoever reads them, by name
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         app()
     except SemspecError as error:
         Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
         sys.exit(error.exit_code)
-    except OSError as error:  # a path that cannot be made, read or written, wherever that came out
+    except OSError as error:  # a path that cannot be created, read or written
         if error.filename is None:
             raise
-        told = f"semspec: {error.filename}: {error.strerror}; is the path right, and may it be written?"
-        Console(stderr=True, soft_wrap=True).print(Text(told, style="red"))
+        message = f"semspec: {error.filename}: {error.strerror}; is the path right, and may it be written?"
+        Console(stderr=True, soft_wrap=True).print(Text(message, style="red"))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

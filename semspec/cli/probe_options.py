@@ -93,7 +93,7 @@ class Collecting:
 
     def load(self) -> Pair:
         from semspec.cli.progress import memory_line
-        from semspec.loading import load
+        from semspec.pair.loading import load
 
         return load(
             self.target, self.draft, device=self.device, draft_device=self.draft_device, dtype=self.dtype,

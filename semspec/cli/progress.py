@@ -1,4 +1,4 @@
-"""What is said on standard error of work that takes much: its memory beforehand, and a bar if a person is looking."""
+"""On standard error: the memory estimate, and a progress bar in terminals."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class bar:
-    """`with bar("collect") as progress: progress(done, total)`. In a pipe it stays silent."""
+    """`with bar("collect") as progress: progress(done, total)`. In a pipe it prints nothing."""
 
     def __init__(self, title: str) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._seen = self._progress.console.is_terminal
+        self._shown = self._progress.console.is_terminal
         self._task = self._progress.add_task(title, total=None)
 
     def __enter__(self) -> bar:
-        if self._seen:
+        if self._shown:
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._seen:
+        if self._shown:
             self._progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
@@ -31,7 +31,7 @@ class bar:
 
 
 def memory_line(quiet: bool = False) -> Callable[[str], None] | None:
-    """For `load`: what says, before a model is loaded, what memory it will take; None: nobody wants to know."""
+    """For `load`: prints the memory estimate before a model is loaded; None if `quiet`."""
     if quiet:
         return None
     console = Console(stderr=True, highlight=False)

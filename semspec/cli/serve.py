@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from semspec.cli.arguments import LoopPeriod, LoopRepeats, NumDraftTokens, draft_length
+from semspec.cli.arguments import PairArguments, SpeculationArguments, spread, valid_text
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"
 
 
+@spread
 def serve(
-    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")],
-    draft: Annotated[
-        str | None, typer.Option(help="Draft model. Without one, drafts are looked up in the text.")
-    ] = None,
+    model: PairArguments,
+    speculation: SpeculationArguments,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     allowed_host: Annotated[
         list[str] | None,
@@ -27,17 +26,10 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name to clients; by default the target's.")] = None,
-    verifier: Annotated[str, typer.Option(help="Default rule.")] = "exact",
-    drafter: Annotated[str, typer.Option(help="auto, model, ngram or cascade (a model sped up by ngram).")] = "auto",
-    num_draft_tokens: NumDraftTokens = None,
-    relax_span: Annotated[str, typer.Option(help="Where a lossy rule may relax: all or thinking.")] = "all",
-    loop_repeats: LoopRepeats = 4,
-    loop_period: LoopPeriod = 128,
     lossy: Annotated[
         bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
     ] = False,
     slots: Annotated[int, typer.Option(help="Sequences decoded at a time; their memory is taken at the start.")] = 16,
-    context: Annotated[int | None, typer.Option(help="Tokens a sequence may have, prompt included.")] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(help="Longest prompt.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 4096,
     max_draft_tokens: Annotated[int, typer.Option(help="Longest draft a request may ask for.")] = 64,
@@ -53,30 +45,22 @@ def serve(
     api_key_file: Annotated[Path | None, typer.Option(help="File with one key a line; # begins a comment.")] = None,
     cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may use this server; repeatable.")] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    draft_device: Annotated[str | None, typer.Option(help="Where the draft model runs, if elsewhere.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    sparse: Annotated[Path | None, typer.Option(help="Folder of a sparse plan; needs --allow-lossy.")] = None,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
-    from semspec.loading import load
-    from semspec.options import Options
+    from semspec.model.prefix_cache import PrefixCache
     from semspec.serve import logs
     from semspec.serve.app import make_app
-    from semspec.serve.engine import Engine, remembering
+    from semspec.serve.engine import Engine
     from semspec.serve.hosts import host_names
     from semspec.serve.limits import Limits, Settings
     from semspec.serve.metrics import Metrics
     from semspec.serve.server import Server, configure
 
-    if sparse is not None and not lossy:
+    if model.sparse is not None and not lossy:
         raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
     settings = Settings(
-        name=name or Path(target).name,
-        defaults=Options(
-            verifier=verifier, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens),
-            relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period, allow_lossy=lossy,
-        ),
+        name=valid_text(name or Path(model.target).name, "the model's name"),
+        defaults=speculation.options(allow_lossy=lossy),
         allow_lossy=lossy,
         limits=Limits(
             prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_draft_tokens,
@@ -90,10 +74,8 @@ def serve(
     )  # fmt: skip
     logs.configure()
     metrics = Metrics()
-    where: dict[str, Any] = {"device": device, "draft_device": draft_device, "dtype": dtype, "report": logs.say}
-    where["allow_lossy"] = lossy  # the pair itself refuses whatever gets past the server's own check
-    engine = Engine(
-        lambda: remembering(load(target, draft, **where, slots=slots, context=context, sparse=sparse)),
+    engine = Engine(  # the pair refuses lossy rules itself, whatever gets past the server's own check
+        lambda: model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache),
         queue=max_queue,
         on_finish=metrics.finish,
     )

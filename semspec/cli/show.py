@@ -1,4 +1,4 @@
-"""What is said of an answer, to a person or a script: what it took, why relaxed tokens stand, all of it as JSON."""
+"""What is reported about an answer: a line of figures, the reasons of relaxed tokens, everything as JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from semspec.cli.live import STYLES, Writer
 
 if TYPE_CHECKING:
     from semspec.loop.stats import Stats
-    from semspec.result import Result, Stream
+    from semspec.pair.result import Result, Stream
 
 
 def relaxed_tokens(result: Result, spelling: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Every relaxed token: where it stands, what the target would have written there, and the rule's reason."""
+    """Every relaxed token: its position, the target's own token there, and the rule's reason."""
     found: list[dict[str, Any]] = []
     start = 0
     for event in result.events:
@@ -28,7 +28,7 @@ def relaxed_tokens(result: Result, spelling: Callable[[int], str]) -> list[dict[
 
 
 def reasons(relaxed: list[dict[str, Any]]) -> Text:
-    """The same as a listing, one line each."""
+    """One line for each relaxed token."""
     lines = []
     for token in relaxed:
         instead = "" if token["instead"] is None else f" for {token['instead']!r}"
@@ -37,20 +37,20 @@ def reasons(relaxed: list[dict[str, Any]]) -> Text:
 
 
 def figures(stats: Stats) -> list[str]:
-    """What an answer has taken, most important first."""
+    """The figures of an answer, most important first."""
     if not stats.tokens:
-        return ["reading"]
+        return ["prefill"]
     seconds = sum(stats.seconds.values())
     found = [f"{stats.tokens} tokens", f"{stats.tokens / max(seconds, 1e-9):.1f}/s", f"tau {stats.tau:.2f}"]
     if stats.relaxed:
         found.append(f"{stats.relaxed} relaxed")
     if stats.drafted:
-        found.append(f"{stats.accepted}/{stats.drafted} drafted stood")
+        found.append(f"{stats.accepted}/{stats.drafted} drafted accepted")
     return [*found, f"{stats.target_passes} passes", f"{seconds:.1f} s"]
 
 
 def show(stream: Stream, console: Console, live: bool = True) -> Result:
-    """Write an answer to the terminal as it comes, coloured by origin, its figures below if it may be `live`."""
+    """Print an answer as it is generated, coloured by origin; with `live`, a line of figures below it."""
     with Writer(console, (lambda: figures(stream.stats)) if live else None) as writer:
         for event in stream:
             writer.write(event)
@@ -58,13 +58,13 @@ def show(stream: Stream, console: Console, live: bool = True) -> Result:
 
 
 def summary(result: Result) -> str:
-    """One line about what it took."""
+    """One line of figures."""
     s = result.stats
     seconds = sum(s.seconds.values())
     kind = "lossless" if result.lossless else f"{'sparse, ' if result.sparse else ''}{s.relaxed} relaxed"
     return (
         f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "
-        f"tau {s.tau:.2f} · {s.accepted}/{s.drafted} drafted tokens stood · {s.target_passes} target passes · "
+        f"tau {s.tau:.2f} · {s.accepted}/{s.drafted} drafted tokens accepted · {s.target_passes} target passes · "
         f"{result.finish_reason}"
     )
 
@@ -87,7 +87,7 @@ def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
 
 
 def terminal(stderr: bool = False) -> Console:
-    """A console for prose: whole words in a terminal, unbroken lines in a pipe."""
+    """A console that wraps at words in a terminal and never in a pipe."""
     console = Console(stderr=stderr, highlight=False)
     console.soft_wrap = not console.is_terminal
     return console

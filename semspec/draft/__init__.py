@@ -2,8 +2,18 @@
 
 from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.early_exit import EarlyExit
+from semspec.draft.kinds import REGISTRY, DrafterKind, register
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.draft.none import NoDrafter
 
-__all__ = ["CascadeDrafter", "EarlyExit", "ModelDrafter", "NgramDrafter", "NoDrafter"]
+__all__ = [
+    "REGISTRY",
+    "CascadeDrafter",
+    "DrafterKind",
+    "EarlyExit",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NoDrafter",
+    "register",
+]

@@ -1,8 +1,8 @@
-"""When a draft model should stop: where it is early_exit, the target is likely to disagree, and the rest is wasted.
+"""When a draft model should stop: where it is not confident, the target is likely to disagree.
 
-Asked of distributions, never of the tokens drawn from them: a draft that is cut because of what was drawn would no
-longer have the distribution that lossless rules are told. Decided a chunk at a time, so that the host waits for the
-device once for several tokens; what a chunk has written behind its first unsure token is thrown away.
+Decided by distributions, never by the tokens drawn from them: a draft that is cut because of what was drawn would no
+longer have the distribution that lossless rules rely on. Decided a chunk at a time, so that the host waits for the
+device once for several tokens; what a chunk holds after its first unconfident token is thrown away.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semspec.errors import BadRequest
 
-CHUNK = 4  # tokens written between two looks
+CHUNK = 4  # tokens between two checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class EarlyExit:
         return self.min_p > 0.0 or self.max_entropy is not None
 
     def confident_prefix(self, logits: Tensor) -> int:
-        """How many tokens come before the first of which it is unsure. [n, V]"""
+        """How many tokens come before the first unconfident one. [n, V]"""
         probs = logits.float().softmax(-1)
         unsure = probs.amax(-1) < self.min_p
         if self.max_entropy is not None:

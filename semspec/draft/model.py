@@ -1,13 +1,10 @@
-"""Drafting with a small model. Its cache follows the sequence: the rejected is truncated, what it missed is fed."""
+"""Drafting with a small model. Its cache follows the sequence: rejected tokens are truncated, missed ones are fed."""
 
 from __future__ import annotations
 
 from semspec.draft.early_exit import CHUNK, EarlyExit
-from semspec.sampling.noise import DRAFT, stream
-from semspec.types import Decode, DecodeOutput, Draft, ProposalGenerator, Runner, Sampling
-from semspec.verify.base import Rule
+from semspec.types import Decode, DecodeOutput, Draft, DraftRequest, ProposalGenerator, Runner
 
-GREEDY = Sampling()
 NEVER = EarlyExit()
 
 
@@ -20,52 +17,49 @@ class ModelDrafter:
     def begin(self, slots: list[int]) -> None:
         (self.slot,) = slots
 
-    def propose(
-        self,
-        context: list[int],
-        n: int,
-        sampling: Sampling,
-        round: int,
-        rule: Rule,
-        stop: frozenset[int] = frozenset(),
-    ) -> ProposalGenerator:
-        """At most n tokens, up to and including one of those to stop at."""
+    def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         assert self.slot is not None
-        # The draft model's context may be the shorter one; the last token it writes need not fit, being never fed.
-        n = min(n, self.runner.capacity - len(context) + 1)
+        # The draft model's context may be the shorter one; its last token is never fed and need not fit.
+        n = min(request.max_tokens, self.runner.capacity - len(context) + 1)
         if n < 1:
             return Draft([])
         feed, parts = context[self.runner.length(self.slot) :], []
-        written = sure = 0
-        while sure == written < n:
-            # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
-            rolled: DecodeOutput = yield Decode(
+        written = confident = 0
+        while confident == written < n:
+            out: DecodeOutput = yield Decode(
                 self.runner,
                 self.slot,
                 feed,
                 min(CHUNK, n - written) if self.early_exit.enabled else n,
-                sampling if rule.needs_draft_logits or rule.samples_drafts else GREEDY,
-                stream(DRAFT, round),
-                stop,
-                keep_logits=rule.keeps_draft_logits or self.early_exit.enabled,
-                layers=rule.draft_layers,
+                request.sampling,
+                request.stream,
+                request.stop,
+                keep_logits=request.keep_logits or self.early_exit.enabled,
+                layers=request.layers,
                 drafting=True,
             )
-            parts.append(rolled)
-            written += len(rolled.tokens)
-            sure += self._sure(rolled)
-            feed = rolled.tokens[-1:]
-            if feed[0] in stop:
+            parts.append(out)
+            written += len(out.tokens)
+            confident += self._confident(out)
+            feed = out.tokens[-1:]
+            if feed[0] in request.stop:
                 break
         whole = DecodeOutput.join(parts)
-        draft = Draft(whole.tokens, whole.logits if rule.keeps_draft_logits else None, whole.hidden)
-        return draft.first(max(sure, rule.min_draft_tokens()))
+        draft = Draft(whole.tokens, whole.logits if request.keep_logits else None, whole.hidden)
+        return self._ended(draft, confident, n, request)
 
-    def _sure(self, rolled: DecodeOutput) -> int:
+    def _ended(self, draft: Draft, confident: int, n: int, request: DraftRequest) -> Draft:
+        """The confident part of a draft of at most n tokens."""
+        draft = draft.first(max(confident, request.min_tokens))
+        stopped = bool(draft.tokens) and draft.tokens[-1] in request.stop
+        draft.early_exit = self.early_exit.enabled and len(draft.tokens) < n and not stopped
+        return draft
+
+    def _confident(self, out: DecodeOutput) -> int:
         if not self.early_exit.enabled:
-            return len(rolled.tokens)
-        assert rolled.logits is not None
-        return self.early_exit.confident_prefix(rolled.logits)
+            return len(out.tokens)
+        assert out.logits is not None
+        return self.early_exit.confident_prefix(out.logits)
 
     def accept(self, length: int) -> None:
         # The last draft token was never fed, and the token after the accepted ones is not the draft's.

@@ -8,8 +8,7 @@ Source: prompt lookup decoding, Saxena 2023.
 from __future__ import annotations
 
 from semspec.errors import BadRequest
-from semspec.types import Draft, ProposalGenerator, Runner, Sampling
-from semspec.verify.base import Rule
+from semspec.types import Draft, DraftRequest, ProposalGenerator, Runner
 
 Ngram = tuple[int, ...]
 LOOK_BACK = 16384  # tokens of a prompt that are searched; entering more would keep everybody waiting
@@ -31,17 +30,17 @@ class NgramDrafter:
         self._follower.clear()
         self._history.clear()
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> ProposalGenerator:
+    def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         self._index(context)
         for size in range(min(self.longest, len(context) - 1), self.shortest - 1, -1):
             start = self._follower.get(tuple(context[-size:]))
             if start is not None:
-                return Draft(_repeat(context, start, n))
+                return Draft(_repeat(context, start, request.max_tokens))
         return Draft([])
-        yield  # a generator, as the protocol says, that asks for nothing
+        yield  # makes this a generator, as the protocol wants
 
     def _index(self, context: list[int]) -> None:
-        """Enter the n-grams in front of every token that is new since the last call."""
+        """Index the n-grams before every token that is new since the last call."""
         if not self._history:
             self._start = max(0, len(context) - LOOK_BACK)
         for follower in range(self._start + len(self._history), len(context)):
@@ -54,7 +53,7 @@ class NgramDrafter:
             self._history.append(replaced)
 
     def accept(self, length: int) -> None:
-        """Forget tokens that did not stand; there are some only if this drafter was shown text not yet certain."""
+        """Forget rejected tokens; there are some only if this drafter was shown text that was itself a draft."""
         while self._start + len(self._history) > length:
             for key, before in self._history.pop():
                 if before is None:

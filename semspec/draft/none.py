@@ -1,9 +1,8 @@
-"""A drafter that never proposes: the target's steps are one token each."""
+"""A drafter that never proposes."""
 
 from __future__ import annotations
 
-from semspec.types import Draft, ProposalGenerator, Runner, Sampling
-from semspec.verify.base import Rule
+from semspec.types import Draft, DraftRequest, ProposalGenerator, Runner
 
 
 class NoDrafter:
@@ -13,9 +12,9 @@ class NoDrafter:
     def begin(self, slots: list[int]) -> None:
         pass
 
-    def propose(self, context: list[int], n: int, sampling: Sampling, round: int, rule: Rule) -> ProposalGenerator:
+    def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         return Draft([])
-        yield  # a generator, as the protocol says, that asks for nothing
+        yield  # makes this a generator, as the protocol wants
 
     def accept(self, length: int) -> None:
         pass

@@ -10,8 +10,8 @@ Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acce
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,6 +141,25 @@ class AdaptiveLength:
 
     def _within(self, n: int) -> int:
         return min(max(n, self.shortest), self.longest) if n > 0 else 0
+
+
+class DraftLengths:
+    """An `AdaptiveLength` for each combination of rule and drafter, so that later prompts begin with what earlier ones
+    taught; combinations not asked for in a long time are forgotten."""
+
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
+        self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
+
+    def of(self, key: Hashable, shortest: int) -> AdaptiveLength:
+        policy = self._policies.setdefault(key, AdaptiveLength(shortest=shortest))
+        self._policies.move_to_end(key)
+        if len(self._policies) > self.size:
+            self._policies.popitem(last=False)
+        return policy
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._policies)
 
 
 class Seconds:

@@ -1,14 +1,17 @@
 """The Executor answers the requests of all live sequences. It schedules passes, not sequences.
 
-In each tick, every runner with something to do makes one pass, drafts first: what they propose is scored in the same
-tick, together with whatever waits already, so that sequences fall into step. If somebody waits for a score (or a prompt
-has to be read), the pass is ragged: prompt chunks, score rows, and one row for each sequence that is writing. If
-everybody is only writing, it is a fused roll of a few tokens, so that nobody who comes to score waits longer than that;
-a sequence that is alone rolls all its tokens at once. Judgements are grouped by rule and made in one call per rule.
+In each tick, every runner with work makes one pass, drafts first: what they propose is scored in the same tick,
+together with whatever waits already, so that sequences synchronise. If any sequence waits for a score or has a prompt
+to read, the pass is ragged: prompt chunks, score rows, and one row for each sequence that is decoding. If all are only
+decoding, it is a fused decode of a few tokens, so that nobody who comes to score waits longer than that; a single
+sequence decodes all its tokens at once. Verification is one call for each rule.
+
+Threads may share an executor: `lock` is held while anything changes.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -33,11 +36,16 @@ from semspec.types import (
 )
 from semspec.verify.base import collate, join_segments, verdicts
 
-SHORT = 64  # tokens up to which a feed counts as a step's and not as a prompt
+SHORT = 64  # tokens up to which a feed counts as a round's and not as a prompt
+
+NOT_NUMBERS = (
+    "the model's logits are not numbers (NaN), so no token can be drawn; its weights may be damaged, or its dtype too "
+    "narrow: try --dtype float32"
+)
 
 
 class ScoreWork:
-    """A Score on its way through passes of limited size."""
+    """A Score, in passes of limited size."""
 
     def __init__(self, task: Task, request: Score) -> None:
         self.task, self.request = task, request
@@ -49,7 +57,7 @@ class ScoreWork:
         return len(self.request.tokens) - self.fed
 
     def next_pass(self, budget: int) -> Score:
-        """The next piece, with as many of the wanted rows as fall into it."""
+        """The next chunk, with those of the wanted rows that are in it."""
         end = min(self.fed + budget, len(self.request.tokens))
         wanted = max(self.fed, len(self.request.tokens) - self.request.keep)
         tokens = self.request.tokens[self.fed : end]
@@ -57,7 +65,7 @@ class ScoreWork:
         return replace(self.request, tokens=tokens, keep=max(0, end - wanted))
 
     def take(self, rows: ScoreOutput) -> None:
-        if len(rows.logits) or not self.waiting:  # pieces of a prompt return nothing
+        if len(rows.logits) or not self.waiting:  # chunks of a prompt return nothing
             self.parts.append(rows)
 
     @property
@@ -66,7 +74,7 @@ class ScoreWork:
 
 
 class DecodeWork:
-    """A Decode on its way: first its tokens are fed, then it writes."""
+    """A Decode: first its tokens are fed, then it generates."""
 
     def __init__(self, task: Task, request: Decode) -> None:
         self.task, self.request = task, request
@@ -84,18 +92,18 @@ class DecodeWork:
         return self.stopped or self.written >= self.request.n
 
     def next_pass(self, budget: int) -> Score:
-        """The next piece of the feed; the last row of the last piece predicts a token."""
+        """The next chunk of the feed; the last row of the last chunk predicts a token."""
         tokens, self.feed = self.feed[:budget], self.feed[budget:]
         return Score(self.request.runner, self.request.slot, tokens, 0 if self.feed else 1, self.request.layers)
 
     def next_decode(self, n: int) -> Decode:
         return replace(self.request, tokens=self.feed, n=min(n, self.request.n - self.written))
 
-    def take(self, rolled: DecodeOutput) -> None:
-        self.done.append(rolled)
-        self.written += len(rolled.tokens)
-        self.stopped = rolled.tokens[-1] in self.request.stop
-        self.feed = rolled.tokens[-1:]
+    def take(self, out: DecodeOutput) -> None:
+        self.done.append(out)
+        self.written += len(out.tokens)
+        self.stopped = out.tokens[-1] in self.request.stop
+        self.feed = out.tokens[-1:]
 
     @property
     def result(self) -> DecodeOutput:
@@ -124,24 +132,42 @@ class Task:
 
 class Executor:
     def __init__(self, chunk: int = 8, budget: int = 512, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.chunk = chunk  # tokens of a fused roll while others are about
+        self.chunk = chunk  # tokens of a fused decode while there are other sequences
         self.budget = budget  # tokens in one pass
         self.clock = clock
         self.tasks: list[Task] = []
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
-        self._judges: list[tuple[Task, VerifyRequest]] = []
+        self._verify_requests: list[tuple[Task, VerifyRequest]] = []
+        self._discarded: deque[Task] = deque()
+        self._ticking = False
+        self.lock = threading.RLock()
 
     def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
         """Take a sequence in. Nothing runs before the next tick."""
         task = Task(decoding, stats)
-        self.tasks.append(task)
+        with self.lock:
+            self.tasks.append(task)
         return task
 
     def cancel(self, task: Task) -> None:
         """Stop a sequence wherever it is; its slots are free when this returns."""
-        if not task.done:
-            self._end(task)
+        with self.lock:
+            if not task.done:
+                self._end(task)
+
+    def discard(self, task: Task) -> None:
+        """The same for destructors, which may run in the middle of a tick: waits for nothing, then it is done after."""
+        self._discarded.append(task)
+        if not self._ticking and self.lock.acquire(blocking=False):
+            try:
+                self._drop_discarded()
+            finally:
+                self.lock.release()
+
+    def _drop_discarded(self) -> None:
+        while self._discarded:
+            self.cancel(self._discarded.popleft())
 
     def run(self) -> None:
         """Tick until every sequence is done."""
@@ -150,23 +176,28 @@ class Executor:
 
     def tick(self) -> None:
         """Advance every sequence as far as it goes, then make one pass on every runner that has work."""
-        try:
-            self._tick()
-        except BaseException:
-            # An interrupt may fall between feeding a slot and noting it. No sequence can be trusted to go on.
-            for task in list(self.tasks):
-                self._end(task, SemspecError("decoding was interrupted in the middle of a pass; ask again"))
-            raise
+        with self.lock:
+            self._drop_discarded()
+            self._ticking = True
+            try:
+                self._tick()
+            except BaseException:
+                # An interrupt may come between feeding a slot and recording it. No sequence can be trusted to go on.
+                for task in list(self.tasks):
+                    self._end(task, SemspecError("decoding was interrupted in the middle of a pass; ask again"))
+                raise
+            finally:
+                self._ticking = False
 
     def _tick(self) -> None:
         began, busy = self.clock(), 0.0
         live = list(self.tasks)
         self._advance(live)
-        while self._judges:  # cheap, and what they allow can still join this tick's passes
-            busy += self._judge()
+        while self._verify_requests:  # cheap, and what follows can still join this tick's passes
+            busy += self._verify()
             self._advance(live)
         # Passes of a tick follow each other, so a sequence that is done drafting loses nothing by joining the target's
-        # pass of this tick. If it waited for the next one, halves of a batch would take turns for ever, and each step
+        # pass of this tick. If it waited for the next one, halves of a batch would alternate for ever, and each round
         # would cost two target passes.
         for runner in sorted(self._work, key=lambda runner: not self._drafts(runner)):
             if self._work[runner]:
@@ -186,11 +217,11 @@ class Executor:
                 self._resume(task)
             if not ready and self._slots and self._grant(self._slots[0]):
                 ready.append(self._slots.popleft())
-        if self._slots and len(self._slots) == len(self.tasks):  # nobody is left who could free a slot
+        if self._slots and len(self._slots) == len(self.tasks):  # no sequence is left that could free a slot
             self._end(self._slots[0], SemspecError("this needs more slots at once than there are; load more slots"))
 
     def _resume(self, task: Task) -> None:
-        """Send a sequence its results and note what it asks for next."""
+        """Send a sequence its results and take its next requests."""
         results = [task.results[i] for i in range(len(task.requests))]
         answer = None if not results else results[0] if task.single else tuple(results)
         task.requests, task.results = [], {}
@@ -209,7 +240,7 @@ class Executor:
             if isinstance(request, Acquire):
                 self._slots.append(task)
             elif isinstance(request, VerifyRequest):
-                self._judges.append((task, request))
+                self._verify_requests.append((task, request))
             elif isinstance(request, Score | Decode):
                 work = ScoreWork(task, request) if isinstance(request, Score) else DecodeWork(task, request)
                 self._work.setdefault(id(request.runner), []).append(work)
@@ -223,7 +254,7 @@ class Executor:
         needed = [sum(other is runner for other in request.runners) for runner in request.runners]
         if any(runner.free < n for runner, n in zip(request.runners, needed, strict=True)):
             return False
-        task.results[0] = [runner.acquire() for runner in request.runners]
+        task.results[0] = [runner.acquire(request.prompt) for runner in request.runners]
         return True
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:
@@ -235,7 +266,7 @@ class Executor:
         self.tasks.remove(task)
         if task in self._slots:
             self._slots.remove(task)
-        self._judges = [(t, j) for t, j in self._judges if t is not task]
+        self._verify_requests = [(t, r) for t, r in self._verify_requests if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
         try:
@@ -243,44 +274,49 @@ class Executor:
         except Exception as failure:
             task.error = task.error or failure
 
-    # -- judging
+    # -- verification
 
-    def _judge(self) -> float:
+    def _verify(self) -> float:
         """Verify everything that waits, rule by rule. Returns the seconds it took."""
-        groups: dict[tuple[Any, ...], list[tuple[Task, VerifyRequest]]] = {}
-        for task, judge in self._judges:
-            certain, fresh = judge.draft.logits is None, judge.state is None
-            logits = judge.rows.logits
-            key = (judge.rule, logits.shape[-1], logits.device, certain, fresh, id(judge.protected))
-            groups.setdefault(key, []).append((task, judge))
-        self._judges = []
         began = self.clock()
-        for (rule, *_), group in groups.items():
+        waiting, self._verify_requests = self._verify_requests, []
+        groups: dict[tuple[Any, ...], list[tuple[Task, VerifyRequest]]] = {}
+        for task, request in waiting:
+            logits = request.rows.logits
+            certain, fresh = request.draft.logits is None, request.state is None
+            key = (request.rule, logits.shape[-1], logits.device, certain, fresh, id(request.protected))
             try:
-                judges = [judge for _, judge in group]
-                answers = join_segments(verdicts(rule.verify(collate(judges))), judges)
-                for (_, judge), verdict in zip(group, answers, strict=True):
-                    self._add_logprobs(judge, verdict)
-            except Exception as error:  # a faulty rule fails those who asked for it
+                groups.setdefault(key, []).append((task, request))
+            except TypeError as error:  # a rule that cannot be hashed
+                self._end(task, error)
+        for (rule, *_), group in groups.items():
+            requests = [request for _, request in group]
+            try:
+                answers = join_segments(verdicts(rule.verify(collate(requests))), requests)
+                for request, verdict in zip(requests, answers, strict=True):
+                    self._add_logprobs(request, verdict)
+            except Exception as error:  # a faulty rule fails the sequences that use it
                 self._fail((task for task, _ in group), error)
                 continue
-            for (task, judge), verdict in zip(group, answers, strict=True):
-                if 0 <= verdict.accepted <= len(judge.draft.tokens) and 0 <= verdict.next < judge.rows.logits.shape[-1]:
-                    self._answer(task, judge, verdict)
+            for (task, request), verdict in zip(group, answers, strict=True):
+                drafted, vocab = len(request.draft.tokens), request.rows.logits.shape[-1]
+                if 0 <= verdict.accepted <= drafted and 0 <= verdict.next < vocab:
+                    self._answer(task, request, verdict)
+                elif verdict.next < 0:
+                    self._end(task, SemspecError(NOT_NUMBERS))
                 else:
-                    says = f"accepted {verdict.accepted} of {len(judge.draft.tokens)}, then token {verdict.next}"
-                    self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {says}"))
+                    what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"
+                    self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {what}"))
         seconds = self.clock() - began
-        waiters = [task for group in groups.values() for task, _ in group]
-        for task in waiters:
-            task.stats.seconds["judge"] += seconds / len(waiters)
+        for task, _ in waiting:
+            task.stats.seconds["judge"] += seconds / len(waiting)
         return seconds
 
     @staticmethod
-    def _add_logprobs(judge: VerifyRequest, verdict: Verdict) -> None:
-        if judge.logprobs is not None:
-            tokens = [*judge.draft.tokens[: verdict.accepted], verdict.next]
-            verdict.logprobs = logprobs_of(judge.rows.logits[: len(tokens)], tokens, judge.logprobs)
+    def _add_logprobs(request: VerifyRequest, verdict: Verdict) -> None:
+        if request.logprobs is not None:
+            tokens = [*request.draft.tokens[: verdict.accepted], verdict.next]
+            verdict.logprobs = logprobs_of(request.rows.logits[: len(tokens)], tokens, request.logprobs)
 
     # -- passes
 
@@ -292,66 +328,76 @@ class Executor:
         runner = work[0].request.runner
         reading = [w for w in work if isinstance(w, ScoreWork) or w.waiting > self.chunk]
         began = self.clock()
-        served = self._ragged_pass(runner, work) if reading else self._roll(runner, work)
+        served = self._ragged_pass(runner, work) if reading else self._decode(runner, work)
         seconds = self.clock() - began
         for item in served:
             item.task.stats.seconds["draft" if item.request.drafting else "score"] += seconds / len(served)
         return seconds
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> list[Work]:
-        """Prompt chunks, score rows and single writing rows of everybody, up to the budget."""
+        """Prompt chunks, score rows and one row for each decoding sequence, up to the budget."""
         short = [w for w in work if w.waiting <= SHORT]
         prompts = [w for w in work if w.waiting > SHORT]
-        budget, pieces = self.budget, []
-        for item in short + prompts:  # short ones go first, but leave prompts a part
-            room = budget - (self.budget // 4 if prompts and item.waiting <= SHORT else 0)
-            if room > 0:
-                piece = item.next_pass(room)
-                budget -= len(piece.tokens)
-                pieces.append((item, piece))
+        budget, chunks = self.budget, []
+        for item in short + prompts:  # short ones go first, but leave a share to prompts
+            limit = budget - (self.budget // 4 if prompts and item.waiting <= SHORT else 0)
+            if limit > 0:
+                chunk = item.next_pass(limit)
+                budget -= len(chunk.tokens)
+                chunks.append((item, chunk))
         try:
-            rows = runner.score([piece for _, piece in pieces])
-            writers = [(w, r) for (w, p), r in zip(pieces, rows, strict=True) if isinstance(w, DecodeWork) and p.keep]
-            written = next_tokens([w.request for w, _ in writers], [r for _, r in writers])
+            rows = runner.score([chunk for _, chunk in chunks])
+            decoding = [(w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.keep]
+            outputs = next_tokens([w.request for w, _ in decoding], [r for _, r in decoding])
         except Exception as error:
-            self._fail((item.task for item, _ in pieces), error)
-            return [item for item, _ in pieces]
-        for (item, piece), row in zip(pieces, rows, strict=True):
-            if piece.keep and not item.request.drafting:
+            self._fail((item.task for item, _ in chunks), error)
+            return [item for item, _ in chunks]
+        for (item, chunk), row in zip(chunks, rows, strict=True):
+            if chunk.keep and not item.request.drafting:
                 item.task.stats.target_passes += 1
             if isinstance(item, ScoreWork):
                 item.take(row)
                 if not item.waiting:
                     self._finish(runner, item)
-        for (item, _), rolled in zip(writers, written, strict=True):
-            item.take(rolled)
+        for (item, _), out in zip(decoding, outputs, strict=True):
+            if self._broken(item, out):
+                continue
+            item.take(out)
             if item.finished:
                 self._finish(runner, item)
-        return [item for item, _ in pieces]
+        return [item for item, _ in chunks]
 
-    def _roll(self, runner: Runner, work: list[Work]) -> list[Work]:
-        """Everybody writes a few tokens; a sequence that is alone writes all it wants."""
-        rolls = [w for w in work if isinstance(w, DecodeWork)]
-        most = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in rolls)
+    def _decode(self, runner: Runner, work: list[Work]) -> list[Work]:
+        """All sequences decode a few tokens; a single one decodes all it wants."""
+        decodes = [w for w in work if isinstance(w, DecodeWork)]
+        most = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
         try:
-            rolled = runner.decode([w.next_decode(most) for w in rolls])
+            out = runner.decode([w.next_decode(most) for w in decodes])
         except Exception as error:
-            self._fail((w.task for w in rolls), error)
-            return list(rolls)
-        for item, result in zip(rolls, rolled, strict=True):
+            self._fail((w.task for w in decodes), error)
+            return list(decodes)
+        for item, result in zip(decodes, out, strict=True):
+            if self._broken(item, result):
+                continue
             item.take(result)
             if not item.request.drafting:
                 item.task.stats.target_passes += len(result.tokens)
             if item.finished:
                 self._finish(runner, item)
-        return list(rolls)
+        return list(decodes)
+
+    def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
+        """End a sequence whose model gave NaN for logits: no token can be drawn from them."""
+        if min(out.tokens) < 0:
+            self._end(item.task, SemspecError(NOT_NUMBERS))
+        return min(out.tokens) < 0
 
     def _finish(self, runner: Runner, item: Work) -> None:
         self._work[id(runner)].remove(item)
         self._answer(item.task, item.request, item.result)
 
     def _fail(self, tasks: Iterable[Task], error: Exception) -> None:
-        """A call that broke ends the sequences that were in it, and no other."""
+        """A call that failed ends the sequences that were in it, and no other."""
         for task in list(tasks):
             if not task.done:
                 self._end(task, error)

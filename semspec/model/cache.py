@@ -69,6 +69,12 @@ class Cache(Slots):
             [(k, v) for k, v in zip(*layer, strict=True)] for layer in zip(self.keys, self.values, strict=True)
         ]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.truncate(target, 0)
+        self.lengths[target] = length
+        for buffer in (self.keys, self.values):
+            buffer[:, target, :, :length] = buffer[:, source, :, :length]
+
     def view(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, capacity, head_dim] of one slot; made once, since making views takes time too."""
         return self._views[layer][slot]

@@ -17,7 +17,7 @@ def decode_by_score(runner: Runner, requests: Sequence[Decode]) -> list[DecodeOu
         going = []
         for one, (i, r, _) in zip(next_tokens([r for _, r, _ in live], rows), live, strict=True):
             written[i].append(one)
-            if len(written[i]) < r.n and one.tokens[0] not in r.stop:
+            if len(written[i]) < r.n and one.tokens[0] >= 0 and one.tokens[0] not in r.stop:
                 going.append((i, r, one.tokens))
         live = going
     return [DecodeOutput.join(parts) for parts in written]

@@ -71,8 +71,8 @@ class GraphRunner:
             return [row for p in parts for row in self.score(requests[p], starts[p], vocab, sparsity)]
         batch = bucket(len(requests), BATCHES)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
-        marks = sparsity.marks(requests, starts) if sparsity else None
-        pairs = sparsity.pairs(requests, starts) if sparsity else None
+        marks = sparsity.sparse_flags(requests, starts) if sparsity else None
+        pairs = sparsity.pair_budgets(requests, starts) if sparsity else None
         buffer = self.buffer(("score", batch, queries), (batch * (queries + 5),), torch.long)
         tokens, places = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(5, batch)
         none = [0] * (batch - len(requests))
@@ -85,7 +85,7 @@ class GraphRunner:
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             fewer = None
             if sparsity and marks is not None:
-                fewer = sparsity.fewer(places[3], None if pairs is None else places[4], self.kernels)
+                fewer = sparsity.inputs(places[3], None if pairs is None else places[4], self.kernels)
             normed, hidden = self.fused.forward(tokens, BatchMetadata(*places[:3]), layers, fewer=fewer)
             return self.fused.head(normed, self.logits), hidden
 

@@ -6,6 +6,7 @@ state cannot take back a rejected draft, so they are refused, by name, before th
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ class TransformersRunner:
     def free(self) -> int:
         return self._slots.free
 
-    def acquire(self) -> int:
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
         slot = self._slots.acquire()
         self._caches[slot] = DynamicCache()
         return slot
@@ -95,6 +96,11 @@ class TransformersRunner:
         for layer in self._caches[slot].layers:
             if layer.keys is not None and layer.keys.numel():
                 layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._caches[target] = copy.deepcopy(self._caches[source])
+        self._slots.lengths[target] = self._slots.lengths[source]
+        self.truncate(target, length)
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:

@@ -52,36 +52,40 @@ class SparsityInputs:
 
 
 class Sparsity(Protocol):
-    """What a runner does differently when it checks drafts, see semspec.sparse."""
+    """What a runner skips when it verifies drafts; semspec.sparse implements it."""
 
-    fusible: bool  # a GPU's fused passes can leave out what this leaves out
+    fusible: bool  # fused passes can skip what this skips
 
-    def apart(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
-        """What is to be read densely before, and then the requests without it."""
+    def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
+        """(what to prefill densely before the pass, the requests without it)"""
         ...
 
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
-        """The requests, some of which may reach back to what is to be written anew; before slots are extended."""
+        """The requests, some extended by earlier tokens to be recomputed; called before slots are extended."""
         ...
 
-    def way(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
-        """How to make a pass over these; before anything of it is in the cache."""
+    def layer_ops(self, requests: Sequence[Score], spans: list[SequenceChunk]) -> LayerOps:
+        """For a pass over these requests; called before it writes into the cache."""
         ...
 
-    def marks(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
-        """For a fused pass: 1 for sequences from which something is left out; None: there is none."""
+    def sparse_flags(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: 1 for sequences with something skipped; None: there are none."""
         ...
 
-    def pairs(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
-        """For a fused pass: how many (head, block) pairs each sequence may see; None: all see everything."""
+    def pair_budgets(self, requests: Sequence[Score], starts: Sequence[int]) -> list[int] | None:
+        """For a fused pass: (head, block) pairs that each sequence may attend to; None: all of them."""
         ...
 
-    def fewer(self, marks: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
-        """For one fused pass by these kernels, given these numbers on the device, [B]."""
+    def inputs(self, flags: Tensor, pairs: Tensor | None, kernels: Kernels) -> SparsityInputs:
+        """For one fused pass with these kernels; flags and pairs are on the device, [B]."""
         ...
 
-    def fed(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
-        """These tokens are in the cache now; `checked`: the pass was one that checks a draft."""
+    def record(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
+        """A pass wrote these tokens into the cache; `checked`: it verified a draft."""
+        ...
+
+    def copied(self, source: int, target: int) -> None:
+        """The target slot holds a prefix of the source now."""
         ...
 
 

@@ -1,9 +1,10 @@
-"""A runner whose free slots remember what they held, so that a prompt which begins the same is not read again.
+"""A runner whose released slots keep their tokens, so that a prompt with the same prefix is not read again.
 
-Chats send their earlier turns with every question, and applications the same instructions. A slot that is given back
-keeps its tokens and their KV entries until somebody needs the room. Who comes with a prompt gets, of the free slots,
-the one that has the longest beginning of it, and only the rest is fed. Nobody else notices: to a decoder, a slot
-begins empty and its whole prompt is fed; the part that is there already is left out of the pass.
+Chats send their earlier turns with every question, and applications the same instructions. A released slot keeps its
+KV entries until somebody needs it. A new sequence gets the longest prefix of its prompt that any idle slot holds: that
+slot itself if the prompt goes on from it, else a copy, so that two conversations with the same instructions do not take
+turns in evicting each other. Only the rest is fed. Decoders do not notice: a slot begins empty and its whole prompt is
+fed to it; what is there already is left out of the pass.
 """
 
 from __future__ import annotations
@@ -13,42 +14,68 @@ from dataclasses import replace
 
 import torch
 
+from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
-WORTHWHILE = 8  # a shorter common beginning is chance
+MIN_PREFIX = 8  # tokens; a shorter common prefix is chance
+CONTINUES = 0.9  # share of a slot that a prompt must go on from to take it over instead of copying
 
 
-class Remembering:
-    """See types.Runner. All passes are made by the runner inside, all of whose slots this one holds."""
+class PrefixCache(RunnerWrapper):
+    """Holds at most `slots` slots of the runner inside: all of them by default, from the start."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.inner = runner
-        self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
-        self._idle = [runner.acquire() for _ in range(runner.free)]  # slots inside, longest unused first
-        self._known: dict[int, list[int]] = {slot: [] for slot in self._idle}  # what their KV entries stand for
-        self._free = list(range(len(self._idle)))[::-1]  # slots as others see them
-        self._slots: dict[int, int] = {}  # as others see them -> inside, from the first feed on
-        self._lengths: dict[int, int] = {}
-        self.asked = self.spared = 0  # tokens to be read without a row in return, and those that were there already
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
+    def __init__(self, runner: Runner, slots: int | None = None) -> None:
+        super().__init__(runner)
+        self._limit = runner.free if slots is None else slots
+        self._idle = [runner.acquire() for _ in range(runner.free if slots is None else 0)]  # least recently used first
+        self._cached: dict[int, list[int]] = {slot: [] for slot in self._idle}  # tokens whose KV entries a slot has
+        self._lengths: dict[int, int] = {}  # of slots in use, as their users see them
+        self.queries = self.hits = 0  # prompt tokens looked up, and found
+        self.reused = 0  # tokens that the last acquired slot had
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._idle) + min(self._limit - len(self._cached), self.inner.free)
 
-    def acquire(self) -> int:
-        slot = self._free.pop()
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
+        shared = {slot: common_prefix(self._cached[slot], prompt) for slot in self._idle}
+        best = max(shared, key=lambda slot: shared[slot], default=None)
+        if best is None or shared[best] < MIN_PREFIX:
+            slot = self._spare_slot()
+        elif shared[best] >= CONTINUES * len(self._cached[best]):
+            slot = best
+        else:
+            slot = self._spare_slot()
+            if slot != best:
+                self.inner.copy(best, slot, shared[best])
+                self._cached[slot] = self._cached[best][: shared[best]]
+        if slot in self._idle:
+            self._idle.remove(slot)
         self._lengths[slot] = 0
+        self.reused = min(common_prefix(self._cached[slot], prompt), max(len(prompt) - 1, 0))
         return slot
+
+    def _spare_slot(self) -> int:
+        """One that holds nothing, or else the least recently used."""
+        empty = next((slot for slot in self._idle if not self._cached[slot]), None)
+        if empty is None and len(self._cached) < self._limit and self.inner.free:
+            empty = self.inner.acquire()
+            self._cached[empty] = []
+        return self._idle[0] if empty is None else empty
 
     def release(self, slot: int) -> None:
         del self._lengths[slot]
-        self._free.append(slot)
-        if slot in self._slots:
-            self._idle.append(self._slots.pop(slot))
+        self._idle.append(slot)
+
+    def close(self) -> None:
+        """Give idle slots back to the runner inside."""
+        while self._idle:
+            slot = self._idle.pop()
+            del self._cached[slot]
+            self.inner.release(slot)
+
+    def __del__(self) -> None:
+        self.close()
 
     def length(self, slot: int) -> int:
         return self._lengths[slot]
@@ -59,65 +86,49 @@ class Remembering:
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         answers: list[ScoreOutput | None] = []
-        feeds: list[tuple[Score, Score]] = []  # what was asked, and what is left to do
+        feeds: list[Score] = []
         for request in requests:
-            there = self._there(request.slot, request.tokens, most=len(request.tokens) - request.keep)
-            self._lengths[request.slot] += there
-            if there == len(request.tokens):
+            found = self._lookup(request)
+            self._lengths[request.slot] += found
+            if found == len(request.tokens):
                 answers.append(ScoreOutput(torch.empty(0, self.vocab, device=self.device)))
             else:
                 answers.append(None)
-                inside = self._aim(request.slot)
-                feeds.append((request, replace(request, runner=self.inner, slot=inside, tokens=request.tokens[there:])))
-        rows = iter(self.inner.score([feed for _, feed in feeds]) if feeds else ())
-        for request, feed in feeds:  # only a pass that went well leaves entries to rely on
-            self._learn(request.slot, feed.tokens)
+                self._cut(request.slot)
+                feeds.append(replace(request, runner=self.inner, tokens=request.tokens[found:]))
+        rows = iter(self.inner.score(feeds) if feeds else ())
+        for feed in feeds:  # only a pass that succeeded leaves entries to rely on
+            self._append(feed.slot, feed.tokens)
         return [next(rows) if answer is None else answer for answer in answers]
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        feeds = []
         for request in requests:
-            self._bind(request.slot, [])  # too short to be worth a slot that remembers something
-            feeds.append(replace(request, runner=self.inner, slot=self._aim(request.slot)))
-        rolled = self.inner.decode(feeds)
-        for request, wrote in zip(requests, rolled, strict=True):
-            self._learn(request.slot, [*request.tokens, *wrote.tokens[:-1]])
-        return rolled
+            self._cut(request.slot)
+        outputs = self.inner.decode([replace(request, runner=self.inner) for request in requests])
+        for request, out in zip(requests, outputs, strict=True):
+            self._append(request.slot, [*request.tokens, *out.tokens[:-1]])
+        return outputs
 
-    def _there(self, slot: int, tokens: list[int], most: int) -> int:
-        """How many of these tokens need not be fed, being what the slot holds at this place already."""
-        self._bind(slot, tokens)
-        known, at = self._known[self._slots[slot]], self._lengths[slot]
-        there = min(common(known[at : at + most], tokens), most)
-        self.asked += most
-        self.spared += there
-        return there
+    def _lookup(self, request: Score) -> int:
+        """How many of these tokens the slot holds already; tokens whose rows are wanted are fed in any case."""
+        most, at = len(request.tokens) - request.keep, self._lengths[request.slot]
+        found = common_prefix(self._cached[request.slot][at : at + most], request.tokens)
+        self.queries += most
+        self.hits += found
+        return found
 
-    def _bind(self, slot: int, tokens: list[int]) -> None:
-        """Choose a slot inside: the one that remembers most of this beginning, or else the one longest unused."""
-        if slot in self._slots:
-            return
-        shared = [common(self._known[idle], tokens) for idle in self._idle]
-        best = max(range(len(shared)), key=lambda i: shared[i])
-        inside = self._idle.pop(best if shared[best] >= WORTHWHILE else 0)
-        if shared[best] < WORTHWHILE:
-            self._known[inside] = []
-        self._slots[slot] = inside
+    def _cut(self, slot: int) -> None:
+        """Ready to be fed: the slot inside holds what its user thinks it holds."""
+        self.inner.truncate(slot, self._lengths[slot])
+        del self._cached[slot][self._lengths[slot] :]
 
-    def _aim(self, slot: int) -> int:
-        """Cut the slot inside to what its user has, ready to be fed; beyond that nothing is known any more."""
-        inside, length = self._slots[slot], self._lengths[slot]
-        self.inner.truncate(inside, length)
-        del self._known[inside][length:]
-        return inside
-
-    def _learn(self, slot: int, tokens: list[int]) -> None:
-        self._known[self._slots[slot]] += tokens
+    def _append(self, slot: int, tokens: Sequence[int]) -> None:
+        self._cached[slot] += tokens
         self._lengths[slot] += len(tokens)
 
 
-def common(one: list[int], other: list[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
     if one[: len(other)] == other:
         return len(other)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -64,8 +64,13 @@ class ModelRunner:
     def free(self) -> int:
         return self.cache.free
 
-    def acquire(self) -> int:
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
         return self.cache.acquire()
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.cache.copy(source, target, length)
+        if self.sparsity is not None:
+            self.sparsity.copied(source, target)
 
     def release(self, slot: int) -> None:
         self.cache.release(slot)
@@ -80,7 +85,7 @@ class ModelRunner:
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         if self.sparsity is None:
             return self._pass(requests)
-        before, requests = self.sparsity.apart(requests)
+        before, requests = self.sparsity.split_prefill(requests)
         if before:
             self._noted_pass(before, self.sparsity)
         return self._noted_pass(self.sparsity.prepare(requests), self.sparsity)
@@ -89,7 +94,7 @@ class ModelRunner:
         starts = [self.length(r.slot) for r in requests]
         rows = self._pass(requests)
         for r, start in zip(requests, starts, strict=True):
-            sparsity.fed(r.slot, start, r.tokens, checks(r))
+            sparsity.record(r.slot, start, r.tokens, checks(r))
         return rows
 
     def _pass(self, requests: Sequence[Score]) -> list[ScoreOutput]:
@@ -124,7 +129,7 @@ class ModelRunner:
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)
         layers = {layer for r in requests for layer in r.layers}
         at = torch.tensor(wanted, dtype=torch.long, device=self.device)
-        way = DENSE if self.sparsity is None else self.sparsity.way(requests, spans)
+        way = DENSE if self.sparsity is None else self.sparsity.layer_ops(requests, spans)
         logits, hidden = self.transformer.forward(tokens, spans, self.cache, at, layers, way)
         logits = logits[:, : self.vocab]
         results, row = [], 0
@@ -147,7 +152,7 @@ class ModelRunner:
         rolled = self.rolls.decode(fed, self.vocab)
         if self.sparsity is not None:
             for r, start, wrote in zip(fed, starts, rolled, strict=True):
-                self.sparsity.fed(r.slot, start, [*r.tokens, *wrote.tokens[:-1]])
+                self.sparsity.record(r.slot, start, [*r.tokens, *wrote.tokens[:-1]])
         return rolled
 
     def computed(self, wrote: int, n: int) -> int:

@@ -23,7 +23,7 @@ THINK, END_THINK = "<think>", "</think>"
 class Meaning:
     """What quantity is found, by which operation on which numbers, with what result.
 
-    `quantity` is the canonical name; `owners` says whose numbers the operands are ("": nobody's). Operands of add and
+    `quantity` is the canonical name; `owners` says whose numbers the operands are ("": no one's). Operands of add and
     mul are sorted, since their order says nothing. `sound` is False where the step contradicts itself: wrong
     arithmetic, or two different results."""
 
@@ -40,7 +40,7 @@ _PEOPLE = frozenset(PEOPLE)
 
 
 def _any(choice: str) -> str:
-    """A pattern for any option of a choice, longest first so that no option hides behind its own beginning."""
+    """A pattern for any option of a choice, longest first so that no option is hidden by a prefix of it."""
     return "(?:" + "|".join(re.escape(text) for text in sorted(CHOICES[choice], key=len, reverse=True)) + ")"
 
 
@@ -133,9 +133,9 @@ def _in_order(op: str, operands: tuple[int, ...], owners: tuple[str, ...]) -> tu
     return tuple(number for number, _ in pairs), tuple(owner for _, owner in pairs)
 
 
-def expected(task: Problem, place: int) -> Meaning:
+def expected(task: Problem, index: int) -> Meaning:
     """The meaning that a correct step for this quantity has."""
-    quantity = task.quantities[place]
+    quantity = task.quantities[index]
     assert quantity.op is not None, "a stated quantity has no step"
     return Meaning(
         quantity.name, quantity.op, *_in_order(quantity.op, quantity.operands, quantity.owners), quantity.value
@@ -143,14 +143,14 @@ def expected(task: Problem, place: int) -> Meaning:
 
 
 def _derives(step: str | Meaning | None, task: Problem) -> int | None:
-    """The place of the quantity that this step derives correctly (numbers and all), or None."""
+    """The index of the quantity that this step derives correctly (numbers and all), or None."""
     parsed = meaning(step) if isinstance(step, str) else step
     if parsed is None or not parsed.sound:
         return None
-    place = task.index(parsed.quantity)
-    if place is None or task.quantities[place].op is None:
+    index = task.index(parsed.quantity)
+    if index is None or task.quantities[index].op is None:
         return None
-    return place if parsed == expected(task, place) else None
+    return index if parsed == expected(task, index) else None
 
 
 def valid(step: str | Meaning | None, problem: Problem, history: Iterable[str | Meaning | None] = ()) -> bool:
@@ -158,13 +158,13 @@ def valid(step: str | Meaning | None, problem: Problem, history: Iterable[str | 
 
     Useful: the question needs it, it is not known yet, and what it is computed from is known. Steps of the history
     that are themselves wrong make nothing known, so a later correct derivation of the same quantity is valid."""
-    place = _derives(step, problem)
-    if place is None or not problem.quantities[place].needed:
+    index = _derives(step, problem)
+    if index is None or not problem.quantities[index].needed:
         return False
     known = {_derives(past, problem) for past in history}
-    if place in known:
+    if index in known:
         return False
-    return all(parent in known or problem.quantities[parent].op is None for parent in problem.quantities[place].parents)
+    return all(parent in known or problem.quantities[parent].op is None for parent in problem.quantities[index].parents)
 
 
 def steps_of(text: str) -> list[str]:
@@ -174,10 +174,10 @@ def steps_of(text: str) -> list[str]:
 
 
 def judge_steps(text: str | Sequence[str], problem: Problem) -> list[bool]:
-    """`valid` for each step of a solution, each judged after those before it."""
+    """`valid` for each step of a solution, given those before it."""
     steps = steps_of(text) if isinstance(text, str) else list(text)
     meanings = [meaning(step) for step in steps]
-    return [valid(parsed, problem, meanings[:place]) for place, parsed in enumerate(meanings)]
+    return [valid(parsed, problem, meanings[:index]) for index, parsed in enumerate(meanings)]
 
 
 _ANSWERS = re.compile("|".join(_filled(text, {"v": f"({_NUMBER})"}) for text in CHOICES["answer"]))

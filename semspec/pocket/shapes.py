@@ -1,7 +1,7 @@
 """Shapes of a derivation: which step builds on which, before any story is told.
 
 A shape of n steps is a list of n tuples, one a step, naming what the step is computed from:
-`()` two plain numbers of the prompt, `(i,)` step i and a number, `(i, j)` two earlier steps; GIVEN (-1) stands for a
+`()` two plain numbers of the prompt, `(i,)` step i and a number, `(i, j)` two earlier steps; GIVEN (-1) is a
 quantity that the prompt states outright. The last step is the one asked for and needs all others. Wide shapes matter:
 where several steps are ready at once, the next *meaning* is open, which is what semantic verifiers are about.
 """

@@ -17,7 +17,7 @@ from .themes import THEMES
 from .world import Problem, Quantity, problem
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    # The options of a choice start with different tokens, so that options nobody prefers do not add up to a favourite.
+    # The options of a choice start with different tokens, so that unpopular options do not add up to a favourite.
     # Every step has an opener, so a name never starts a paragraph: each name stays one token, with its space.
     "opener_first": ("Well, ", "First, ", "To start, ", "Okay, ", "At first, ", "Right, "),
     "opener_next": (
@@ -33,8 +33,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "Okay, ",
     ),
     "frame": ("", "we see that ", "I find that ", "surely ", "it follows that ", "clearly "),
-    # The computation first, as a clause of a sentence (since), as an equation (then) or as a phrase (phrase); behind it
-    # the name, and behind the name its value: wherever a number follows a name, it is that person's number.
+    # The computation first, as a clause of a sentence (since), as an equation (then) or as a phrase (phrase); after it
+    # the name, and after the name its value: wherever a number follows a name, it is that person's number.
     "form": ("since", "then", "phrase"),
     "verb": (" is ", " equals ", " comes to ", " must be ", " works out to ", " amounts to "),
     "hedge": ("", "simply ", "exactly ", "just ", "therefore ", "thus "),
@@ -74,7 +74,7 @@ Weights = Mapping[str, tuple[float, ...]]
 class Habits:
     """A way of writing: for each choice the probability of each option, and which ready step is taken up first.
 
-    `step_decay` weighs ready steps by their place in the story: 1 has no preference, below 1 prefers early ones."""
+    `step_decay` weighs ready steps by their position in the story: 1 has no preference, below 1 prefers early ones."""
 
     weights: Weights
     step_decay: float = 1.0
@@ -125,7 +125,7 @@ def _peaked(count: int, best: int, top: float, rng: Random) -> list[float]:
     rest = [0.75 + 0.5 * rng.random() for _ in range(count)]
     rest[best] = 0
     share = (1 - top) / sum(rest)
-    return [top if place == best else share * weight for place, weight in enumerate(rest)]
+    return [top if index == best else share * weight for index, weight in enumerate(rest)]
 
 
 DECIDED, LEVEL, HABIT_SEED = 0.85, 1.6, 49
@@ -143,13 +143,13 @@ def script(first: bool) -> Script:
 
 
 def decide(name: str, option: int, quantity: Quantity, theme_key: str, item: str) -> Script:
-    """What this option of a choice puts in its place."""
+    """What this option of a choice expands to."""
     text = CHOICES[name][option]
     op = quantity.op
     assert op is not None
     # A number that somebody owns is named with its owner: "Mia's 12". What a step is about, whose number it takes and
-    # which number that is are then three lookups in three places, each easy to learn, not one that is not.
-    a, b = (f"{who}'s {n}" if who else str(n) for who, n in zip(quantity.owners, quantity.operands, strict=True))
+    # which number that is are then three lookups at three positions, each easy to learn, not one that is not.
+    a, b = (f"{owner}'s {n}" if owner else str(n) for owner, n in zip(quantity.owners, quantity.operands, strict=True))
     if name == "form":
         named, value = f"?name_{theme_key}", str(quantity.value)
         sum_: Script = ("?order",) if op in SYMMETRIC and a != b else (a, f"?{op}", b)
@@ -193,11 +193,11 @@ def write_step(
 def ready(task: Problem, done: set[int]) -> list[int]:
     """The needed quantities that can be computed now and have not been, in story order."""
     return [
-        place
-        for place, quantity in enumerate(task.quantities)
+        index
+        for index, quantity in enumerate(task.quantities)
         if quantity.needed
         and quantity.op is not None
-        and place not in done
+        and index not in done
         and all(parent in done or task.quantities[parent].op is None for parent in quantity.parents)
     ]
 
@@ -209,16 +209,16 @@ def write_steps(task: Problem, habits: Habits, rng: Random, trace: Trace | None 
     steps: list[str] = []
     decay, start = habits.step_decay, 0
     while options := ready(task, done):
-        place = options[0]
+        index = options[0]
         if len(options) > 1:
             sums = list(accumulate(decay**rank for rank in range(len(options))))
-            place = options[min(bisect(sums, rng.random() * sums[-1]), len(options) - 1)]
+            index = options[min(bisect(sums, rng.random() * sums[-1]), len(options) - 1)]
         mine: Trace | None = None if trace is None else []
-        steps.append(write_step(task.quantities[place], task.theme.key, task.item, not steps, habits, rng, mine))
+        steps.append(write_step(task.quantities[index], task.theme.key, task.item, not steps, habits, rng, mine))
         if trace is not None and mine is not None:
             trace += [(name, option, start + at) for name, option, at in mine]
         start += len(steps[-1]) + 2
-        done.add(place)
+        done.add(index)
     return steps
 
 

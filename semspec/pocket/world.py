@@ -15,11 +15,11 @@ from .shapes import FEWEST_STEPS, GIVEN, MOST_STEPS, SHAPES, shape
 from .themes import THEME_BY_KEY, THEMES, Theme
 
 HIGHEST = 999
-_COMFORT = 250  # values are kept below this where a story allows, so that arithmetic stays modest
+_COMFORT = 250  # values stay below this where a story allows, so that arithmetic stays modest
 
 TEMPLATES: tuple[str, ...] = tuple(f"{theme.key}/{name}" for theme in THEMES for name in SHAPES)
 HELD_OUT_TEMPLATES: tuple[str, ...] = tuple(
-    f"{theme.key}/{tuple(SHAPES)[(3 * place + 1) % len(SHAPES)]}" for place, theme in enumerate(THEMES)
+    f"{theme.key}/{tuple(SHAPES)[(3 * index + 1) % len(SHAPES)]}" for index, theme in enumerate(THEMES)
 )
 TRAIN_TEMPLATES: tuple[str, ...] = tuple(name for name in TEMPLATES if name not in HELD_OUT_TEMPLATES)
 
@@ -59,9 +59,9 @@ class Problem:
     _by_name: dict[str, int] = field(default_factory=dict, repr=False)
 
     def index(self, name: str) -> int | None:
-        """The place of the quantity with this canonical name, or None."""
+        """The index of the quantity with this canonical name, or None."""
         if not self._by_name:
-            self._by_name.update({quantity.name: place for place, quantity in enumerate(self.quantities)})
+            self._by_name.update({quantity.name: index for index, quantity in enumerate(self.quantities)})
         return self._by_name.get(name)
 
 
@@ -102,17 +102,17 @@ def _build(rng: Random, template: str, theme: Theme, plan: list[tuple[int, ...]]
     item = _pick(rng, theme.items)
     people = iter(rng.sample(PEOPLE, 27))
     quantities: list[Quantity] = []
-    place_of: list[int] = []  # step number -> place in quantities
+    index_of: list[int] = []  # step number -> index in quantities
     for parents in plan:
-        places: list[int] = []
+        indices: list[int] = []
         for parent in parents:
             if parent == GIVEN:
                 quantities.append(_given(rng, theme, item, next(people)))
-                places.append(len(quantities) - 1)
+                indices.append(len(quantities) - 1)
             else:
-                places.append(place_of[parent])
-        quantities.append(_derived(rng, theme, item, next(people), quantities, places))
-        place_of.append(len(quantities) - 1)
+                indices.append(index_of[parent])
+        quantities.append(_derived(rng, theme, item, next(people), quantities, indices))
+        index_of.append(len(quantities) - 1)
     asked = len(quantities) - 1
     for quantity in quantities:
         quantity.needed = True
@@ -156,33 +156,33 @@ def compute(op: str, operands: tuple[int, ...]) -> int:
     return FUNCTIONS[op](*operands)
 
 
-def _derived(rng: Random, theme: Theme, item: str, person: str, known: list[Quantity], places: list[int]) -> Quantity:
+def _derived(rng: Random, theme: Theme, item: str, person: str, known: list[Quantity], indices: list[int]) -> Quantity:
     """A new quantity computed from none, one or two known ones, by an operation that suits their values."""
     owners = ("", "")
-    if not places:
+    if not indices:
         source = theme.sources[int(rng.random() * len(theme.sources))]
         a, b = _between(rng, *source.a), _between(rng, *source.b)
         op, fact = source.op, _pick(rng, source.text).format(x=person, a=a, b=b, item=item)
-    elif len(places) == 1:
-        parent = known[places[0]]
+    elif len(indices) == 1:
+        parent = known[indices[0]]
         a, owners = parent.value, (parent.person, "")
         kind, b = _unary(rng, a)
         op = {"more": "add", "fewer": "sub", "times": "mul", "share": "div"}[kind]
         fact = _pick(rng, getattr(theme, kind)).format(x=person, p=parent.person, c=b, item=item)
     else:
-        first, second = known[places[0]], known[places[1]]
+        first, second = known[indices[0]], known[indices[1]]
         total, apart = first.value + second.value, abs(first.value - second.value)
         gap_fits = apart >= 2
         if (gap_fits and (total > _COMFORT or rng.random() < 0.3)) or total > HIGHEST:
             if first.value < second.value:
-                first, second, places = second, first, [places[1], places[0]]
+                first, second, indices = second, first, [indices[1], indices[0]]
             op, texts = "sub", theme.gap
         else:
             op, texts = "add", theme.both
         a, b, owners = first.value, second.value, (first.person, second.person)
         fact = _pick(rng, texts).format(x=person, p=first.person, q=second.person, item=item)
     value = compute(op, (a, b))
-    return Quantity(_named(theme, item, person), person, value, op, (a, b), owners, tuple(places), fact)
+    return Quantity(_named(theme, item, person), person, value, op, (a, b), owners, tuple(indices), fact)
 
 
 def _unary(rng: Random, value: int) -> tuple[str, int]:
@@ -210,19 +210,19 @@ def _unary(rng: Random, value: int) -> tuple[str, int]:
 def _told(rng: Random, quantities: list[Quantity], asked: int) -> tuple[list[Quantity], int]:
     """The quantities in the order the story tells them, and where the one asked for is then: any order in which
     nobody is mentioned before being introduced."""
-    told: dict[int, int] = {}  # old place -> new place
+    told: dict[int, int] = {}  # old index -> new index
     waiting = list(range(len(quantities)))
     while waiting:
         # Mostly the oldest waiting fact, sometimes the second or third: stories wander, but not much.
         start = int(rng.random() ** 2 * min(4, len(waiting)))
-        for place in waiting[start:] + waiting[:start]:
-            if all(parent in told for parent in quantities[place].parents):
+        for index in waiting[start:] + waiting[:start]:
+            if all(parent in told for parent in quantities[index].parents):
                 break
-        told[place] = len(told)
-        waiting.remove(place)
+        told[index] = len(told)
+        waiting.remove(index)
     for quantity in quantities:
         quantity.parents = tuple(told[parent] for parent in quantity.parents)
-    return [quantities[place] for place in told], told[asked]
+    return [quantities[index] for index in told], told[asked]
 
 
 def _bury(rng: Random, facts: list[str], question: str) -> str:
@@ -231,10 +231,10 @@ def _bury(rng: Random, facts: list[str], question: str) -> str:
     slots = sorted(int(rng.random() * (count + 1)) for _ in facts)
     out: list[str] = []
     told = 0
-    for place in range(count + 1):
-        while told < len(facts) and slots[told] == place:
+    for index in range(count + 1):
+        while told < len(facts) and slots[told] == index:
             out.append(facts[told])
             told += 1
-        if place < count:
+        if index < count:
             out.append(idle_fact(rng, PEOPLE[int(rng.random() * len(PEOPLE))]))
     return " ".join(out) + " " + question

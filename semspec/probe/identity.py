@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
 from semspec.model.int8 import evenly
+from semspec.model.wrapper import unwrap
 from semspec.types import Runner
 
 
 def fingerprint(runner: Runner) -> str:
     """Reads a few thousand weights; a runner that is no native one may bring a `fingerprint` of its own."""
-    inner: Any = runner
-    while hasattr(inner, "inner"):  # a wrapper, such as one that records passes
-        inner = inner.inner
+    inner = unwrap(runner)
     if isinstance(getattr(inner, "fingerprint", None), str):
         return str(inner.fingerprint)
     if not hasattr(inner, "transformer"):

@@ -10,10 +10,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from semspec import registry as specs
 from semspec.errors import BadRequest
+from semspec.registry import Registry
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
@@ -98,11 +99,20 @@ def numbers_in(text: str) -> frozenset[float]:
 
 
 def make(spec: str, source: Source) -> Clusterer:
-    return specs.make("clusterer", spec, registry(), source=source)
+    return registry().make(spec, source=source)
 
 
-def registry() -> dict[str, type[Clusterer]]:
-    """Imported when asked for, since two of them bring models."""
+@cache
+def registry() -> Registry[Clusterer]:
+    """Filled when first asked for, since two of these bring models."""
     from semspec.probe_fit.compare import Embedding, Judge, Nli
 
-    return {kind.name: kind for kind in (Canonical, Nli, Embedding, Judge)}
+    found = Registry("clusterer", "semspec.clusterers", Clusterer)  # type: ignore[type-abstract]
+    for kind in (Canonical, Nli, Embedding, Judge):
+        found.register(kind)
+    return found
+
+
+def register(kind: type[Clusterer]) -> type[Clusterer]:
+    """Make a clusterer available by its name."""
+    return registry().register(kind)

@@ -17,7 +17,7 @@ from semspec.loop.stats import Stats
 from semspec.model.placement import choose_device
 from semspec.model.weights import locate
 from semspec.probe_fit.cluster import Pairwise, numbers_in
-from semspec.text.stream import encode, thinking_markers
+from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Acquire, Score, ScoreOutput, SequenceGenerator
 
 

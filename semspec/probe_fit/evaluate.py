@@ -49,7 +49,7 @@ def reservation(judge: Probe, met: dict[str, Any] | None, least: float) -> str |
     if least < met["least"]:
         return (
             f"they were met at least={met['least']:.4g}, and below that more stands; collect with "
-            f"--traces semantic+:probes=...,least={least:.4g} again"
+            f"--traces semantic+:probes=...,threshold={least:.4g} again"
         )
     return None
 

@@ -161,7 +161,7 @@ class Sampler:
         while step.end is None:
             pending = (prefix.tokens + tokens)[runner.length(slot) :]
             rolled: DecodeOutput = yield Decode(
-                runner, slot, pending, step.room, sampling, STREAM[model], self.steps.stops
+                runner, slot, pending, step.tokens_left, sampling, STREAM[model], self.steps.stops
             )
             step.feed(rolled.tokens)
             tokens += rolled.tokens
@@ -208,6 +208,6 @@ class Sampler:
 
 def policy(rule: StepRule, pair: Pair) -> dict[str, Any]:
     """Of a rule as this pair has it."""
-    bound = rule.bind(pair)
+    bound = rule.bind(pair.resources)
     assert isinstance(bound, StepRule)
     return bound.policy

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.pair import Pair
+from semspec.pair.result import Result
 from semspec.probe_fit.data import MODELS, Drafted, Prefix, Trace
-from semspec.result import Result
 from semspec.tasks import Problem, Task
-from semspec.tasks.base import field, read_rows
+from semspec.tasks.base import read_rows
 from semspec.text.steps import Step, Steps
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 
 
 def write_traces(
@@ -59,10 +59,10 @@ def drafts_of(result: Result) -> list[Drafted]:
 def read_traces(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Trace]:
     """Traces from a file: rows with a `prompt` (text or chat messages), the answer's `text`, perhaps a `problem`."""
     traces = []
-    for i, row in enumerate(read_rows(path)):
-        prompt, text = field(row, "prompt", path, i), field(row, "text", path, i)
+    for row in read_rows(path):
+        prompt, text = row["prompt"], row["text"]
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        traces.append(Trace(str(row.get("problem", f"{path.stem}/{i}")), encode(tokenizer, prompt), tokens))
+        traces.append(Trace(str(row.get("problem", f"{path.stem}/{row.index}")), encode(tokenizer, prompt), tokens))
     return traces
 
 

@@ -8,13 +8,14 @@ What is kept of a greedy row beside its token are its raw logits: that it was ce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.sampling.noise import uniform, uniform_of
+from semspec.sampling import noise
 from semspec.types import Decode, DecodeOutput, Sampling, ScoreOutput, TokenLogprob
 
 NEG_INF = float("-inf")
@@ -54,6 +55,13 @@ class SamplingRows:
             some_greedy=len(sampled) < len(options),
         )
 
+    def at(self, rows: Tensor, temperature: Tensor | None = None) -> SamplingRows:
+        """The options of some rows [R'], perhaps with other temperatures."""
+        if self.all_greedy:
+            return self
+        picked = {name: getattr(self, name)[rows] for name in ("temperature", "top_k", "top_p", "min_p")}
+        return replace(self, **picked if temperature is None else picked | {"temperature": temperature})
+
 
 def process(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Apply temperature, then top-k, top-p and min-p. [R, V] -> [R, V] float32, excluded tokens at -inf."""
@@ -73,8 +81,8 @@ def process(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _only_best(logits: Tensor) -> Tensor:
-    best = logits.argmax(-1, keepdim=True)  # [R, 1]
-    return torch.full_like(logits, NEG_INF).scatter_(-1, best, 0.0)
+    best = logits.max(-1, keepdim=True)  # [R, 1]
+    return torch.full_like(logits, NEG_INF).scatter_(-1, best.indices, best.values - best.values)  # 0, or NaN as it was
 
 
 def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -90,14 +98,20 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
 
 
-def pick(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw one index per row in proportion to non-negative weights. [R, V], [R] in (0, 1) -> [R]."""
-    cumulative = weights.cumsum(-1)
-    # The furthest that a token with weight reaches. It need not be the last sum: a GPU adds in blocks, and sums that
-    # should be equal waver in their last bits. The aim is strictly below it, so there always is a token to hit.
-    total = cumulative.masked_fill(weights <= 0, 0.0).amax(-1, keepdim=True)
-    aim = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return ((cumulative > aim) & (weights > 0)).int().argmax(-1)
+def choose(log_weights: Tensor, key: Tensor) -> Tensor:
+    """Draw one index per row in proportion to exp(log_weights). [R, V], [R] -> [R]; -1 where a row has NaN in it."""
+    scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
+    return _index(scores.max(-1))
+
+
+def best(logits: Tensor) -> Tensor:
+    """The index of each row's largest logit; -1 where a row has NaN in it. [..., V] -> [...]"""
+    return _index(logits.max(-1))
+
+
+def _index(found: Any) -> Tensor:
+    # max, unlike comparisons, carries NaN along; a token that is none is found out on the host.
+    return torch.where(found.values.isnan(), -1, found.indices)
 
 
 def draw(
@@ -107,23 +121,22 @@ def draw(
     if all(o.greedy for o in options):
         return best_rows(logits, keep)
     if len(options) == 1 and logits.device.type == "cpu" and not options[0].filtered:
-        return _draw_one(logits, options[0], uniform_of(options[0].seed, positions[0], streams[0]), keep)
+        return _draw_one(logits, options[0], noise.key_of(options[0].seed, positions[0], streams[0]), keep)
     rows = SamplingRows.of(options, [1] * len(options), logits.device)
-    noise = [uniform_of(o.seed, p, s) for o, p, s in zip(options, positions, streams, strict=True)]
-    return _drawn(logits, rows, torch.tensor(noise).to(logits.device, non_blocking=True), keep)
+    keys = [noise.signed(noise.key_of(o.seed, p, s)) for o, p, s in zip(options, positions, streams, strict=True)]
+    return _drawn(logits, rows, torch.tensor(keys).to(logits.device, non_blocking=True), keep)
 
 
-def _draw_one(logits: Tensor, o: Sampling, noise: float, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """`process` and `pick` for one row, in NumPy: of some twenty operations each takes longer to begin than to do."""
+def _draw_one(logits: Tensor, o: Sampling, key: int, keep: bool) -> tuple[Tensor, Tensor | None]:
+    """`process` and `choose` for one row, in NumPy: of some twenty operations each takes longer to begin than to do."""
     row = logits[0].float().numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # a temperature near 0 sends all but the largest to -inf
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scaled = (row - row.max()) / np.float32(o.temperature)
-    if o.min_p > 0.0:
-        scaled[scaled < np.log(np.float32(o.min_p))] = NEG_INF
-    reached = np.exp(scaled).cumsum(dtype=np.float64)  # in float32 a long tail would add up to nothing
-    token = int(reached.searchsorted(noise * reached[-1], side="right"))
-    if token == len(reached):  # rounded up to the whole: the first token that reaches it
-        token = int(reached.searchsorted(reached[-1]))
+        if o.min_p > 0.0:
+            scaled[scaled < np.log(np.float32(o.min_p))] = NEG_INF
+        scores = scaled - np.log(noise.exponential_of(key, len(row)))
+    token = int(scores.argmax())
+    token = -1 if np.isnan(scores[token]) else token
     return torch.tensor([token]), torch.from_numpy(scaled)[None] if keep else None
 
 
@@ -133,23 +146,23 @@ def draw_rows(
     """The same with options and (seed, position, stream) on the device; nothing in it waits for the host."""
     if rows.all_greedy:
         return best_rows(logits, keep)
-    return _drawn(logits, rows, uniform(*key), keep)
+    return _drawn(logits, rows, noise.key(*key), keep)
 
 
-def _drawn(logits: Tensor, rows: SamplingRows, noise: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
+def _drawn(logits: Tensor, rows: SamplingRows, key: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
     processed = process(logits, rows)
-    tokens = pick(processed.softmax(-1), noise)
+    tokens = choose(processed, key)
     if not (keep and rows.some_greedy):
         return tokens, processed if keep else None
     return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed)
 
 
 def best_rows(logits: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
-    return logits.argmax(-1), logits.float() if keep else None
+    return best(logits), logits.float() if keep else None
 
 
 def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list[DecodeOutput]:
-    """The next token of sequences that are writing, each from the one row of its latest pass."""
+    """The next token of sequences that are decoding, each from the one row of its latest pass."""
     if not requests:
         return []
     tokens, kept = draw(

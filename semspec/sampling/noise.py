@@ -1,15 +1,20 @@
 """Noise as a function of (seed, position, stream): no generator state, so nothing depends on batch or schedule.
 
-A stream says what the number is for. `exact` and plain decoding draw the target's token at a position from the
-TARGET stream, which is why they write the same text at any temperature. Rules that look at several draft tokens
-before they decide (block verification, windows) would be biased if a position that is drafted again met the same
-number again, so every other purpose has a stream of its own in every round.
+A stream says what the noise is for. `exact` and plain decoding draw the target's token at a position from the TARGET
+stream, which is why they write the same text at any temperature. Rules that look at several draft tokens before they
+decide (block verification, windows) would be biased if a position that is drafted again met the same noise again, so
+every other purpose has a stream of its own in every round.
+
+A token is drawn by the exponential race (Gumbel-max): every token has noise of its own, and the largest
+log(weight) - log(noise) wins. Rounding changes such a draw only where two tokens all but tie, and two models that draw
+with the same noise mostly draw the same token.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,21 +55,52 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def uniform_of(seed: int, position: int, stream: int) -> float:
-    """The same number from numbers that the host knows, without the twenty operations on tensors of one element."""
+def key(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
+    """64 bits that differ for every (seed, position, stream). int64 tensors that broadcast against each other."""
+    golden = signed(MULTIPLIERS[0])
+    x = _mix(seed + golden)
+    x = _mix(x + position * golden + golden)
+    return _mix(x + stream * golden + golden)
+
+
+def key_of(seed: int, position: int, stream: int) -> int:
+    """The same bits from numbers on the host, without twenty operations on tensors of one element."""
     golden, x = MULTIPLIERS[0], 0
     for part in (seed, position * golden, stream * golden):
         x = (x + part + golden) & _ALL
         x = ((x ^ (x >> 30)) * MULTIPLIERS[1]) & _ALL
         x = ((x ^ (x >> 27)) * MULTIPLIERS[2]) & _ALL
         x ^= x >> 31
-    return ((x >> (64 - BITS)) + 0.5) / (1 << BITS)
+    return x
 
 
 def uniform(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
-    """Numbers in (0, 1), float32. int64 tensors that broadcast against each other."""
-    golden = signed(MULTIPLIERS[0])
-    x = _mix(seed + golden)
-    x = _mix(x + position * golden + golden)
-    x = _mix(x + stream * golden + golden)
-    return (_shift(x, 64 - BITS).to(torch.float32) + 0.5) / float(1 << BITS)
+    """Numbers in (0, 1), float32, for acceptance tests."""
+    return (_shift(key(seed, position, stream), 64 - BITS).to(torch.float32) + 0.5) / float(1 << BITS)
+
+
+def uniform_of(seed: int, position: int, stream: int) -> float:
+    """The same number on the host."""
+    return ((key_of(seed, position, stream) >> (64 - BITS)) + 0.5) / (1 << BITS)
+
+
+def exponential(key: Tensor, size: int) -> Tensor:
+    """[..., size] a draw from the standard exponential distribution for every token of a vocabulary, float32.
+
+    32 bits make v, uniform in (0, 1), whose smallest values are exact: -log(1 - v) then resolves the tokens of a long
+    tail, whose probabilities are far below what a uniform number in float32 tells apart.
+    """
+    counters = torch.arange(1, size + 1, device=key.device) * signed(MULTIPLIERS[0])
+    v = (_shift(_mix(key[..., None] + counters), 32).to(torch.float32) + 0.5) * 2.0**-32
+    return -torch.log1p(-v)
+
+
+def exponential_of(key: int, size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The same for one key, in NumPy."""
+    with np.errstate(over="ignore", divide="ignore"):
+        x = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(MULTIPLIERS[0]) + np.uint64(key)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(MULTIPLIERS[1])
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIERS[2])
+        x ^= x >> np.uint64(31)
+        v = ((x >> np.uint64(32)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+        return -np.log1p(-v)

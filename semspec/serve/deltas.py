@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
-from semspec.result import Ticket
+from semspec.pair.result import Ticket
 from semspec.types import Event, Origin, TokenLogprob
 
 
@@ -86,7 +86,10 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
     return Delta(
         choice,
         len(event.tokens),
-        [(text, TokenOrigin(origin, token)) for (text, origin), token in zip(event.spans, event.places, strict=True)],
+        [
+            (text, TokenOrigin(origin, token))
+            for (text, origin), token in zip(event.spans, event.span_tokens, strict=True)
+        ],
         relaxed,
         event.drafted,
         event.accepted,

@@ -18,7 +18,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from semspec.errors import BadRequest, SemspecError
-from semspec.model.prefix_cache import Remembering
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.serve import memory
@@ -33,13 +32,6 @@ Prompts = Sequence[tuple[list[int], Options]]
 News = list[tuple[InFlightRequest, Delta | Finished | Exception]]
 WARM_UP_TOKENS = 24  # generated before the first request comes
 STOP_SECONDS = 10.0  # in which the pass under way has to end
-
-
-def remembering(pair: Pair) -> Pair:
-    """The same pair, with slots that remember the prompts they held."""
-    pair.target = Remembering(pair.target)
-    pair.draft = None if pair.draft is None else Remembering(pair.draft)
-    return pair
 
 
 class Engine:

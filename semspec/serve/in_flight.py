@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from semspec.result import Ticket
+from semspec.pair.result import Ticket
 from semspec.serve.deltas import Delta, Finished
 
 if TYPE_CHECKING:

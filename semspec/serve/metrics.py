@@ -95,7 +95,7 @@ class PrefixCache(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         target = self.engine.pair.target if self.engine.pair else None
         for name, field, what in (
-            ("prefix_cache_queries", "asked", "Prompt tokens looked up in the prefix cache."),
-            ("prefix_cache_hits", "spared", "Prompt tokens found there."),
+            ("prefix_cache_queries", "queries", "Prompt tokens looked up in the prefix cache."),
+            ("prefix_cache_hits", "hits", "Prompt tokens found there."),
         ):
             yield CounterMetricFamily(PREFIX + name, what, value=getattr(target, field, 0))

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from semspec.options import Options
-from semspec.text.stream import Prompt
+from semspec.text.tokenizer import Prompt
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 MAX_MESSAGES = 4096

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from semspec.pair import Pair
 from semspec.serve.reasoning import Splitter
-from semspec.text.stream import Prompt, encode, thinking_markers
+from semspec.text.tokenizer import Prompt, encode, thinking_markers
 
 
 class Tokenization:

@@ -1,39 +1,35 @@
-"""Giving a runner a plan, and asking whether it has one."""
+"""Applying a plan to a runner, and finding the plan of a runner."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.int8 import Int8Linear
+from semspec.model.wrapper import unwrap
 from semspec.probe.identity import fingerprint
-from semspec.sparse.layer_ops import Sparse
+from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
 from semspec.types import Runner
 
 
 def apply(plan: SparsePlan | None, runner: Runner) -> None:
-    """From now on the runner checks drafts by this plan; None: densely again. A plan of another model is refused."""
+    """From now on the runner verifies drafts by this plan; None: densely. A plan of another model is refused."""
     if not isinstance(runner, ModelRunner):
         raise BadRequest(
             f"a sparse plan needs a model that semspec runs itself, and this one runs through {type(runner).__name__}"
         )
     if plan is not None:
-        refuse_unfit(plan, runner)
-    runner.sparsity = None if plan is None else Sparse(plan, runner)
+        check_fits(plan, runner)
+    runner.sparsity = None if plan is None else PlanSparsity(plan, runner)
 
 
 def plan_of(runner: Runner) -> SparsePlan | None:
-    """The plan that a runner, or the one inside it, checks drafts by."""
-    inner: Any = runner
-    while hasattr(inner, "inner"):
-        inner = inner.inner
-    sparsity = getattr(inner, "sparsity", None)
-    return sparsity.plan if isinstance(sparsity, Sparse) else None
+    """The plan of a runner, or of the one it wraps."""
+    sparsity = getattr(unwrap(runner), "sparsity", None)
+    return sparsity.plan if isinstance(sparsity, PlanSparsity) else None
 
 
-def refuse_unfit(plan: SparsePlan, runner: ModelRunner) -> None:
+def check_fits(plan: SparsePlan, runner: ModelRunner) -> None:
     shape = runner.shape
     if isinstance(runner.transformer.head, Int8Linear):
         raise BadRequest("sparse plans are for weights of floating point; load with another dtype than int8")

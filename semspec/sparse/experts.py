@@ -1,9 +1,8 @@
-"""Mixtures without the experts that hardly count (arXiv 2512.21911, section 3.3; Lu et al. 2024 for two experts).
+"""Mixtures without the experts of small weight (arXiv 2512.21911, section 3.3; Lu et al. 2024 for two experts).
 
-With a token's routing weights w_1 >= .. >= w_k, the share of the m smallest is r_m = (their sum) / (sum of the others).
-The largest m up to a cap with r_m < beta_m is left out, where beta_m is what r_m stays below in a given share of a
-layer's calibration tokens (the median, in the paper). The rule itself is `skip` in model/experts.py, since a GPU's
-kernels must know it.
+With a token's routing weights w_1 >= .. >= w_k, let r_m = (sum of the m smallest) / (sum of the others). The m smallest
+are skipped for the largest m, up to a cap, with r_m < beta_m, where beta_m is a quantile of r_m over a layer's
+calibration tokens (the median, in the paper). The rule itself is `skip` in model/experts.py, since GPU kernels need it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from semspec.errors import BadRequest
 
 @dataclass(frozen=True)
 class ExpertsPlan:
-    betas: Tensor  # [depth, k - 1]; 0 leaves nothing out
-    most: int = 2  # experts of a token that may be left out
+    betas: Tensor  # [depth, k - 1]; 0 skips nothing
+    most: int = 2  # experts of a token that may be skipped
 
     def __post_init__(self) -> None:
         if self.betas.dim() != 2 or bool((self.betas < 0).any()):

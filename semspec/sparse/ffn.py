@@ -1,8 +1,8 @@
-"""Feed-forward networks without the channels that hardly matter (arXiv 2512.21911, section 3.2).
+"""Feed-forward networks without channels of small activation (arXiv 2512.21911, section 3.2).
 
-A channel i of a token is left out where |act(gate)_i| is below the layer's threshold. `token` does so for each token by
-itself, which says what the rule costs in quality; `union` leaves out what none of a sequence's checked tokens needs,
-and neither multiplies nor reads those rows of the up and columns of the down projection.
+A channel i of a token is skipped where |act(gate)_i| is below the layer's threshold. `token` does so for each token by
+itself, which shows what the rule costs in quality; `union` skips what no draft token of a sequence needs, and neither
+multiplies nor reads those rows of the up and columns of the down projection.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ BY = ("token", "union")
 
 @dataclass(frozen=True)
 class FfnPlan:
-    thresholds: Tensor  # [depth]; 0 leaves nothing out
+    thresholds: Tensor  # [depth]; 0 skips nothing
     by: str = "union"
-    sparsity: float = 0.0  # share of channels of a token that the thresholds were calibrated to leave out
+    sparsity: float = 0.0  # share of a token's channels that the thresholds were calibrated to skip
 
     def __post_init__(self) -> None:
         if self.by not in BY:
@@ -32,26 +32,26 @@ class FfnPlan:
             raise BadRequest("thresholds of gate activations are one number of 0 or more for each layer")
 
 
-def thin(ffn: FeedForward, x: Tensor, threshold: float, sequences: Tensor | None) -> Tensor:
-    """[N, width] -> the same. `sequences` [N] numbers the sequence that each token is of: then channels are left out
-    by their union, and else by token."""
+def sparse_ffn(ffn: FeedForward, x: Tensor, threshold: float, sequences: Tensor | None) -> Tensor:
+    """[N, width] -> the same. With `sequences` [N], the sequence number of each token, channels are skipped by union,
+    else by token."""
     if sequences is None:
         gate, up = ffn.gate_up(x).chunk(2, dim=-1)
         active = ffn.activate(gate)
         return ffn.down(torch.where(active.abs() >= threshold, active, 0) * up)
     assert isinstance(ffn.gate_up, Linear) and isinstance(ffn.down, Linear)
-    gates, ups = ffn.gate_up.halves
-    active = ffn.activate(gates(x))
-    needed = unions(active.abs() >= threshold, sequences)  # [N, channels]
-    some = needed.any(0).nonzero()[:, 0]
-    # Somebody else's channels are computed with, but count for nothing: a text does not depend on its neighbours.
-    active = torch.where(needed, active, 0).index_select(1, some)
-    made = F.linear(x, ups.weight.index_select(0, some), None if ups.bias is None else ups.bias[some])
-    return F.linear(active * made, ffn.down.weight.index_select(1, some), ffn.down.bias)
+    gate_half, up_half = ffn.gate_up.halves
+    active = ffn.activate(gate_half(x))
+    needed = union_by_sequence(active.abs() >= threshold, sequences)  # [N, channels]
+    channels = needed.any(0).nonzero()[:, 0]
+    # Channels that only other sequences need are multiplied by 0: the result does not depend on the batch.
+    active = torch.where(needed, active, 0).index_select(1, channels)
+    up = F.linear(x, up_half.weight.index_select(0, channels), None if up_half.bias is None else up_half.bias[channels])
+    return F.linear(active * up, ffn.down.weight.index_select(1, channels), ffn.down.bias)
 
 
-def unions(needed: Tensor, sequences: Tensor) -> Tensor:
+def union_by_sequence(needed: Tensor, sequences: Tensor) -> Tensor:
     """For each token [N, channels]: what any token of its sequence needs."""
     _, number = sequences.unique(return_inverse=True)
-    seen = torch.zeros(int(number.max()) + 1, needed.shape[1], dtype=torch.int32, device=needed.device)
-    return seen.index_add_(0, number, needed.int())[number] > 0
+    counts = torch.zeros(int(number.max()) + 1, needed.shape[1], dtype=torch.int32, device=needed.device)
+    return counts.index_add_(0, number, needed.int())[number] > 0

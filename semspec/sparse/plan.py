@@ -1,4 +1,4 @@
-"""What checking a draft may leave out, for one model: a folder with plan.json and plan.safetensors."""
+"""What verification may skip, for one model: a folder with plan.json and plan.safetensors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NUMBERS, TENSORS = "plan.json", "plan.safetensors"
 class SparsePlan:
     """Each part is off where it is None."""
 
-    model: str = ""  # fingerprint of the model it was calibrated for; empty: any that has the right sizes
+    model: str = ""  # fingerprint of the model it was calibrated for; empty: any with the right sizes
     attention: AttentionPlan | None = None
     ffn: FfnPlan | None = None
     experts: ExpertsPlan | None = None
-    refresh: int = 0  # after so many sparse passes of a sequence, a dense one that writes theirs anew; 0: never
-    made: dict[str, Any] = field(default_factory=dict)  # how it was calibrated, for people
+    refresh: int = 0  # sparse passes of a sequence before a dense one recomputes them; 0: never
+    made: dict[str, Any] = field(default_factory=dict)  # how it was calibrated, for information
     seen: dict[str, Tensor] = field(default_factory=dict)  # what calibration measured, for plots
 
     def __post_init__(self) -> None:
@@ -79,10 +79,10 @@ class SparsePlan:
         parts = []
         if self.attention:
             a = self.attention
-            chosen = "" if a.anchors is None else f", {len(a.anchors)} anchors"
+            anchors = "" if a.anchors is None else f", {len(a.anchors)} anchors"
             above = max(a.dense_below, a.pays_from)
-            rest = "" if a.rest == "nothing" else f", others by their {a.rest}"
-            parts.append(f"attention rho {a.rho:g} above {above}, blocks of {a.block}{chosen}{rest}")
+            means = "" if a.rest == "nothing" else f", others by their {a.rest}"
+            parts.append(f"attention rho {a.rho:g} above {above}, blocks of {a.block}{anchors}{means}")
         if self.ffn:
             parts.append(f"ffn {self.ffn.sparsity:.0%} by {self.ffn.by}")
         if self.experts:

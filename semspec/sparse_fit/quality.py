@@ -1,9 +1,9 @@
-"""What leaving things out costs: the same problems checked densely and by several plans.
+"""What a plan costs in quality: the same problems with dense verification and with several plans.
 
-Two looks at each plan. The problem is solved with the plan: is the answer right, and how many draft tokens stand in a
-step. And the dense target's own answer is checked as a draft that stands: how far the logits move (KL divergence from
-the dense ones, and whether the favourite stays). Problems are the unit of all intervals; as many as the pair has slots
-are worked on together.
+Two measurements of each plan. Problems are solved with it: is the answer right, and how many draft tokens are accepted
+in a round. And the dense target's own answers are verified as accepted drafts: how far the logits move (KL divergence
+from the dense ones, and whether the top-1 token stays). Problems are the unit of all intervals; as many as the pair has
+slots are solved as one batch.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from torch import Tensor
 from semspec.bench.statistics import Share, difference, draws, mean
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.prefix_cache import Remembering
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair import Pair
-from semspec.result import Result
+from semspec.pair.result import Result
 from semspec.sparse.applied import apply
 from semspec.sparse.experts import ExpertsPlan
-from semspec.sparse.layer_ops import Sparse
+from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
-from semspec.sparse_fit.calibrate import checked
+from semspec.sparse_fit.calibrate import verified_logits
 from semspec.tasks import Task
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 
 
 def variants(
     plan: SparsePlan, depth: int, rhos: list[float], most: list[int], always: list[int] | None = None
 ) -> dict[str, SparsePlan | None]:
-    """Dense, each part of a plan alone by its budgets, and all parts together: the paper's table. `*` marks attention
-    in which only anchors choose; `always` are numbers of experts to leave out of every token, whatever they weigh."""
+    """Dense, each part of a plan by itself at its budgets, and all parts together: the paper's table. `*` marks
+    attention in which only anchors select; `always` are numbers of experts to skip for every token."""
     found: dict[str, SparsePlan | None] = {"dense": None}
-    alone = replace(plan, attention=None, ffn=None, experts=None)
+    empty = replace(plan, attention=None, ffn=None, experts=None)
     if plan.attention is not None:
         for rho in rhos or [plan.attention.rho]:
             every = replace(plan.attention, rho=rho, anchors=None)
-            found[f"attention, rho {rho:g}"] = replace(alone, attention=every)
+            found[f"attention, rho {rho:g}"] = replace(empty, attention=every)
             if plan.attention.anchors is not None and len(plan.attention.anchors) < depth:
-                found[f"attention*, rho {rho:g}"] = replace(alone, attention=replace(plan.attention, rho=rho))
+                found[f"attention*, rho {rho:g}"] = replace(empty, attention=replace(plan.attention, rho=rho))
     if plan.ffn is not None:
-        found[f"ffn {plan.ffn.sparsity:.0%} by token"] = replace(alone, ffn=replace(plan.ffn, by="token"))
-        found[f"ffn {plan.ffn.sparsity:.0%} by union"] = replace(alone, ffn=replace(plan.ffn, by="union"))
+        found[f"ffn {plan.ffn.sparsity:.0%} by token"] = replace(empty, ffn=replace(plan.ffn, by="token"))
+        found[f"ffn {plan.ffn.sparsity:.0%} by union"] = replace(empty, ffn=replace(plan.ffn, by="union"))
     if plan.experts is not None:
         for m in most or [plan.experts.most]:
-            found[f"up to {m} experts fewer"] = replace(alone, experts=replace(plan.experts, most=m))
+            found[f"up to {m} experts fewer"] = replace(empty, experts=replace(plan.experts, most=m))
         for m in always or []:
             every_token = ExpertsPlan(torch.full_like(plan.experts.betas, float("inf")), m)
-            found[f"always {m} experts fewer"] = replace(alone, experts=every_token)
+            found[f"always {m} experts fewer"] = replace(empty, experts=every_token)
     if sum(part is not None for part in (plan.attention, plan.ffn, plan.experts)) > 1:
         found["all of the plan"] = plan
     return found
 
 
-def picked(plans: dict[str, SparsePlan | None], only: list[str]) -> dict[str, SparsePlan | None]:
-    """Those whose names have one of these words in them, and the dense one; all without words."""
+def select(plans: dict[str, SparsePlan | None], only: list[str]) -> dict[str, SparsePlan | None]:
+    """The dense plan and those with one of these words in their names; all if there are no words."""
     found = {name: p for name, p in plans.items() if p is None or not only or any(word in name for word in only)}
     if len(found) == 1:
         raise BadRequest(f"no variant of the plan has {' or '.join(only)} in its name; there are: {', '.join(plans)}")
@@ -72,11 +72,11 @@ class Tally:
     """One variant's figures, problem by problem."""
 
     kl: list[float] = field(default_factory=list)  # nats a token
-    kept: list[tuple[int, int]] = field(default_factory=list)  # favourites that stayed, of so many
+    kept: list[tuple[int, int]] = field(default_factory=list)  # top-1 tokens that stayed, of how many
     right: list[bool] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    same: list[bool] = field(default_factory=list)  # the text is the dense target's
+    same: list[bool] = field(default_factory=list)  # as the dense target's text
     drift: list[float] = field(default_factory=list)
 
     def compare(self, ours: list[Tensor], dense: list[Tensor]) -> None:
@@ -95,11 +95,11 @@ class Tally:
         loss = difference([float(a) - float(b) for a, b in zip(self.right, dense.right, strict=True)])
         return {
             "plan": name,
-            "kl": _told(mean(self.kl)),
+            "kl": _as_dict(mean(self.kl)),
             "favourite_kept": Share.clustered(self.kept).as_dict(),
             "same_text": Share(sum(self.same), len(self.same)).as_dict(),
             "right": Share(sum(self.right), len(self.right)).as_dict() if self.right else None,
-            "right_against_dense": _told(loss),
+            "right_against_dense": _as_dict(loss),
             "tau": 1 + sum(self.accepted) / max(sum(self.steps), 1),
             "tau_against_dense": self._relative(dense),
             "drift": sum(self.drift) / len(self.drift) if self.drift else None,
@@ -119,14 +119,14 @@ class Tally:
         return {"value": float(tau(self, once)[0] / tau(dense, once)[0]), "low": float(low), "high": float(high)}
 
 
-def joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One document of several that `quality` wrote about the same plans and different problems."""
+def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One document from several of `quality`, on the same plans and different problems."""
     first = documents[0]
     same = ("label", "task", "target", "plan", "k", "verifier", "drafter", "dtype")
     for other in documents[1:]:
         differ = [name for name in same if other.get(name) != first.get(name)]
         if differ or [row["plan"] for row in other["rows"]] != [row["plan"] for row in first["rows"]]:
-            raise BadRequest(f"these are not figures of the same thing: {', '.join(differ) or 'their plans'} differ")
+            raise BadRequest(f"these are figures of different runs: {', '.join(differ) or 'their plans'} differ")
     if any("each" not in row for document in documents for row in document["rows"]):
         raise BadRequest("a file holds no figures by problem; run quality again with this version")
     ids = [name for document in documents for name in document["ids"]]
@@ -142,7 +142,7 @@ def joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return first | {"seed": seeds, "problems": len(ids), "ids": ids, "rows": found}
 
 
-def _told(estimate: Any) -> dict[str, float | None] | None:
+def _as_dict(estimate: Any) -> dict[str, float | None] | None:
     return None if estimate is None else estimate.as_dict()
 
 
@@ -151,20 +151,18 @@ def measure(
     verifier: str = "exact", max_new_tokens: int | None = None, drafter: str = "auto",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
-    """Figures of each plan, the dense one's first: those so far, after every group of problems. Takes all slots of
-    the pair, and as many problems at a time."""
+    """Figures of each plan, the dense one's first; yields those so far after every batch. A batch takes all
+    slots of the pair."""
     runner = pair.target
     if not isinstance(runner, ModelRunner):
         raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
     tallies = {name: Tally() for name in plans}
-    together = runner.free
-    draft = Remembering(pair.draft) if pair.draft else None
-    # Reads prompts once.
-    reader = Pair(Remembering(runner), pair.tokenizer, draft, pair.eos, pair.probe_folder, pair.allow_lossy)
+    batch = runner.free
+    reader = pair.wrapped(PrefixCache)  # prompts are prefilled once
     problems = task.problems(n, seed)
     progress(0, n)
-    for begin in range(0, n, together):
-        group = problems[begin : begin + together]
+    for begin in range(0, n, batch):
+        group = problems[begin : begin + batch]
         prompts = [encode(pair.tokenizer, problem.prompt) for problem in group]
         longest = max_new_tokens or task.max_new_tokens
         options = [
@@ -180,14 +178,14 @@ def measure(
             apply(plan, runner)
             results = reader.generate([problem.prompt for problem in group], options)
             dense = dense or results
-            found = checked(reader.target, list(zip(prompts, (d.tokens for d in dense), strict=True)), k)
+            found = verified_logits(reader.target, list(zip(prompts, (d.tokens for d in dense), strict=True)), k)
             logits = logits or found
             tally = tallies[name]
             for i, (problem, result) in enumerate(zip(group, results, strict=True)):
                 tally.solve(result, bool(task.score(problem, result.text)) if task.scored else None, dense[i])
                 tally.compare(found[i], logits[i])
-            if isinstance(runner.sparsity, Sparse):
-                tally.drift += [d.values for d in runner.sparsity.guard.drifts]
+            if isinstance(runner.sparsity, PlanSparsity):
+                tally.drift += [error.values for error in runner.sparsity.refresh.errors]
         apply(None, runner)
         progress(begin + len(group), n)
         yield [tally.figures(name, tallies["dense"]) for name, tally in tallies.items()]

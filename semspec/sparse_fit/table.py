@@ -12,7 +12,7 @@ from semspec.bench.markdown import table
 from semspec.bench.table import Cell
 
 HEADS = (
-    "plan", "KL from dense, nats", "favourite kept, %", "right, %", "against dense, points", "tau", "tau / dense",
+    "plan", "KL from dense, nats", "top-1 kept, %", "right, %", "against dense, points", "tau", "tau / dense",
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def on_screen(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def in_markdown(documents: Iterable[dict[str, Any]]) -> str:
-    """One table of several runs on the same problems. The dense row is the same in all and is told once."""
+    """One table of several runs on the same problems. The dense row is the same in all and is printed once."""
     rows, seen = [], set[str]()
     for document in documents:
         label = document.get("label", "")

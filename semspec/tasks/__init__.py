@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semspec import registry as specs
+from semspec.registry import Registry
 from semspec.tasks.aime24 import Aime24
 from semspec.tasks.amc23 import Amc23
 from semspec.tasks.base import Problem, Task
@@ -21,14 +21,8 @@ from semspec.tasks.pocket import Pocket
 from semspec.tasks.spec_bench import SpecBench
 from semspec.tasks.svamp import Svamp
 
-REGISTRY: dict[str, type[Task]] = {}
-
-
-def register(task: type[Task]) -> type[Task]:
-    """Make a task available by its name, everywhere a name is accepted."""
-    REGISTRY[task.name] = task
-    return task
-
+REGISTRY = Registry("task", "semspec.tasks", Task)  # type: ignore[type-abstract]
+register = REGISTRY.register
 
 for _task in (Pocket, Gsm8k, Svamp, Math500, Aime24, Amc23, HumanEval, Mbpp, SpecBench, MtBench, JsonLines):
     register(_task)
@@ -38,7 +32,7 @@ def make(spec: str | Task, data: Path | None = None) -> Task:
     """A task from its name and options; `data` is the folder that has the files of all tasks."""
     if isinstance(spec, Task):
         return spec
-    return specs.make("task", spec, REGISTRY, data=data)
+    return REGISTRY.make(spec, data=data)
 
 
 __all__ = ["REGISTRY", "Problem", "Task", "make", "register"]

@@ -13,4 +13,4 @@ class Aime24(ContestTask):
 
     name = "aime24"
     max_new_tokens = 16384
-    path = "math/aime24.jsonl"
+    filename = "math/aime24.jsonl"

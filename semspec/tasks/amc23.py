@@ -13,4 +13,4 @@ class Amc23(ContestTask):
 
     name = "amc23"
     max_new_tokens = 8192
-    path = "math/amc23.jsonl"
+    filename = "math/amc23.jsonl"

@@ -1,4 +1,4 @@
-"""What a task is: problems to put to a model, and a rule that says whether a text solves one.
+"""What a task is: prompts for a model, and a scorer that says whether a text solves one.
 
 Tasks read local files only and never download, so that a run measures what it says it measures, offline as well.
 """
@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from semspec.errors import BadRequest
-from semspec.text.stream import Prompt
+from semspec.text.tokenizer import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class Problem:
     prompt: Prompt  # text, or chat messages
     answer: Any = None  # what the scorer compares with; can be written as JSON
     group: str = ""  # category, number of steps, level: what a report may break results down by
-    turns: tuple[str, ...] = ()  # further user turns, asked after the answer to the one before
+    turns: tuple[str, ...] = ()  # further user turns, each asked after the previous answer
 
 
 Referee = Callable[[str, str], bool]
-"""Whether a step is a correct and useful next one: (what the model has written so far, the step) -> bool."""
+"""Whether a reasoning step is a correct and useful next one: (text so far, the step) -> bool."""
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task's dataclass fields, but for `data`, are its options: "pocket:steps=5" sets the field `steps`."""
+    """A task's dataclass fields except `data` are its options: "pocket:steps=5" sets the field `steps`."""
 
     name: ClassVar[str]
-    scored: ClassVar[bool] = True  # False: prompts only, no quality arm
+    scored: ClassVar[bool] = True  # False: prompts only, for speed
     stop: ClassVar[tuple[str, ...]] = ()
     max_new_tokens: ClassVar[int]
 
@@ -47,19 +47,19 @@ class Task(ABC):
         """`n` problems chosen by `seed`, the same ones every time; None: all there are."""
 
     def score(self, problem: Problem, text: str) -> bool:
-        """Whether `text`, all that the model wrote, solves the problem."""
+        """Whether `text`, the model's whole output, solves the problem."""
         raise BadRequest(f"task {self.name!r} has prompts but no right answers, so nothing can be scored with it")
 
     def for_fitting(self) -> Task:
-        """The same task with problems that are never tested on, if it can tell; for whatever learns from problems."""
+        """The same task on a training split, where it has one; for probes and other parts that learn from problems."""
         return self
 
     def referee(self, problem: Problem) -> Referee | None:
-        """Somebody who can tell right steps from wrong ones, if the task knows any; for the verifier `oracle`."""
+        """Tells right reasoning steps from wrong ones, where the task can; for the rule `oracle`."""
         return None
 
     def file(self, path: str) -> Path:
-        """A file of the data folder, or a refusal that says where it was looked for."""
+        """A file of the data folder; BadRequest says where it was looked for."""
         if self.data is None:
             raise BadRequest(
                 f"task {self.name!r} reads {path} from a folder of data sets; "
@@ -68,19 +68,43 @@ class Task(ABC):
         return existing(self.data / path, self.name)
 
 
+class Row(dict[str, Any]):
+    """A row of a file; to read a field that it does not have is an error that names the file and the row."""
+
+    def __init__(self, fields: dict[str, Any], path: Path, index: int) -> None:
+        super().__init__(fields)
+        self.path, self.index = path, index
+
+    def __missing__(self, name: str) -> Any:
+        raise self.error(f"has no field {name!r}; its fields are: {', '.join(self)}")
+
+    def error(self, message: str) -> BadRequest:
+        return BadRequest(f"row {self.index + 1} of {self.path} {message}")
+
+
 class FileTask(Task):
     """A task whose problems are the rows of one file."""
 
+    filename: ClassVar[str]  # in the data folder
+
     @abstractmethod
+    def problem(self, row: Row) -> Problem | None:
+        """The problem of a row; None: the row is no part of the task."""
+
+    def find(self) -> Path:
+        """The path of the file."""
+        return self.file(self.filename)
+
     def load(self) -> list[Problem]:
         """All problems, in the order of the file."""
+        return [problem for row in read_rows(self.find()) if (problem := self.problem(row)) is not None]
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:
         return choose(self.load(), n, seed, self.name)
 
 
 def choose(problems: Sequence[Problem], n: int | None, seed: int, task: str) -> list[Problem]:
-    """`n` of the problems in an order that only the seed decides, so that a larger n adds to a smaller one."""
+    """`n` of the problems in an order set by the seed, so that a larger n extends a smaller one."""
     if n is None:
         return list(problems)
     if not 1 <= n <= len(problems):
@@ -89,7 +113,7 @@ def choose(problems: Sequence[Problem], n: int | None, seed: int, task: str) -> 
             f"give a number from 1 to {len(problems)}, or none for all"
         )
     rng = Random(seed)
-    return sorted(problems, key=lambda _: rng.random())[:n]  # random() alone is the same in every Python
+    return sorted(problems, key=lambda _: rng.random())[:n]  # shuffle() differs between Pythons, random() does not
 
 
 def existing(path: Path, task: str) -> Path:
@@ -101,7 +125,7 @@ def existing(path: Path, task: str) -> Path:
     return path
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Row]:
     """The rows of a file: one JSON object per line (.jsonl, .jsonl.gz), or a list of objects (.json)."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
@@ -113,14 +137,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise BadRequest(f"row {number} of {path} is not a JSON object; make each row one, with named fields")
-    return rows
-
-
-def field(row: dict[str, Any], name: str, path: Path, number: int) -> Any:
-    """A field that must be there; `number` counts rows from 0."""
-    if name not in row:
-        raise BadRequest(f"row {number + 1} of {path} has no field {name!r}; its fields are: {', '.join(row)}")
-    return row[name]
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            code = f"\\u{ord(error.object[error.start]):04x}"
+            raise BadRequest(f"row {number} of {path} has a lone surrogate, {code}, which no text has") from None
+    return [Row(row, path, index) for index, row in enumerate(rows)]
 
 
 def ask(question: str) -> Prompt:

@@ -1,7 +1,6 @@
-"""What the tasks share that are scored by running what the model wrote against tests.
+"""Base of the tasks that are scored by running the model's program against tests.
 
-Scoring runs code that a model wrote. It runs in a process with limits (see `sandbox`), and only where it is allowed
-with `execute=true`.
+It runs in a process with limits (see `sandbox`), and only if `execute=true` allows it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 from semspec.errors import BadRequest
 from semspec.tasks.answers import visible
@@ -22,8 +20,8 @@ _FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOT
 def code_in(text: str, wanted: Collection[str] = ()) -> str:
     """The program in an output: the last fenced block with a wanted function, else all blocks, else all text.
 
-    A block that was never closed counts too, so that a stop string may cut the closing fence away."""
-    shown = visible(text)  # a program in a thought is no answer
+    A block that was never closed counts too: a stop string may remove the closing fence."""
+    shown = visible(text)  # a program in the reasoning is no answer
     blocks: list[str] = _FENCED.findall(shown)
     defining = [block for block in blocks if set(wanted) & set(re.findall(r"^\s*def\s+(\w+)", block, re.MULTILINE))]
     return defining[-1] if defining else "\n".join(blocks) or shown
@@ -32,7 +30,6 @@ def code_in(text: str, wanted: Collection[str] = ()) -> str:
 @dataclass(frozen=True)
 class CodeTask(FileTask):
     max_new_tokens = 1024
-    path: ClassVar[str]
 
     execute: bool = False  # allow running what the model wrote
     timeout: float = 10.0  # seconds per program

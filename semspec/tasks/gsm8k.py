@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from semspec.errors import BadRequest
 from semspec.tasks.answers import marked
-from semspec.tasks.base import Problem, ask, field, read_rows
-from semspec.tasks.number import INSTRUCTION, NumberTask
+from semspec.tasks.base import Problem, Row
+from semspec.tasks.number import NumberTask
 
 
 @dataclass(frozen=True)
@@ -16,20 +14,12 @@ class Gsm8k(NumberTask):
     """The 1,319 test problems of GSM8K (Cobbe et al. 2021); a group is the number of steps of the given solution."""
 
     name = "gsm8k"
-    path: ClassVar[str] = "gsm8k/test.jsonl"
+    filename = "gsm8k/test.jsonl"
 
-    def load(self) -> list[Problem]:
-        path = self.file(self.path)
-        problems = []
-        for i, row in enumerate(read_rows(path)):
-            solution = field(row, "answer", path, i)
-            answer = marked(solution)
-            if answer is None:
-                raise BadRequest(f"row {i + 1} of {path} has no '#### number' in its answer")
-            steps = solution.count("\n")  # one line each, and the answer's own
-            problems.append(
-                Problem(
-                    f"gsm8k/{i}", ask(f"{field(row, 'question', path, i)}\n\n{INSTRUCTION}"), answer, f"{steps} steps"
-                )
-            )
-        return problems
+    def problem(self, row: Row) -> Problem:
+        solution = row["answer"]
+        answer = marked(solution)
+        if answer is None:
+            raise row.error("has no '#### number' in its answer")
+        steps = solution.count("\n")  # one line each, then the answer's line
+        return Problem(f"gsm8k/{row.index}", self.prompt(row["question"]), answer, f"{steps} steps")

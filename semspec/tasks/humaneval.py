@@ -1,11 +1,11 @@
-"""`humaneval`: functions to complete, judged by their tests."""
+"""`humaneval`: functions to complete, scored by their tests."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from semspec.tasks.base import Problem, ask, field, read_rows
+from semspec.tasks.base import Problem, Row, ask
 from semspec.tasks.code import CodeTask, code_in
 
 INSTRUCTION = "Complete this Python function. Answer with the whole function in one code block."
@@ -16,16 +16,11 @@ class HumanEval(CodeTask):
     """The 164 functions of HumanEval (Chen et al. 2021), asked for in chat."""
 
     name = "humaneval"
-    path = "humaneval/HumanEval.jsonl.gz"
+    filename = "humaneval/HumanEval.jsonl.gz"
 
-    def load(self) -> list[Problem]:
-        path = self.file(self.path)
-        problems = []
-        for i, row in enumerate(read_rows(path)):
-            parts = {key: field(row, key, path, i) for key in ("prompt", "test", "entry_point")}
-            question = f"{INSTRUCTION}\n\n```python\n{parts['prompt'].rstrip()}\n```"
-            problems.append(Problem(field(row, "task_id", path, i), ask(question), parts))
-        return problems
+    def problem(self, row: Row) -> Problem:
+        parts = {key: row[key] for key in ("prompt", "test", "entry_point")}
+        return Problem(row["task_id"], ask(f"{INSTRUCTION}\n\n```python\n{parts['prompt'].rstrip()}\n```"), parts)
 
     def score(self, problem: Problem, text: str) -> bool:
         prompt, function = problem.answer["prompt"], problem.answer["entry_point"]

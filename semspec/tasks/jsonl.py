@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from semspec.errors import BadRequest
 from semspec.tasks import answers
-from semspec.tasks.base import FileTask, Problem, ask, existing, field, read_rows
-from semspec.text.stream import Prompt
+from semspec.tasks.base import FileTask, Problem, Row, ask, existing
+from semspec.text.tokenizer import Prompt
 
 MATCH: dict[str, Callable[[str, str], bool]] = {
     "exact": answers.same_text,
@@ -40,32 +39,31 @@ class JsonLines(FileTask):
             raise BadRequest(f"task 'jsonl' cannot match by {self.match!r}; choose one of {', '.join(MATCH)}")
         object.__setattr__(self, "scored", bool(self.match))  # the one task where an option decides it
 
-    def load(self) -> list[Problem]:
+    def find(self) -> Path:
         path = Path(self.path).expanduser()
         if not path.is_file() and self.data is not None and (self.data / path).is_file():
             path = self.data / path
-        rows = read_rows(existing(path, self.name))
-        problems = [self._problem(row, i, path) for i, row in enumerate(rows)]
-        names = {problem.id for problem in problems}
-        if len(names) < len(problems):
-            raise BadRequest(f"{path} gives one id to several rows; make each id its own, or leave ids out")
+        return existing(path, self.name)
+
+    def load(self) -> list[Problem]:
+        problems = super().load()
+        if len({problem.id for problem in problems}) < len(problems):
+            raise BadRequest(f"{self.find()} gives one id to several rows; make each id its own, or leave ids out")
         return problems
 
-    def _problem(self, row: dict[str, Any], i: int, path: Path) -> Problem:
-        answer = row.get("answer")
-        if self.match:
-            answer = field(row, "answer", path, i)
-            if not isinstance(answer, str | int | float) or isinstance(answer, bool):
-                raise BadRequest(f"the answer in row {i + 1} of {path} is {answer!r}; give a text or a number")
-            if self.match == "number" and answers.number(str(answer)) is None:
-                raise BadRequest(f"the answer in row {i + 1} of {path} is {answer!r}, which match=number cannot read")
-        return Problem(str(row.get("id", f"jsonl/{i}")), _prompt(row, i, path), answer, str(row.get("group", "")))
+    def problem(self, row: Row) -> Problem:
+        answer = row["answer"] if self.match else row.get("answer")
+        if self.match and (not isinstance(answer, str | int | float) or isinstance(answer, bool)):
+            raise row.error(f"has the answer {answer!r}; give a text or a number")
+        if self.match == "number" and answers.number(str(answer)) is None:
+            raise row.error(f"has the answer {answer!r}, which match=number cannot read")
+        return Problem(str(row.get("id", f"jsonl/{row.index}")), _prompt(row), answer, str(row.get("group", "")))
 
     def score(self, problem: Problem, text: str) -> bool:
         return MATCH[self.match](text, str(problem.answer)) if self.match else super().score(problem, text)
 
 
-def _prompt(row: dict[str, Any], i: int, path: Path) -> Prompt:
+def _prompt(row: Row) -> Prompt:
     if isinstance(row.get("prompt"), str):
         return str(row["prompt"])
     if isinstance(row.get("question"), str):
@@ -73,4 +71,4 @@ def _prompt(row: dict[str, Any], i: int, path: Path) -> Prompt:
     messages = row.get("messages")
     if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
         return messages
-    raise BadRequest(f"row {i + 1} of {path} has no prompt; give it a 'prompt', a 'question' or 'messages'")
+    raise row.error("has no prompt; give it a 'prompt', a 'question' or 'messages'")

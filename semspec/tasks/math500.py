@@ -13,4 +13,4 @@ class Math500(ContestTask):
 
     name = "math500"
     max_new_tokens = 4096
-    path = "math/math500.jsonl"
+    filename = "math/math500.jsonl"

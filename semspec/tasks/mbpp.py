@@ -1,11 +1,11 @@
-"""`mbpp`: small programs to write, judged by their tests."""
+"""`mbpp`: small programs to write, scored by their tests."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from semspec.tasks.base import Problem, ask, field, read_rows
+from semspec.tasks.base import Problem, Row, ask
 from semspec.tasks.code import CodeTask, code_in
 
 
@@ -14,22 +14,16 @@ class Mbpp(CodeTask):
     """The test part of MBPP (Austin et al. 2021), tasks 11 to 510, each shown with its tests."""
 
     name = "mbpp"
-    path = "mbpp/mbpp.jsonl"
+    filename = "mbpp/mbpp.jsonl"
 
-    def load(self) -> list[Problem]:
-        path = self.file(self.path)
-        problems = []
-        for i, row in enumerate(read_rows(path)):
-            number, tests = field(row, "task_id", path, i), "\n".join(field(row, "test_list", path, i))
-            if not 11 <= number <= 510:
-                continue
-            question = (
-                f"{field(row, 'text', path, i)} It must pass these tests:\n\n```python\n{tests}\n```\n\n"
-                "Answer with the whole program in one code block."
-            )
-            setup = row.get("test_setup_code", "")
-            problems.append(Problem(f"mbpp/{number}", ask(question), f"{setup}\n{tests}\n"))
-        return problems
+    def problem(self, row: Row) -> Problem | None:
+        tests = "\n".join(row["test_list"])
+        question = (
+            f"{row['text']} It must pass these tests:\n\n```python\n{tests}\n```\n\n"
+            "Answer with the whole program in one code block."
+        )
+        problem = Problem(f"mbpp/{row['task_id']}", ask(question), f"{row.get('test_setup_code', '')}\n{tests}\n")
+        return problem if 11 <= row["task_id"] <= 510 else None
 
     def score(self, problem: Problem, text: str) -> bool:
         called = re.findall(r"(\w+)\s*\(", problem.answer)

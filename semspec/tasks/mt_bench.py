@@ -12,4 +12,4 @@ class MtBench(ChatTask):
     """The 80 two-turn prompts of MT-bench (Zheng et al. 2023) in eight categories."""
 
     name = "mt-bench"
-    path = "mt_bench/question.jsonl"
+    filename = "mt_bench/question.jsonl"

@@ -9,7 +9,7 @@ from semspec.errors import BadRequest
 from semspec.pocket import meaning, valid
 from semspec.tasks.base import Problem, Referee, Task, ask
 
-MOST = 1 << 20  # problems of one seed; the next seed's begin behind them
+MOST = 1 << 20  # problems of one seed; those of the next seed begin after them
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Pocket(Task):
     def referee(self, problem: Problem) -> Referee:
         story = self.story(problem)
 
-        def judge(so_far: str, step: str) -> bool:
-            own = pocket.steps_of(step)  # the first one comes with the mark that opens the thoughts
+        def is_valid(so_far: str, step: str) -> bool:
+            own = pocket.steps_of(step)  # the first one comes with <think>
             return len(own) == 1 and valid(own[0], story, pocket.steps_of(so_far))
 
-        return judge
+        return is_valid
 
     def story(self, problem: Problem) -> pocket.Problem:
         """The problem with its web of quantities, as `valid` wants it."""

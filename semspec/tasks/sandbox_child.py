@@ -1,6 +1,7 @@
-"""The process that runs one program: it binds its own hands, then executes what comes on stdin.
+"""The process that runs one program: it limits itself, then executes what comes on stdin.
 
-Run by `sandbox.run` as a script, with the limits as JSON in its first argument; uses the standard library only.
+Run by `sandbox.run` as a script. The first line on stdin is JSON: the limits, and the token that marks the report.
+Uses the standard library only.
 """
 
 import contextlib
@@ -9,11 +10,15 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 from typing import Any
 
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # flags of Linux's unshare(2)
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl(2)
+DIE_WITH_PARENT, NO_NEW_PRIVILEGES = 1, 38  # PR_SET_PDEATHSIG and PR_SET_NO_NEW_PRIVS of Linux's prctl(2)
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, on every architecture
+EXECUTE, WRITE, REFER, TRUNCATE = 1, 2, 1 << 13, 1 << 14  # Landlock's names for what may be done with files
+REMOVE_OR_MAKE = 0x1FF0
 FORBIDDEN = (
     "socket.",
     "subprocess.",
@@ -28,6 +33,7 @@ FORBIDDEN = (
     "os.putenv",
     "pty.",
     "resource.",
+    "sqlite3.",
     "syslog.",
     "webbrowser.",
 )
@@ -67,33 +73,57 @@ def limit(seconds: float, memory: int, file: int) -> None:
 
 
 def detach() -> None:
-    """Die with the parent, and move to a network that leads nowhere, where Linux lets us; else `watch` has to do."""
+    """Die with the parent, and move to an empty network namespace, where Linux allows it; else `watch` has to do."""
     with contextlib.suppress(AttributeError, OSError):
         system = ctypes.CDLL(None)
         system.prctl(DIE_WITH_PARENT, signal.SIGKILL)
         system.unshare(NEW_USER | NEW_NETWORK)
 
 
-def watch() -> None:
-    """Refuse processes, sockets, signals to others, and changes to files outside the folder we stand in."""
-    home = os.path.realpath(os.getcwd())
+def confine() -> None:
+    """Let the kernel refuse programs, TCP, signals to others, and changes to files outside the current folder, where
+    Linux has Landlock. Unlike `watch`, a program cannot get around it."""
+    system = ctypes.CDLL(None)
+    version = system.syscall(CREATE_RULESET, None, 0, 1) if sys.platform == "linux" else 0
+    if version < 1:
+        return
+    files = EXECUTE | WRITE | REMOVE_OR_MAKE | (REFER if version > 1 else 0) | (TRUNCATE if version > 2 else 0)
+    wanted = struct.pack("QQQ", files, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]  # files, TCP, signals
+    ruleset = system.syscall(CREATE_RULESET, wanted, len(wanted), 0)
+    if ruleset < 0:
+        return
+    for path, allowed in ((".", files & ~EXECUTE), (os.devnull, files & (WRITE | TRUNCATE))):
+        folder = os.open(path, os.O_PATH)
+        system.syscall(ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, folder), 0)
+        os.close(folder)
+    system.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    system.syscall(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
 
-    def inside(path: Any, folder: Any = -1, realpath: Any = os.path.realpath, fsdecode: Any = os.fsdecode) -> bool:
-        if isinstance(path, int):
+
+def watch() -> None:
+    """Refuse processes, sockets, signals to others, and changes to files outside the current folder."""
+    home = os.path.realpath(os.getcwd())
+    # Names are bound here: the program can reach and change the globals of this file and of `os`.
+    changes, forbidden, writing, devnull = dict(CHANGES), FORBIDDEN, WRITING, os.devnull
+    realpath, fsdecode, is_a, integer = os.path.realpath, os.fsdecode, isinstance, int
+
+    def inside(path: Any, folder: Any = -1) -> bool:
+        if is_a(path, integer):
             return True  # a file that is open already
-        base = f"/proc/self/fd/{folder}/" if isinstance(folder, int) and folder >= 0 else ""
-        return bool((realpath(base + fsdecode(path)) + "/").startswith(home + "/"))
+        base = f"/proc/self/fd/{folder}/" if is_a(folder, integer) and folder >= 0 else ""
+        return (realpath(base + fsdecode(path)) + "/").startswith(home + "/")
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
-            if flags & WRITING and path != os.devnull and not inside(path):
+            if flags & writing and path != devnull and not inside(path):
                 raise PermissionError(f"{path!r} is outside the program's own folder")
-        elif event in CHANGES:
-            for place, folder in CHANGES[event]:
-                if not inside(arguments[place], arguments[folder] if folder > 0 else -1):
-                    raise PermissionError(f"{arguments[place]!r} is outside the program's own folder")
-        elif event.startswith(FORBIDDEN):
+        elif event in changes:
+            for index, folder in changes[event]:
+                if not inside(arguments[index], arguments[folder] if folder > 0 else -1):
+                    raise PermissionError(f"{arguments[index]!r} is outside the program's own folder")
+        elif event.startswith(forbidden):
             raise PermissionError(f"{event} is not allowed here")
 
     sys.addaudithook(hook)
@@ -101,15 +131,17 @@ def watch() -> None:
 
 def main() -> None:
     report = os.dup(1)
+    header = json.loads(sys.stdin.buffer.readline())
     program = sys.stdin.buffer.read().decode()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     try:
         detach()
-        limit(**json.loads(sys.argv[1]))
+        confine()
+        limit(**header["limits"])
     except (OSError, ValueError, AttributeError) as error:
-        os.write(report, json.dumps({"refused": str(error)}).encode())
+        os.write(report, (header["token"] + json.dumps({"refused": str(error)})).encode())
         os._exit(1)
     sys.argv[:] = [""]
     watch()
@@ -118,8 +150,8 @@ def main() -> None:
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})
     except BaseException as error:  # sys.exit() before the tests is a failure like any other
         reason = f"{type(error).__name__}: {str(error)[:300]}".strip(": ")
-    os.write(report, json.dumps({"passed": not reason, "reason": reason}).encode())
-    os._exit(0)  # threads that the program left behind are not waited for
+    os.write(report, (header["token"] + json.dumps({"passed": not reason, "reason": reason})).encode())
+    os._exit(0)  # without waiting for threads of the program
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class SpecBench(ChatTask):
     """The 480 prompts of Spec-Bench (Xia et al. 2024), 80 of each category; those of `mt_bench` have two turns."""
 
     name = "spec-bench"
-    path = "spec_bench/question.jsonl"
+    filename = "spec_bench/question.jsonl"
 
     category: str = ""  # one of CATEGORIES; empty: all
     long: int = 0  # join articles into prompts of up to so many characters, a quarter of that at least; 0: do not

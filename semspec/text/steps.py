@@ -16,7 +16,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest
-from semspec.text.stream import thinking_markers
+from semspec.text.tokenizer import thinking_markers
 
 MAX_STEP_TOKENS = 500
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n\Z")
@@ -95,7 +95,7 @@ class Step:
         self._new_line = False  # since the last line's end, nothing visible
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens that may still come."""
         return 0 if self.end else self.steps.max_tokens - self.length
 

@@ -1,105 +1,14 @@
-"""Between tokens and text: tokenizers that must agree, and text that streams without ever splitting a character."""
+"""Text that streams without ever splitting a character, and the stop strings that end it."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any
+from transformers import PreTrainedTokenizerBase
 
-from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from semspec.errors import BadRequest, ModelError, SemspecError
-from semspec.model.gguf_tokenizer import read_tokenizer
 from semspec.types import Origin
 
-Messages = list[dict[str, Any]]
-Prompt = str | Messages
-THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
-CLOSING = re.compile(r"</\w*(?:think|thought|reason)\w*>|\[/\w*(?:think|thought|reason)\w*\]", re.IGNORECASE)
 UNFINISHED = "\ufffd"  # how a decoder writes bytes that are not a whole character yet
 GARBAGE = 64  # this many unfinished characters in a row are not the beginning of anything
 CONTEXT = 8  # tokens decoded together, so that decoders which treat the start of a text specially do no harm
-
-
-def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint folder, or the one in a GGUF file, with its chat template."""
-    try:
-        if path.suffix == ".gguf":
-            return read_tokenizer(path)
-        return AutoTokenizer.from_pretrained(path)
-    except SemspecError:
-        raise
-    except Exception as error:  # transformers raises many kinds here
-        raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> list[int]:
-    """A prompt's tokens: text as it is, chat messages through the model's chat template, tokens as they are."""
-    if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt)
-    elif prompt and all(isinstance(token, int) for token in prompt):
-        tokens = prompt
-    else:
-        if not prompt:
-            raise BadRequest("the chat has no messages; give at least one, with a role and a content")
-        for message in prompt:
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
-        if not tokenizer.chat_template:
-            raise BadRequest("this model has no chat template; give the prompt as text")
-        try:
-            tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-        except TemplateError as error:
-            raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
-    if not tokens:
-        raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
-    return list(tokens)
-
-
-def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
-    """The tokens between which a model thinks, if its tokenizer has such a pair: a usual one, or one of which the chat
-    template speaks. Markers of several tokens are not found."""
-    vocabulary = tokenizer.get_vocab()
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-    told = [(found[0].replace("/", "", 1), found[0]) for found in CLOSING.finditer(template)]
-    for begin, end in (*THINKING, *told):
-        if begin in vocabulary and end in vocabulary:
-            return vocabulary[begin], vocabulary[end]
-    return None
-
-
-def common_vocabulary(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_size: int, draft_size: int
-) -> int:
-    """The number of ids that both models share, or a refusal that shows where their tokenizers differ.
-
-    Sizes alone say nothing: models of one family pad their vocabularies differently, and tokenizers of one size can
-    disagree. So token strings are compared, id by id; ids that only padding uses do not matter.
-    """
-    size = min(target_size, draft_size)
-    ours = {i: token for token, i in target.get_vocab().items()}
-    theirs = {i: token for token, i in draft.get_vocab().items()}
-    for i in sorted(ours.keys() & theirs.keys()):
-        if ours[i] != theirs[i]:
-            raise ModelError(
-                f"the tokenizers differ: id {i} is {ours[i]!r} to the target and {theirs[i]!r} to the draft; "
-                "take a draft model of the target's family"
-            )
-    for name, vocabulary, own in (("target", ours, target_size), ("draft", theirs, draft_size)):
-        lost = [i for i in vocabulary if size <= i < own]
-        if lost:
-            i = min(lost)
-            raise ModelError(
-                f"the tokenizers differ: the {name} has a token {vocabulary[i]!r} with id {i}, but the models share "
-                f"only {size} ids; take a draft model of the target's family"
-            )
-    missing = sorted(ours.keys() ^ theirs.keys())
-    if missing and missing[0] < min(max(ours), max(theirs)):
-        i = missing[0]
-        name, token = ("target", ours[i]) if i in ours else ("draft", theirs[i])
-        raise ModelError(f"the tokenizers differ: only the {name} has a token with id {i}, {token!r}")
-    return size
 
 
 class TextStream:
@@ -115,8 +24,9 @@ class TextStream:
         self._origins: list[Origin] = []
         self._given = 0
         self._spoken = 0  # tokens whose text has been handed out whole
-        self.places: list[int] = []  # the token, counted from the first, that each span of the last `take` is of
+        self.span_tokens: list[int] = []  # the token, counted from the first, that each span of the last `take` is of
         self._stopped = False
+        self.finished = False  # all text has been handed out
 
     def _last_tokens(self, prompt: list[int]) -> list[int]:
         for extra in range(4):  # a character has at most four bytes
@@ -172,19 +82,20 @@ class TextStream:
         """The text that has become certain since the last call; `origins` are those of the tokens fed since then."""
         # _ends[i] is the end of the token whose origin is _origins[i]; text of tokens without an origin yet stays here.
         self._origins += origins
+        self.finished = self.finished or final
         if final and not self._stopped:  # what remains unfinished stays so
             self.text += self._decode()[len(self._seen) :]
             if self._ends:
                 self._ends[-1] = len(self.text)
         certain = len(self.text) if final else len(self.text) - self._possible_stop()
         spans: list[tuple[str, Origin]] = []
-        self.places = []
+        self.span_tokens = []
         while self._origins and (self._given < certain or self._ends[0] <= certain):
             end = min(self._ends[0], certain)
             piece = self.text[self._given : end]
             if piece:
                 spans.append((piece, self._origins[0]))
-                self.places.append(self._spoken)
+                self.span_tokens.append(self._spoken)
             self._given = max(self._given, end)
             if self._ends[0] > certain:
                 break

@@ -5,8 +5,8 @@ A rule is asked for as an object, a name, or a name with options: "fly:window=4,
 
 from __future__ import annotations
 
-from semspec import registry as specs
 from semspec.errors import BadRequest
+from semspec.registry import Registry
 from semspec.verify.adaptive import Adaptive
 from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.block import Block
@@ -27,14 +27,8 @@ from semspec.verify.threshold import Threshold
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
 
-REGISTRY: dict[str, type[Rule]] = {}
-
-
-def register(rule: type[Rule]) -> type[Rule]:
-    """Make a rule available by its name, everywhere a name is accepted."""
-    REGISTRY[rule.name] = rule
-    return rule
-
+REGISTRY = Registry("verifier", "semspec.rules", Rule)  # type: ignore[type-abstract]
+register = REGISTRY.register
 
 LOSSLESS = (NoSpeculation, Exact, SpeculativeSampling, Block)
 LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective)
@@ -46,10 +40,15 @@ for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
 def make(spec: str | Rule) -> Rule:
     """A rule from its name and options."""
     if isinstance(spec, Rule):
-        if type(spec).__hash__ is None:
-            raise BadRequest(f"verifier {spec.name!r} cannot be compared with others; make it a dataclass(frozen=True)")
+        try:
+            hash(spec)  # drafts are grouped by their rules
+        except TypeError as error:
+            raise BadRequest(
+                f"verifier {spec.name!r} cannot be compared with others ({error}); make it a dataclass(frozen=True) "
+                "whose fields can be hashed"
+            ) from error
         return spec
-    return specs.make("verifier", spec, REGISTRY)
+    return REGISTRY.make(spec)
 
 
 __all__ = ["REGISTRY", "Decisions", "DraftBatch", "Rule", "make", "register"]

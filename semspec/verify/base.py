@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from semspec.sampling import noise
-from semspec.sampling.draw import SamplingRows, pick, process
-from semspec.types import Verdict, VerifyRequest
+from semspec.sampling.draw import SamplingRows, best, choose, process
+from semspec.types import DraftRequest, Sampling, Verdict, VerifyRequest
 
 if TYPE_CHECKING:
     from semspec.probe.head import Probe
+
+GREEDY = Sampling()
 
 
 @dataclass
@@ -74,9 +76,14 @@ class DraftBatch:
         )
 
     @cached_property
+    def target_processed(self) -> Tensor:
+        """[R, V] the target's logits with temperature and filters applied"""
+        return process(self.target_logits, self.target_sampling)
+
+    @cached_property
     def target_probs(self) -> Tensor:
         """[R, V] the distributions that the target would draw from"""
-        return process(self.target_logits, self.target_sampling).softmax(-1)
+        return self.target_processed.softmax(-1)
 
     @cached_property
     def beliefs(self) -> Tensor:
@@ -100,12 +107,18 @@ class DraftBatch:
         stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
         return noise.uniform(self.seed[:, None], self.position[:, None] + self.positions, stream[:, None])
 
-    def target_choice(self) -> Tensor:
-        """[B, K + 1] what the target itself writes at each position: its argmax, or its draw when sampling"""
+    def key(self, purpose: int) -> Tensor:
+        """[B, K + 1] the same as keys, for draws of tokens"""
+        stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
+        return noise.key(self.seed[:, None], self.position[:, None] + self.positions, stream[:, None])
+
+    def target_choice(self, purpose: int = noise.TARGET) -> Tensor:
+        """[B, K + 1] what the target itself writes at each position: its argmax, or its draw when sampling; with
+        another purpose than TARGET, another draw"""
         if self.target_sampling.all_greedy:
-            return self.target_logits.argmax(-1)[self.rows]
+            return best(self.target_logits)[self.rows]
         flat = self.rows.flatten()
-        return pick(self.target_probs[flat], self.uniform(noise.TARGET).flatten()).view_as(self.rows)
+        return choose(self.target_processed[flat], self.key(purpose).flatten()).view_as(self.rows)
 
     def target_prob_of_draft(self) -> Tensor:
         """[B, K] the target's probability of each draft token"""
@@ -215,6 +228,22 @@ class Rule(ABC):
     def default_draft_tokens(self) -> int:
         """The length of a draft where nobody says one."""
         return max(self.draft_tokens, self.min_draft_tokens())
+
+    def request(
+        self, max_tokens: int, sampling: Sampling, round: int, stop: frozenset[int] = frozenset()
+    ) -> DraftRequest:
+        """What this rule wants of a draft in this round of a sequence with this sampling."""
+        # A rule that compares distributions needs tokens drawn from the one it is told; others get the best guess.
+        sampled = self.needs_draft_logits or self.samples_drafts
+        return DraftRequest(
+            max_tokens,
+            sampling if sampled else GREEDY,
+            noise.stream(noise.DRAFT, round),
+            self.keeps_draft_logits,
+            self.draft_layers,
+            self.min_draft_tokens(),
+            stop,
+        )
 
     @property
     def samples_drafts(self) -> bool:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.sampling.draw import pick
 from semspec.sampling.noise import SECOND
 from semspec.verify.base import Decisions, DraftBatch, Rule
 from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
@@ -59,8 +58,7 @@ class Fly(Rule):
         choice = drafts.target_choice()  # [B, K + 1]
         match = (drafts.ids == choice[:, :-1]) & drafts.exists
         if not drafts.target_sampling.all_greedy:
-            second = pick(drafts.target_probs[drafts.rows.flatten()], drafts.uniform(SECOND).flatten())
-            match = match | ((drafts.ids == second.view_as(choice)[:, :-1]) & drafts.exists)
+            match = match | ((drafts.ids == drafts.target_choice(SECOND)[:, :-1]) & drafts.exists)
         entropy, needed = self._entropy(drafts), self._needed(drafts)
         allowed = match | ((entropy >= self.theta) & self._followed(drafts, match, needed))
         return conclude(drafts, allowed, choice, evidence=(match, entropy, needed.expand_as(match)))

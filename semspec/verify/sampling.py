@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semspec.sampling.draw import pick
+from semspec.sampling.draw import choose
 from semspec.sampling.noise import ACCEPT, RESIDUAL
 from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
 
@@ -52,4 +52,4 @@ def after_rejection(drafts: DraftBatch, accepted: Tensor, scale: Tensor) -> Tens
     residual = (torch.where(whole, 1.0, scale)[:, None] * p - q).clamp_min(0)
     # p and q that agree to the last bit leave nothing; then p is the residual's limit.
     weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
-    return pick(weights, drafts.uniform(RESIDUAL).gather(1, accepted[:, None])[:, 0])
+    return choose(weights.log(), drafts.key(RESIDUAL).gather(1, accepted[:, None])[:, 0])

@@ -43,20 +43,20 @@ class SemanticPlus(StepRule):
     sample: bool = False  # what stands is the judge's affair, not chance's: a best guess stands more often
     hand_over: bool = False
     part: bool = False  # of a step that falls, keep what lies before its least likely token, if the judge takes that
-    least: float = -1.0  # below 0: what the judge was calibrated to
+    threshold: float = field(default=-1.0, metadata={"was": "least"})  # below 0: what the judge was calibrated to
     probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the one of the pair
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.least > 1:
-            raise BadRequest(f"semantic+'s least is {self.least}; give a probability from 0 to 1")
+        if self.threshold > 1:
+            raise BadRequest(f"semantic+'s threshold is {self.threshold}; give a probability from 0 to 1")
 
     def bind(self, pair: RuleResources) -> Rule:
         judge = pair.judge_probe(self.probes)
-        least = self.least if self.least >= 0 else float(judge.data.get("least", 0.5))
-        return replace(self, judge_probe=judge, numbers=pair.numbers(), least=least)
+        threshold = self.threshold if self.threshold >= 0 else float(judge.data.get("least", 0.5))
+        return replace(self, judge_probe=judge, numbers=pair.numbers(), threshold=threshold)
 
     @property
     def samples_drafts(self) -> bool:
@@ -92,12 +92,12 @@ class SemanticPlus(StepRule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         sure = self._judged(drafts, drafts.counts)
-        stands = sure >= self.least
+        stands = sure >= self.threshold
         if not self.part or not drafts.ids.shape[1]:
             return self.conclude(drafts, stands, (sure,))
         before = self._least_likely(drafts)
         of_part = self._judged(drafts, before)
-        part = torch.where(of_part >= self.least, before, 0)
+        part = torch.where(of_part >= self.threshold, before, 0)
         return self.conclude(drafts, stands, (torch.where(stands, sure, of_part),), part)
 
     def _judged(self, drafts: DraftBatch, counts: Tensor) -> Tensor:
@@ -112,4 +112,4 @@ class SemanticPlus(StepRule):
         return torch.where(drafts.exists, logp, 1.0).argmin(-1)
 
     def reason(self, evidence: Sequence[float]) -> str:
-        return f"the judge is sure of this step to {evidence[0]:.2f}, at least {self.least:.2f}"
+        return f"the judge is sure of this step to {evidence[0]:.2f}, at least {self.threshold:.2f}"

@@ -22,15 +22,15 @@ class SpecReason(StepRule):
     name = "specreason"
     several = False
 
-    least: int = 7
+    threshold: int = field(default=7, metadata={"was": "least"})
     question: str = QUESTION
     tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the question in the target's tokens
     digits: tuple[int, ...] = field(default=(), metadata={"option": False})  # the tokens of 0 to 9
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.least <= 9:
-            raise BadRequest(f"specreason's least is {self.least}; give a score from 0 to 9")
+        if not 0 <= self.threshold <= 9:
+            raise BadRequest(f"specreason's threshold is {self.threshold}; give a score from 0 to 9")
 
     def bind(self, pair: RuleResources) -> Rule:
         digits = [pair.tokens_of(str(i))[-1:] for i in range(10)]
@@ -44,7 +44,7 @@ class SpecReason(StepRule):
     def verify(self, drafts: DraftBatch) -> Decisions:
         asked = drafts.target_logits[drafts.first_row + drafts.counts + len(self.tokens)]  # [B, V]
         score = asked[:, list(self.digits)].argmax(-1)
-        return self.conclude(drafts, score >= self.least, (score,))
+        return self.conclude(drafts, score >= self.threshold, (score,))
 
     def reason(self, evidence: Sequence[float]) -> str:
         return f"the target gives the step {evidence[0]:.0f} of 9"

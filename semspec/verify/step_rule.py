@@ -24,7 +24,7 @@ from semspec.errors import BadRequest
 from semspec.probe.evidence import FAR, at_one
 from semspec.probe.head import Probe
 from semspec.sampling import noise
-from semspec.sampling.draw import pick
+from semspec.sampling.draw import choose, process
 from semspec.text.steps import MAX_STEP_TOKENS
 from semspec.types import Draft, Sampling
 from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
@@ -72,7 +72,8 @@ class StepRule(Rule):
     @property
     def policy(self) -> dict[str, Any]:
         """What decides which steps it meets, for those who keep some: its options, and its probes by their digests."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
+        # Under their former names, as collections and cards on disk have them.
+        own = {f.metadata.get("was", f.name): getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
         options = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
         probes = {name: value.digest for name, value in own.items() if isinstance(value, Probe)}
         return {"rule": self.name, "drawn": self.samples_drafts, **options, **probes}
@@ -126,11 +127,11 @@ class StepRule(Rule):
         )
 
     def _bonus(self, drafts: DraftBatch, choice: Tensor) -> Tensor:
-        """[B] the target's token behind the step"""
-        usual = choice.gather(1, drafts.counts[:, None])[:, 0]
+        """[B] the target's token after the step: its own choice, at a temperature of at most `bonus`"""
+        own = choice.gather(1, drafts.counts[:, None])[:, 0]
         if drafts.target_sampling.all_greedy:
-            return usual
+            return own
         row = drafts.rows.gather(1, drafts.counts[:, None])[:, 0]
-        noises = drafts.uniform(noise.TARGET).gather(1, drafts.counts[:, None])[:, 0]
-        cool = pick((drafts.target_logits[row].float() / self.bonus).softmax(-1), noises)
-        return torch.where(drafts.target_sampling.temperature[row] > self.bonus, cool, usual)
+        asked = drafts.target_sampling.temperature[row]
+        cooled = process(drafts.target_logits[row], drafts.target_sampling.at(row, asked.clamp_max(self.bonus)))
+        return choose(cooled, drafts.key(noise.TARGET).gather(1, drafts.counts[:, None])[:, 0])

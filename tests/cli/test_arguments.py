@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from semspec.cli.arguments import spread
+from semspec.cli.arguments import GenerationArguments, PairArguments, SpeculationArguments, spread
 from semspec.cli.progress import bar
+from semspec.options import Options
 
 
 @dataclass
@@ -42,6 +43,23 @@ def test_dataclasses_become_options() -> None:
     assert runner.invoke(app, []).exit_code == 2, "what has no default must be given"
     help = runner.invoke(app, ["--help"]).output
     assert "Goes." in help and help.count("--device") == 1
+
+
+def test_options_of_the_command_line_have_the_defaults_of_requests() -> None:
+    values = GenerationArguments().options()
+    assert values == replace(Options(), stop=values.stop) and not values.stop
+    assert GenerationArguments(num_draft_tokens="3").options(seed=2) == replace(values, num_draft_tokens=3, seed=2)
+    assert SpeculationArguments(num_draft_tokens="auto").options() == Options(num_draft_tokens="auto")
+
+
+def test_models_are_loaded_as_the_command_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("semspec.pair.loading.load", lambda **given: asked.append(given))
+    PairArguments(target="a", draft="b", dtype="int8").load(slots=3, allow_lossy=False)
+    assert asked[0] == {
+        "target": "a", "draft": "b", "device": "auto", "dtype": "int8", "context": None, "draft_device": None,
+        "sparse": None, "slots": 3, "allow_lossy": False,
+    }  # fmt: skip
 
 
 def test_a_bar_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:

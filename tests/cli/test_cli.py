@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,9 +103,46 @@ def test_help_and_version_do_not_wait_for_torch():
     assert done.returncode == 0 and "generate" in done.stdout, done.stderr
 
 
-def test_python_dash_m_works():
-    done = subprocess.run([sys.executable, "-m", "semspec", "--version"], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == __version__
+@pytest.mark.parametrize("module", ["semspec", "semspec.cli"])
+def test_python_dash_m_works(module: str):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert run("--version").stdout.strip() == __version__
+    missing = run("serve")
+    assert missing.returncode == 2 and "target" in missing.stderr.lower()
+
+
+BAD = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python decodes arguments
+
+
+def test_bytes_that_are_not_utf8_are_refused_in_one_line(semspec, target_folder: Path, tmp_path: Path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
+    (tmp_path / "lone.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "\\ud800"}\n')
+    bench = ["bench", "--target", target_folder, "--out", tmp_path / "run", "-q", "--task"]
+    cases = [
+        (["generate", target_folder, BAD], "the prompt is not valid UTF-8 (at character 4)"),
+        (["generate", target_folder, "--file", tmp_path / "latin.txt"], "latin.txt is not valid UTF-8"),
+        (["generate", target_folder, "the quick", "--stop", BAD], "--stop is not valid UTF-8"),
+        (["chat", target_folder, "--system", BAD], "--system is not valid UTF-8"),
+        ([*bench, f"jsonl:path={tmp_path}/latin.jsonl"], "latin.jsonl cannot be read as JSON"),
+        ([*bench, f"jsonl:path={tmp_path}/lone.jsonl"], "row 2 of"),
+    ]
+    for arguments, message in cases:
+        done = semspec(*arguments)
+        assert done.returncode == 2 and message in done.stderr and done.stdout == "", (arguments, done)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_pipe_that_is_not_utf8_is_refused_in_one_line(command: str, target_folder: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "semspec", command, str(target_folder), "--device", "cpu", "-q"],
+        input=b"caf\xe9\n", capture_output=True, timeout=120, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    assert done.returncode == 2 and b"is not valid UTF-8" in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_said_in_one_line(semspec, tmp_path: Path):

@@ -70,7 +70,7 @@ def test_no_more_is_written_than_the_chunk_that_holds_the_doubt():
     runner = FakeRunner(LANGUAGE, VOCAB)
     drafter = ModelDrafter(runner, EarlyExit(0.999))
     drafter.begin([runner.acquire()])
-    asking = drafter.propose(PROMPT, 20, Sampling(), 0, verify.make("exact"))
+    asking = drafter.propose(PROMPT, verify.make("exact").request(20, Sampling(), 0))
     rolled = [next(asking)]
     with pytest.raises(StopIteration) as done:
         rolled.append(asking.send(runner.decode([rolled[0]])[0]))

@@ -12,6 +12,7 @@ from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, process
 from semspec.types import Decode, Draft, Sampling
 from semspec.verify import make
+from tests import race
 from tests.fakes import FakeRunner, chain, greedy
 
 VOCAB, K = 9, 4
@@ -28,7 +29,7 @@ def begun(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
 
 
 def asked(drafter: ModelDrafter, rule: str) -> Decode:
-    request = next(drafter.propose(PROMPT, K, WARM, 2, make(rule)))
+    request = next(drafter.propose(PROMPT, make(rule).request(K, WARM, 2)))
     assert isinstance(request, Decode)
     return request
 
@@ -37,7 +38,7 @@ def propose(
     runner: FakeRunner, drafter: ModelDrafter, context: list[int], n: int = K, rule: str = "exact", round: int = 0
 ) -> Draft:
     """Answer whatever the drafter asks for."""
-    asking = drafter.propose(context, n, WARM, round, make(rule))
+    asking = drafter.propose(context, make(rule).request(n, WARM, round))
     try:
         request = next(asking)
         while True:
@@ -68,9 +69,8 @@ def test_a_rule_that_compares_distributions_gets_draws_and_what_they_were_drawn_
         row = torch.tensor([LANGUAGE(PROMPT + draft.tokens[:i])])
         expected = process(row, SamplingRows.of([WARM], [1], torch.device("cpu")))
         assert torch.equal(draft.logits[i : i + 1], expected)
-        u = noise.uniform(torch.tensor(3), torch.tensor(len(PROMPT) + i), torch.tensor(noise.stream(noise.DRAFT, 1)))
-        before = expected.softmax(-1)[0].cumsum(0)
-        assert token == int((before <= u).sum())
+        key = race.key(3, len(PROMPT) + i, noise.stream(noise.DRAFT, 1))
+        assert token == race.race(expected.softmax(-1)[0].tolist(), key)
 
 
 def test_drafts_are_drawn_afresh_in_every_round() -> None:

@@ -15,7 +15,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # few tokens, many
 
 
 def propose(drafter: Drafter, context: list[int], n: int) -> list[int]:
-    asking = drafter.propose(context, n, Sampling(), 0, Exact())
+    asking = drafter.propose(context, Exact().request(n, Sampling(), 0))
     with pytest.raises(StopIteration) as done:  # it asks for nothing
         next(asking)
     draft = done.value.value

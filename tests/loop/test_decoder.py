@@ -295,7 +295,15 @@ def test_only_thinking_is_relaxed_where_that_is_asked_for():
     assert [i for i, o in enumerate(origins) if o == "relaxed"] == [4] and stats.relaxed == 1
     everywhere = Job(PROMPT, verify.make("accept-all"), 4, 12, protected=protected)
     assert run(everywhere, target, draft)[2].relaxed > stats.relaxed
-    inside = Job([*PROMPT, begin], verify.make("accept-all"), 4, 4, protected=protected, thinking=(begin, end))
+    inside = Job(
+        [*PROMPT, begin],
+        verify.make("accept-all"),
+        4,
+        4,
+        protected=protected,
+        thinking=(begin, end),
+        thinking_open=True,
+    )
     assert run(inside, script([1], VOCAB, 0), script([2], VOCAB, 0))[2].relaxed > 0, "a prompt may open the thinking"
 
 
@@ -342,7 +350,7 @@ def test_how_long_and_how_often_a_loop_is_can_be_set(
     watch: RepetitionGuard, period: int, found_after: int | None, k: int
 ):
     language, executor = periodic(period), Executor()
-    job = Job(PROMPT, verify.make("accept-all"), k, 600, watch=watch)
+    job = Job(PROMPT, verify.make("accept-all"), k, 600, repetition_guard=watch)
     decoder = Decoder(job, FakeRunner(language, VOCAB), ModelDrafter(FakeRunner(language, VOCAB)), Stats())
     task = executor.submit(decoder.decode(), decoder.stats)
     while not task.done and not decoder.strict:
@@ -354,10 +362,10 @@ def test_how_long_and_how_often_a_loop_is_can_be_set(
 
 def test_what_repeats_is_quoted_as_text_and_shortened(caplog: pytest.LogCaptureFixture):
     spell = "".join
-    job = Job(PROMPT, verify.make("accept-all"), 6, 60, spell=lambda tokens: spell("ab"[t == 4] for t in tokens))
+    job = Job(PROMPT, verify.make("accept-all"), 6, 60, text_of=lambda tokens: spell("ab"[t == 4] for t in tokens))
     run(job, script([3, 4], VOCAB, len(PROMPT)), script([3, 4], VOCAB, len(PROMPT)))
     assert caplog.messages == ["accept-all wrote 2 tokens 17 times in a row; going on with exact: 'ab'"]
     assert caplog.records[0].public == caplog.messages[0].removesuffix(": 'ab'")  # type: ignore[attr-defined]
     caplog.clear()
-    run(replace(job, spell=lambda tokens: "long " * 40), script([3, 4], VOCAB, 5), script([3, 4], VOCAB, 5))
+    run(replace(job, text_of=lambda tokens: "long " * 40), script([3, 4], VOCAB, 5), script([3, 4], VOCAB, 5))
     assert caplog.messages[0].endswith("long lo...'") and len(caplog.messages[0]) < 160

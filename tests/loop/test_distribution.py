@@ -109,7 +109,7 @@ def test_drafts_that_end_because_of_what_was_drawn_would_be_caught(monkeypatch: 
         return int((probs > 0.4).long().cumprod(0).sum())
 
     monkeypatch.setattr(verify.Rule, "min_draft_tokens", lambda rule: 0)
-    monkeypatch.setattr(ModelDrafter, "_sure", unlikely)
+    monkeypatch.setattr(ModelDrafter, "_confident", unlikely)
     assert p_value(Decoder, "sampling", min_p=0.5, draws=4000) < 1e-6
 
 

@@ -27,7 +27,7 @@ from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.gguf_header import SUPPORTED, Header
 from semspec.model.weights import locate
-from semspec.text.stream import load_tokenizer
+from semspec.text.tokenizer import load_tokenizer
 from semspec.types import Score
 from tests.checkpoints import VOCAB, make_model, make_tokenizer
 from tests.gguf_files import write

@@ -14,7 +14,7 @@ from semspec.draft import ModelDrafter, NoDrafter
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
-from semspec.model.prefix_cache import Remembering, common
+from semspec.model.prefix_cache import PrefixCache, common_prefix
 from semspec.types import Score
 from semspec.verify import make
 from tests.fakes import FakeRunner, chain, greedy
@@ -32,9 +32,9 @@ def fed(runner: FakeRunner) -> int:
     return sum(n for made in runner.diary if made.kind == "score" for n in made.rows.values())
 
 
-def read(runner: Remembering, tokens: list[int]) -> list[float]:
+def read(runner: PrefixCache, tokens: list[int]) -> list[float]:
     """A prompt's last row, as somebody with a slot of his own gets it."""
-    slot = runner.acquire()
+    slot = runner.acquire(tokens)
     (rows,) = runner.score([Score(runner, slot, tokens, 1)])
     assert runner.length(slot) == len(tokens)
     runner.release(slot)
@@ -44,8 +44,8 @@ def read(runner: Remembering, tokens: list[int]) -> list[float]:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(prompts, st.sampled_from(["none", "exact"])), min_size=2, max_size=6), st.integers(4, 40))
 def test_nobodys_text_depends_on_what_was_there_before(jobs: list[tuple[list[int], str]], budget: int):
-    target = Remembering(FakeRunner(TARGET, VOCAB, slots=2))
-    draft = Remembering(FakeRunner(DRAFT, VOCAB, slots=2))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=2))
+    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=2))
     executor, tasks = Executor(budget=budget), []
     for prompt, rule in jobs:  # more sequences than slots, so that most find one with a past
         job = Job(prompt, make(rule), 3, 9)
@@ -61,7 +61,7 @@ def test_nobodys_text_depends_on_what_was_there_before(jobs: list[tuple[list[int
 
 def test_the_longest_known_beginning_is_not_read_again():
     inner = FakeRunner(TARGET, VOCAB, slots=3)
-    runner = Remembering(inner)
+    runner = PrefixCache(inner)
     system, question = [1, 2, 3, 4] * 10, [5, 6, 7] * 5
     read(runner, system)
     before = fed(inner)
@@ -75,32 +75,32 @@ def test_the_longest_known_beginning_is_not_read_again():
     assert fed(inner) - before == 30
     read(runner, [9] * 30 + [1])
     assert read(runner, [*system, 8]) == pytest.approx(TARGET([*system, 8])), "the newcomer took another slot"
-    assert runner.spared == 40 + 54 + 30 + 40
+    assert runner.hits == 40 + 54 + 30 + 40
 
 
 def test_the_slot_that_was_not_used_for_longest_is_given_up():
     inner = FakeRunner(TARGET, VOCAB, slots=2)
-    runner = Remembering(inner)
+    runner = PrefixCache(inner)
     texts = [[n] * 20 for n in (1, 2, 3)]
     for text in texts:
         read(runner, text)
-    spared = runner.spared
+    spared = runner.hits
     read(runner, texts[1])
-    assert runner.spared - spared == 19
+    assert runner.hits - spared == 19
     read(runner, texts[0])
-    assert runner.spared - spared == 19, "the first was forgotten for the third"
+    assert runner.hits - spared == 19, "the first was forgotten for the third"
 
 
 def test_a_pass_that_fails_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch):
     inner = FakeRunner(TARGET, VOCAB, slots=1)
-    runner, text = Remembering(inner), [1, 2, 3, 4] * 5
+    runner, text = PrefixCache(inner), [1, 2, 3, 4] * 5
     read(runner, text)
 
     def break_down(requests: Any) -> Any:
         inner.held[requests[0].slot] += [0, 0, 0]  # half a pass
         raise RuntimeError("broken")
 
-    slot = runner.acquire()
+    slot = runner.acquire([*text[:16], 5, 6])
     with monkeypatch.context() as broken:
         broken.setattr(inner, "score", break_down)
         with pytest.raises(RuntimeError, match="broken"):
@@ -111,7 +111,7 @@ def test_a_pass_that_fails_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyP
 
 def test_a_real_pair_says_the_same(target_folder: Path, draft_folder: Path, pair: semspec.Pair):
     again = semspec.load(target_folder, draft_folder, device="cpu", slots=2)
-    again.target, again.draft = Remembering(again.target), Remembering(again.draft)  # type: ignore[arg-type]
+    again = again.wrapped(PrefixCache)
     system = "the quick brown fox jumps over the lazy dog " * 3
     for question in ("one", "one two", "the sky is blue", "one two three"):
         for rule in ("none", "exact", "block"):
@@ -120,10 +120,10 @@ def test_a_real_pair_says_the_same(target_folder: Path, draft_folder: Path, pair
                 again.generate(system + question, **options).tokens
                 == pair.generate(system + question, **options).tokens
             )
-    assert again.target.spared > 0.8 * again.target.asked  # type: ignore[attr-defined]
+    assert again.target.hits > 0.8 * again.target.queries  # type: ignore[attr-defined]
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_common_beginnings(one: list[int], other: list[int]):
-    n = common(one, other)
+    n = common_prefix(one, other)
     assert one[:n] == other[:n] and (n == min(len(one), len(other)) or one[n] != other[n])

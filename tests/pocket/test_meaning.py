@@ -19,8 +19,8 @@ SEEDS = st.integers(0, 2**40)
 TASKS = st.builds(lambda seed, template: problem(seed, template=template), SEEDS, st.sampled_from(TEMPLATES))
 
 
-def word(task: Problem, place: int, rng: Random, first: bool = False) -> str:
-    return write_step(task.quantities[place], task.theme.key, task.item, first, EVEN, rng)
+def word(task: Problem, index: int, rng: Random, first: bool = False) -> str:
+    return write_step(task.quantities[index], task.theme.key, task.item, first, EVEN, rng)
 
 
 def in_some_order(task: Problem, rng: Random) -> list[int]:
@@ -47,11 +47,11 @@ CHOICE_VECTORS = st.fixed_dictionaries({name: st.integers(0, len(options) - 1) f
 def test_meaning_inverts_any_choice_vector(task: Problem, vector: dict[str, int], first: bool) -> None:
     habits = Fixed(EVEN.weights)
     Fixed.drawn = vector
-    for place, quantity in enumerate(task.quantities):
+    for index, quantity in enumerate(task.quantities):
         if quantity.op is None:
             continue
         step = write_step(quantity, task.theme.key, task.item, first, habits, Random(0))
-        assert meaning(step) == expected(task, place), step
+        assert meaning(step) == expected(task, index), step
         assert meaning(f"<think>\n{step}\n\n") == meaning(step), "as the first step of a text has it"
         assert meaning(f"{step} <think>") is None and meaning(f"<think><think>{step}") is None
 
@@ -62,11 +62,11 @@ def test_meaning_inverts_every_option_at_least_once() -> None:
     seen: set[tuple[str, int]] = set()
     for seed in range(400):
         task = problem(seed)
-        for place in in_some_order(task, rng):
+        for index in in_some_order(task, rng):
             trace: list[tuple[str, int, int]] = []
-            quantity = task.quantities[place]
+            quantity = task.quantities[index]
             step = write_step(quantity, task.theme.key, task.item, seed % 2 == 0, EVEN, rng, trace)
-            assert meaning(step) == expected(task, place), step
+            assert meaning(step) == expected(task, index), step
             seen |= {(name, option) for name, option, _ in trace}
     wanted = {(name, option) for name, options in CHOICES.items() for option in range(len(options)) if name != "answer"}
     assert seen == wanted
@@ -77,12 +77,12 @@ def test_meaning_inverts_every_option_at_least_once() -> None:
 def test_valid_accepts_any_legal_order_and_nothing_twice(task: Problem, seed: int) -> None:
     rng = Random(seed)
     order = in_some_order(task, rng)
-    steps = [word(task, place, rng, not number) for number, place in enumerate(order)]
+    steps = [word(task, index, rng, not number) for number, index in enumerate(order)]
     for number, step in enumerate(steps):
         assert valid(step, task, steps[:number]), step
         assert not valid(word(task, order[number], rng), task, steps[: number + 1]), "already known"
-    for number, place in enumerate(order):
-        needs_a_step = any(task.quantities[parent].op is not None for parent in task.quantities[place].parents)
+    for number, index in enumerate(order):
+        needs_a_step = any(task.quantities[parent].op is not None for parent in task.quantities[index].parents)
         assert valid(steps[number], task, []) != needs_a_step, "not yet computable"
 
 
@@ -90,10 +90,10 @@ def test_valid_accepts_any_legal_order_and_nothing_twice(task: Problem, seed: in
 @given(TASKS, st.integers(0, 2**32))
 def test_valid_rejects_unneeded_and_foreign_steps(task: Problem, seed: int) -> None:
     rng = Random(seed)
-    history = [word(task, place, rng) for place in in_some_order(task, rng)]
-    for place, quantity in enumerate(task.quantities):
+    history = [word(task, index, rng) for index in in_some_order(task, rng)]
+    for index, quantity in enumerate(task.quantities):
         if quantity.op is not None and not quantity.needed:
-            assert not valid(word(task, place, rng), task, history)
+            assert not valid(word(task, index, rng), task, history)
     other = problem(seed)
     if other.theme is not task.theme:
         assert not valid(word(other, in_some_order(other, rng)[0], rng), task, [])
@@ -105,15 +105,15 @@ def test_no_altered_number_is_ever_valid(task: Problem, seed: int) -> None:
     """Change, drop or double any digit of any step: the step must not pass."""
     rng = Random(seed)
     history: list[str] = []
-    for place in in_some_order(task, rng):
-        step = word(task, place, rng)
+    for index in in_some_order(task, rng):
+        step = word(task, index, rng)
         for found in re.finditer(r"\d", step):
             at, digit = found.start(), found.group()
             changed = rng.choice([other for other in "0123456789" if other != digit])
             before, after = step[:at], step[at + 1 :]
             for corrupted in (before + changed + after, before + after, before + digit + digit + after):
                 assert not valid(corrupted, task, history), corrupted
-                assert meaning(corrupted) != expected(task, place) or corrupted == step, corrupted
+                assert meaning(corrupted) != expected(task, index) or corrupted == step, corrupted
         history.append(step)
 
 
@@ -122,8 +122,8 @@ def test_no_altered_number_is_ever_valid(task: Problem, seed: int) -> None:
 def test_a_number_in_other_hands_is_never_valid(task: Problem, seed: int) -> None:
     rng = Random(seed)
     history: list[str] = []
-    for place in in_some_order(task, rng):
-        step = word(task, place, rng)
+    for index in in_some_order(task, rng):
+        step = word(task, index, rng)
         for found in re.finditer(r"([A-Z][a-z]+)'s (?=\d)", step):
             others = [one.person for one in task.quantities if one.person != found.group(1)]
             for owner in (f"{rng.choice(others)}'s ", ""):

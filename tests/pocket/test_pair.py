@@ -16,7 +16,7 @@ from semspec.tasks.pocket import Pocket
 
 MODELS = Path(SHIPPED["pocket"]).parent
 MEASURES = json.loads((MODELS / "measures.json").read_text())
-LOGS = {who: json.loads((MODELS / who / "training_log.json").read_text()) for who in ("target", "draft")}
+LOGS = {role: json.loads((MODELS / role / "training_log.json").read_text()) for role in ("target", "draft")}
 PROBLEMS, SEED = 100, 7  # others than those the card was measured on
 
 
@@ -25,17 +25,17 @@ def pair() -> semspec.Pair:
     return semspec.load("pocket", device="cpu", slots=25, context=1024)
 
 
-@pytest.mark.parametrize("who", ["target", "draft"])
-def test_the_cards_accuracy_is_found_again(pair: semspec.Pair, who: str) -> None:
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_cards_accuracy_is_found_again(pair: semspec.Pair, role: str) -> None:
     task = Pocket(split="test")
     problems = task.problems(PROBLEMS, SEED)
-    writer = pair if who == "target" else semspec.Pair(pair.draft, pair.tokenizer, eos=pair.eos)
+    writer = pair if role == "target" else semspec.Pair(pair.draft, pair.tokenizer, eos=pair.eos)
     options = [Options(verifier="none", temperature=0.6, seed=i, max_new_tokens=640) for i in range(PROBLEMS)]
     results = writer.generate([problem.prompt for problem in problems], options)
     right = sum(task.score(problem, r.text) for problem, r in zip(problems, results, strict=True))
-    said = MEASURES["figures"][f"{who} T 0.6"]["correct"]
+    measured = MEASURES["figures"][f"{role} T 0.6"]["correct"]
     found = Share(right, PROBLEMS).as_dict()
-    assert found["low"] <= said["high"] and said["low"] <= found["high"], (found, said)
+    assert found["low"] <= measured["high"] and measured["low"] <= found["high"], (found, measured)
     steps = [ok for p, r in zip(problems, results, strict=True) for ok in pocket.judge_steps(r.text, task.story(p))]
     assert len(steps) > 3 * PROBLEMS and sum(steps) > 0.3 * len(steps), "its steps are understood"
 

@@ -183,10 +183,10 @@ def test_dice_are_marked_by_place_not_by_option(made: Path) -> None:
     for document in data.documents(QuickEncoder(tokenizer), "target", range(300)):
         learnt = document[document >= data.LEARN]
         plain = (learnt & data.TOKEN).tolist()
-        for place in range(4, len(learnt)):
-            if tokenizer.decode([plain[place - 1]]).strip().isdigit():
+        for index in range(4, len(learnt)):
+            if tokenizer.decode([plain[index - 1]]).strip().isdigit():
                 continue  # whether a number ends here is arithmetic
-            kinds.setdefault(tuple(plain[place - 4 : place]), set()).add(bool(learnt[place] & data.DICE))
+            kinds.setdefault(tuple(plain[index - 4 : index]), set()).add(bool(learnt[index] & data.DICE))
     mixed = sum(len(found) > 1 for found in kinds.values())
     assert mixed < 0.02 * len(kinds)
 

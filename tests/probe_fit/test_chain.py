@@ -29,7 +29,7 @@ from semspec.probe_fit.sampler import Sampler, Seen
 from semspec.probe_fit.traces import cut
 from semspec.tasks.pocket import Pocket
 from semspec.text.steps import Steps
-from semspec.text.stream import encode
+from semspec.text.tokenizer import encode
 from semspec.types import Score
 
 PROBLEMS = 4
@@ -105,7 +105,7 @@ def test_probes_of_the_target_may_attend_and_know_how_sure_the_draft_was(
     pair = semspec.load("pocket", device="cpu", slots=4, context=512)
     (problem,) = Pocket().problems(1, seed=3)
     for temperature in (0.0, 0.6):
-        rules = [f"semantic+:probes={tmp_path},least={least}" for least in (0, 1)]
+        rules = [f"semantic+:probes={tmp_path},threshold={least}" for least in (0, 1)]
         options = {"max_new_tokens": 160, "temperature": temperature, "seed": 1}
         all_, none = (pair.generate(problem.prompt, verifier=rule, **options).stats.step_outcomes for rule in rules)
         assert all_["accepted"] > 0 == all_["refused"] and none["refused"] > 0

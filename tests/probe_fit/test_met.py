@@ -98,7 +98,7 @@ def pair() -> Pair:
 @pytest.mark.parametrize("options", [",keep=false", ",sample=true,rewrite=sampling", ",steps=3,ahead=0.1"])
 def test_a_judge_says_of_what_was_collected_what_it_said_in_the_run(tmp_path: Path, pair: Pair, options: str) -> None:
     """So what it learns from is what it will see: the same tokens, behind the same words, however they came about."""
-    rule, config = f"semantic+:least=0.97{options}", Config(n=6, top_p=1.0, per_problem=None, seed=5)
+    rule, config = f"semantic+:threshold=0.97{options}", Config(n=6, top_p=1.0, per_problem=None, seed=5)
     judge, met = pair.judge_probe(), list[str]()
     generate = pair.generate
 
@@ -157,7 +157,7 @@ def test_a_collection_knows_by_whom_its_steps_were_met(tmp_path: Path, pair: Pai
 def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
     judge, met = pair.judge_probe(), {"rule": "semantic+", "judge_probe": pair.judge_probe().digest, "least": 0.8}
     assert reservation(judge, met, 0.8) is None and reservation(judge, met, 0.9) is None
-    assert "least=0.7 again" in (reservation(judge, met, 0.7) or "")
+    assert "threshold=0.7 again" in (reservation(judge, met, 0.7) or "")
     assert "another judge" in (reservation(judge, met | {"judge_probe": "x"}, 0.9) or "")
     assert "oracle" in (reservation(judge, {"rule": "oracle"}, 0.9) or "")
     assert "whole answers" in (reservation(judge, None, 0.9) or "")

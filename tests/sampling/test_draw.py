@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from semspec.errors import BadRequest
-from semspec.sampling.draw import SamplingRows, draw, logprobs_of, next_tokens, pick, process
-from semspec.sampling.noise import uniform_of
+from semspec.sampling import noise
+from semspec.sampling.draw import SamplingRows, choose, draw, logprobs_of, next_tokens, process
 from semspec.types import Decode, Sampling, ScoreOutput
 from tests.chi import chi_square, count
 from tests.fakes import FakeRunner
+from tests.race import race
 
 CPU = torch.device("cpu")
 SMALLEST = 2.0**-149  # the smallest subnormal float32
-LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the ends of what noise.uniform returns
 
 options = st.builds(
     Sampling,
@@ -125,39 +125,51 @@ def test_half_precision_logits_are_processed_in_float32() -> None:
     assert torch.equal(processed(logits, Sampling(0.7)), processed(logits.float(), Sampling(0.7)))
 
 
-@pytest.mark.parametrize("u", [LOWEST, 0.25, 0.5, HIGHEST])
-@pytest.mark.parametrize("scale", [1.0, 1e-30, SMALLEST])
-def test_pick_never_returns_a_token_of_weight_zero(u: float, scale: float) -> None:
-    patterns = [[0, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 3, 0, 1, 0]]
-    weights = torch.tensor(patterns, dtype=torch.float32) * scale
-    chosen = pick(weights, torch.full([len(weights)], u))
-    assert (weights.gather(1, chosen[:, None]) > 0).all()
-
-
 @given(st.lists(st.sampled_from([0.0, SMALLEST, 1e-38, 1e-9, 0.3, 1.0, 7.0]), min_size=1, max_size=9).filter(any),
-       st.floats(LOWEST, HIGHEST, width=32))  # fmt: skip
-def test_pick_takes_the_token_whose_share_of_the_line_u_falls_into(weights: list[float], u: float) -> None:
-    chosen = int(pick(torch.tensor([weights]), torch.tensor([u])))
+       st.integers(0, 2**62))  # fmt: skip
+def test_choose_takes_the_winner_of_the_race(weights: list[float], key: int) -> None:
+    chosen = int(choose(torch.tensor([weights], dtype=torch.float64).log().float(), torch.tensor([key])))
     assert weights[chosen] > 0
-    total, before = math.fsum(weights), math.fsum(weights[:chosen])
-    slack = 1e-6 * total + SMALLEST  # float32 rounding
-    assert before - slack <= u * total <= before + weights[chosen] + slack
+    ratio, best = (
+        math.log(noise.exponential_of(key, 9)[i]) - math.log(weights[i]) for i in (chosen, race(weights, key))
+    )
+    assert ratio == pytest.approx(best, abs=1e-4)
 
 
-def test_pick_over_a_large_vocabulary_stays_within_the_support() -> None:
-    """The rounded running sum of 150,000 weights must not carry the last draw behind the last token that counts."""
+def test_choose_over_a_large_vocabulary_stays_within_the_support() -> None:
     weights = torch.rand(64, 150_000, generator=torch.Generator().manual_seed(0))
     weights[:, 100_000:] = 0
     weights[:, ::3] = 0
-    for u in (LOWEST, HIGHEST):
-        chosen = pick(weights, torch.full([64], u))
-        assert (weights.gather(1, chosen[:, None]) > 0).all()
+    chosen = choose(weights.log(), torch.arange(64))
+    assert (weights.gather(1, chosen[:, None]) > 0).all()
 
 
-def test_pick_picks_in_proportion_to_weights_of_any_sum() -> None:
+def test_choose_draws_in_proportion_to_weights_of_any_sum() -> None:
     weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 0.25])
-    u = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
-    assert chi_square(count(pick(weights.expand(len(u), -1), u), 5), weights / weights.sum()) > 1e-4
+    keys = noise.key(torch.tensor(1), torch.arange(100_000), torch.tensor(2))
+    chosen = choose(weights.log().expand(len(keys), -1), keys)
+    assert chi_square(count(chosen, 5), weights / weights.sum()) > 1e-4
+
+
+def test_two_models_that_draw_with_the_same_noise_mostly_draw_the_same() -> None:
+    """At least the share that no coupling can beat is far from what independent draws give."""
+    one, n = random_logits(1, 50, seed=1), 20_000
+    other = one + 0.3 * random_logits(1, 50, seed=2)
+    p, q = one.softmax(-1), other.softmax(-1)
+    keys = noise.key(torch.tensor(1), torch.arange(n), torch.tensor(0))
+    same = (choose(one.expand(n, -1), keys) == choose(other.expand(n, -1), keys)).float().mean()
+    overlap, chance = torch.minimum(p, q).sum(), (p * q).sum()
+    assert float(chance) + 0.1 < float(same) <= float(overlap) + 0.02
+    assert float(same) >= float(overlap / (2 - overlap)) - 0.02, "what Gumbel coupling is known to keep"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.0, min_p=0.1)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_is_not_a_number_is_no_token(sampling: Sampling, rows: int) -> None:
+    logits = random_logits(rows, 20, seed=1)
+    logits[0, 7] = float("nan")
+    tokens = draw(logits, [sampling] * rows, range(rows), [0] * rows)[0].tolist()
+    assert tokens[0] == -1 and all(token >= 0 for token in tokens[1:])
 
 
 @pytest.mark.parametrize(
@@ -176,16 +188,24 @@ def test_draws_have_the_processed_distribution(sampling: Sampling) -> None:
     st.sampled_from([1, 2, 50, 3000]),
 )  # fmt: skip
 def test_a_row_by_itself_is_drawn_as_among_others(temperature: float, min_p: float, seed: int, size: int) -> None:
-    """In another way, so that sums are rounded otherwise; a draw that falls between two tokens may be either."""
+    """In another library, but by the same operations."""
     logits = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) * 4
     logits[0, seed % size] = float("-inf") if size > 1 else 1.0
     option = Sampling(temperature, min_p=min_p, seed=seed)
     (alone,), kept = draw(logits, [option], [7], [1], keep=True)
     both, others = draw(logits.expand(2, -1), [option] * 2, [7] * 2, [1] * 2, keep=True)
     torch.testing.assert_close(kept, others[:1])
-    reached = others[0].double().softmax(-1).cumsum(0)
-    between = reached[min(int(alone), int(both[0])) : max(int(alone), int(both[0]))]
-    assert (between - uniform_of(seed, 7, 1)).abs().lt(1e-5).all(), "only a draw on the line may be another"
+    assert int(alone) == int(both[0])
+
+
+def test_rows_of_a_large_vocabulary_are_drawn_the_same_alone_and_together() -> None:
+    """151,936 tokens: sums over so many, in another order or precision, would give other draws."""
+    logits = torch.randn(12, 151_936, generator=torch.Generator().manual_seed(3)) * 2
+    option = Sampling(1.0, seed=5)
+    together, _ = draw(logits, [option] * 12, range(12), [0] * 12)
+    assert [int(draw(logits[i : i + 1], [option], [i], [0])[0]) for i in range(12)] == together.tolist()
+    noisy = logits + 1e-2 * torch.randn(12, 151_936, generator=torch.Generator().manual_seed(4))
+    assert (draw(noisy, [option] * 12, range(12), [0] * 12)[0] == together).sum() >= 11
 
 
 def test_a_long_tail_of_small_weights_is_drawn_from() -> None:
@@ -193,13 +213,8 @@ def test_a_long_tail_of_small_weights_is_drawn_from() -> None:
     logits = torch.full((1, 150_000), -17.75)
     logits[0, 7] = 0.0
     tail = float(logits.double().softmax(-1)[0, 8:].sum())
-    option, found, wanted = Sampling(1.0, seed=2), 0, 0
-    for position in range(3000):
-        noise = uniform_of(2, position, 1)
-        if noise > 0.99:
-            wanted += noise > 1 - tail
-            found += int(draw(logits, [option], [position], [1])[0]) > 7
-    assert wanted > 3 and found == wanted
+    found = sum(int(draw(logits, [Sampling(1.0, seed=2)], [position], [1])[0]) > 7 for position in range(3000))
+    assert abs(found - 3000 * tail) < 4 * (3000 * tail) ** 0.5, (found, tail)
 
 
 def test_a_biased_draw_would_be_caught() -> None:
@@ -238,12 +253,13 @@ def test_draw_keeps_processed_logits_when_asked_but_raw_ones_of_greedy_rows() ->
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, top_k=3, top_p=0.9, min_p=0.1)])
-def test_nan_logits_still_give_a_token_of_the_vocabulary(sampling: Sampling) -> None:
+def test_rows_without_a_number_give_no_token(sampling: Sampling) -> None:
     logits = torch.full([3, 7], float("nan"))
     logits[1, :4] = 0.0
     logits[2] = float("-inf")
     tokens, _ = draw(logits, [sampling] * 3, range(3), [0] * 3)
-    assert ((tokens >= 0) & (tokens < 7)).all()
+    assert tokens[0] == tokens[1] == -1
+    assert tokens[2] == (0 if sampling.greedy else -1), "of equal logits the first, but no distribution of nothing"
 
 
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 100))

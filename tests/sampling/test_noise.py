@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from semspec.sampling import noise
+from tests import race
 from tests.chi import chi_square, count
 
 N = 200_000
-WORD = 1 << 64
 AXES = ["seed", "position", "stream"]
 PINNED = [0.13870936632156372, 0.5211328864097595, 0.7614006400108337, 0.8883684277534485, 0.1446961760520935]
 
@@ -25,18 +27,8 @@ def along(axis: str, n: int = N, start: int = 0) -> Tensor:
 
 
 def plain(seed: int, position: int, stream: int) -> float:
-    """The same function on Python's whole numbers: splitmix64's finaliser, once for each argument."""
-
-    def mix(x: int) -> int:
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
-        x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
-        return x ^ x >> 31
-
-    golden = 0x9E3779B97F4A7C15
-    x = mix((seed + golden) % WORD)
-    x = mix((x + position * golden + golden) % WORD)
-    x = mix((x + stream * golden + golden) % WORD)
-    return ((x >> 41) + 0.5) / (1 << 23)
+    """The same function on Python's whole numbers."""
+    return ((race.key(seed, position, stream) >> 41) + 0.5) / (1 << 23)
 
 
 def test_chi_square_gives_the_textbook_p_value() -> None:
@@ -124,3 +116,31 @@ def test_negative_seeds_are_as_good_as_any() -> None:
     bins = (along("seed", start=-N) * 1000).long()
     assert chi_square(count(bins, 1000), torch.full([1000], 1e-3)) > 1e-4
     assert not torch.equal(along("seed", 1000, start=-1000), along("seed", 1000, start=1).flip(0))
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 10**6), st.integers(0, 99), st.integers(1, 300))
+def test_every_token_has_noise_of_its_own(seed: int, position: int, stream: int, size: int) -> None:
+    key = race.key(seed, position, stream)
+    assert noise.key_of(seed, position, stream) == key
+    assert noise.key(*(torch.tensor(x) for x in (seed, position, stream))).item() == noise.signed(key)
+    expected = [-math.expm1(-race.noise(key, i)) for i in range(size)]  # as uniform numbers, small ones exact
+    for found in (noise.exponential(torch.tensor([noise.signed(key)]), size)[0], noise.exponential_of(key, size)):
+        assert [-math.expm1(-x) for x in found.tolist()] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("axis", ["token", "position"])
+def test_exponential_noise_has_its_distribution(axis: str) -> None:
+    keys = noise.key(torch.tensor(3), torch.arange(1 if axis == "token" else N), torch.tensor(1))
+    numbers = noise.exponential(keys, N if axis == "token" else 1).flatten()
+    bins = (-torch.expm1(-numbers.double()) * 50).long()  # uniform, if it is exponential
+    assert chi_square(count(bins, 50), torch.full([50], 1 / 50)) > 1e-4
+    later = noise.exponential(keys, N if axis == "token" else 2).flatten()
+    pairs = later[:-1], later[1:]
+    correlation = torch.corrcoef(torch.stack([x.log() for x in pairs]))[0, 1]
+    assert abs(float(correlation)) < 5 / N**0.5
+
+
+def test_the_smallest_noise_is_far_below_what_a_float_tells_from_one() -> None:
+    """So that tokens of a long tail, each of less than 1e-8, win as often as they should."""
+    numbers = noise.exponential(noise.key(torch.tensor(0), torch.arange(200), torch.tensor(0)), 150_000).flatten()
+    assert float(numbers.min()) < 2e-7 and len(numbers[numbers < 1e-5].unique()) > 200

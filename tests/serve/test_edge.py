@@ -72,6 +72,11 @@ def test_the_module_of_the_commands_runs_them():
     assert done.returncode == 2 and "deadline is nan" in done.stderr
 
 
+def test_a_models_name_is_text(semspec):
+    done = semspec("serve", "pocket", "--name", "caf\udce9")
+    assert done.returncode == 2 and "the model's name is not valid UTF-8" in done.stderr
+
+
 # -- fields
 
 

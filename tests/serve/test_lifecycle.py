@@ -29,11 +29,11 @@ LONG = ASK | {"temperature": 0, "max_tokens": 80, "ignore_eos": True}
 
 
 LOADS_FOR_EVER = """
-import sys, torch, semspec.loading
+import sys, torch, semspec.pair.loading
 def load(*_, **__):
     while True:
         torch.ones(400, 400) @ torch.ones(400, 400)
-semspec.loading.load = load
+semspec.pair.loading.load = load
 from semspec.cli.main import run
 run()
 """

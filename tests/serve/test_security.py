@@ -52,7 +52,7 @@ def test_no_request_names_a_path_however_deep(
     def load(*_: object) -> None:
         raise AssertionError("the disk was looked at")
 
-    monkeypatch.setattr("semspec.pair.Probe.load", load)
+    monkeypatch.setattr("semspec.probe.Probe.load", load)
     (tmp_path / "judge").mkdir()
     how = {key: value.format(path=tmp_path) for key, value in speculation.items()}
     refusal = pocket.post("/v1/completions", ASK | {"speculation": how})

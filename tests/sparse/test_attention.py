@@ -16,9 +16,9 @@ from semspec.model import ModelRunner
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
 from semspec.sparse import AttentionPlan
-from semspec.sparse.attention import Kept, block_scores, choose, listed
-from semspec.sparse.layer_ops import Sparse, SparseLayerOps
-from semspec.sparse.means import Means
+from semspec.sparse.attention import SequenceBlocks, block_lists, block_scores, select_blocks
+from semspec.sparse.block_statistics import BlockStatistics
+from semspec.sparse.layer_ops import PlanSparsity, SparseLayerOps
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import check, course, load, read, text, with_plan
@@ -62,7 +62,7 @@ def test_the_best_pairs_are_chosen(
     scores = torch.randn(len(sequences), heads, most, generator=torch.Generator().manual_seed(seed))
     full = [f for f, _ in sequences]
     pairs = [min(max(n, min(sinks + recent, f) * heads), f * heads) for f, n in sequences]
-    ours = choose(scores, torch.tensor(full), torch.tensor(pairs), plan)
+    ours = select_blocks(scores, torch.tensor(full), torch.tensor(pairs), plan)
     for b, (f, n) in enumerate(zip(full, pairs, strict=True)):
         rank = {}
         for h in range(heads):
@@ -75,7 +75,7 @@ def test_the_best_pairs_are_chosen(
             of_head = {h: sorted((p for p in rank if p[0] == h), key=lambda p: -rank[p]) for h in range(heads)}
             best = {p for h in range(heads) for p in of_head[h][: n // heads]}
         assert {tuple(p) for p in ours[b].nonzero().tolist()} == best
-    lists, counts = listed(ours)
+    lists, counts = block_lists(ours)
     for b in range(len(full)):
         for h in range(heads):
             assert lists[b, h, : counts[b, h]].tolist() == ours[b, h].nonzero()[:, 0].tolist()
@@ -140,7 +140,7 @@ def test_means_follow_the_cache(moves: list[tuple[int, int, bool]]) -> None:
         depth, kv_heads, head_dim = 2, 2, 4
 
     cache = Cache(Shape(), 2, 400, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
-    means = Means(cache, 8, values=True, variances=True)
+    means = BlockStatistics(cache, 8, values=True, variances=True)
     slot = cache.acquire()
     for back, more, asks in moves:
         cache.truncate(slot, max(0, cache.lengths[slot] - back))
@@ -185,14 +185,14 @@ def test_off_or_with_a_full_budget_it_is_dense_to_the_last_bit(runner: ModelRunn
 
 def test_the_sparse_way_over_all_blocks_is_the_dense_one(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by a short cut: blocks are scored, listed, gathered and masked, and all of them are chosen."""
-    monkeypatch.setattr(Sparse, "attends_sparsely", lambda self, start: self.means is not None)
+    monkeypatch.setattr(PlanSparsity, "attends_sparsely", lambda self, start: self.statistics is not None)
     passes: list[SparseLayerOps] = []
     made = SparseLayerOps.__init__
     monkeypatch.setattr(SparseLayerOps, "__init__", lambda self, *a: (passes.append(self), made(self, *a))[1])
     ours = course(with_plan(runner, attention=AttentionPlan(block=8, dense_below=0, rho=1.0)))
     for one, dense in zip(ours, course(runner), strict=True):
         assert torch.equal(one, dense)
-    assert len(passes) == 5 and all(way._chosen for way in passes)
+    assert len(passes) == 5 and all(ops._blocks for ops in passes)
 
 
 def test_half_a_budget_is_not_dense(runner: ModelRunner) -> None:
@@ -201,8 +201,8 @@ def test_half_a_budget_is_not_dense(runner: ModelRunner) -> None:
 
 
 def test_reading_and_writing_stay_dense(runner: ModelRunner) -> None:
-    thin = with_plan(runner, attention=TINY)
-    for one in (thin, runner):
+    sparse = with_plan(runner, attention=TINY)
+    for one in (sparse, runner):
         read(one, one.acquire(), text(1, 150))
     slot = 0
     ours, dense = (
@@ -211,12 +211,12 @@ def test_reading_and_writing_stay_dense(runner: ModelRunner) -> None:
             one.score([Score(one, slot, text(3, 1), 1)])[0].logits,
             torch.tensor(one.decode([Decode(one, slot, [5], 6, Sampling(), 0)])[0].tokens),
         ]
-        for one in (thin, runner)
+        for one in (sparse, runner)
     )
-    assert thin.length(0) == 197
+    assert sparse.length(0) == 197
     runner.release(0)
     assert all(torch.equal(a, b) for a, b in zip(ours, dense, strict=True))
-    assert torch.equal(thin.cache.keys[:, 0, :, :197], runner.cache.keys[:, 0, :, :197])
+    assert torch.equal(sparse.cache.keys[:, 0, :, :197], runner.cache.keys[:, 0, :, :197])
 
 
 # -- what is attended to
@@ -226,12 +226,12 @@ def test_a_draft_behind_a_prompt_is_checked_as_any_other(runner: ModelRunner) ->
     """However the prompt was cut into passes."""
     words, found = text(1, 106), []
     for pieces in ([], [50], [99, 1], [100]):
-        thin = with_plan(runner, attention=TINY)
-        slot, at = thin.acquire(), 0
+        sparse = with_plan(runner, attention=TINY)
+        slot, at = sparse.acquire(), 0
         for piece in pieces:
-            read(thin, slot, words[at : at + piece])
+            read(sparse, slot, words[at : at + piece])
             at += piece
-        found.append(thin.score([Score(thin, slot, words[at:], 6, (1,))])[0])
+        found.append(sparse.score([Score(sparse, slot, words[at:], 6, (1,))])[0])
     for one in found:
         torch.testing.assert_close(one.logits, found[0].logits, atol=1e-4, rtol=1e-4)
         assert one.logits.shape[0] == one.hidden[1].shape[0] == 6
@@ -242,24 +242,24 @@ def test_a_draft_behind_a_prompt_is_checked_as_any_other(runner: ModelRunner) ->
 def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
     """Keys and values of blocks that were not chosen may hold anything."""
     plan = AttentionPlan(block=8, dense_below=0, rho=0.25, sinks=1, recent=1, anchors=(0,))
-    seen: list[Kept] = []
-    thin = with_plan(runner, attention=plan)
-    slot = thin.acquire()
-    read(thin, slot, text(1, 100))
-    before = check(thin, slot, text(2, 5))
-    thin.truncate(slot, 100)
-    way = thin.sparsity.way([Score(thin, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
-    assert isinstance(way, SparseLayerOps)
-    original = way._choose
+    seen: list[SequenceBlocks] = []
+    sparse = with_plan(runner, attention=plan)
+    slot = sparse.acquire()
+    read(sparse, slot, text(1, 100))
+    before = check(sparse, slot, text(2, 5))
+    sparse.truncate(slot, 100)
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, text(2, 5), 5)], [SequenceChunk(slot, 100, 5)])
+    assert isinstance(ops, SparseLayerOps)
+    original = ops._select
 
-    def watched(layer: int, place: int, q: torch.Tensor) -> Kept:
+    def watched(layer: int, place: int, q: torch.Tensor) -> SequenceBlocks:
         seen.append(original(layer, place, q))
         return seen[-1]
 
-    way._choose = watched  # type: ignore[method-assign]
-    thin.sparsity.way = lambda requests, spans: way  # type: ignore[method-assign]
-    assert torch.equal(check(thin, slot, text(2, 5)), before)
-    thin.truncate(slot, 100)
+    ops._select = watched  # type: ignore[method-assign]
+    sparse.sparsity.layer_ops = lambda requests, spans: ops  # type: ignore[method-assign]
+    assert torch.equal(check(sparse, slot, text(2, 5)), before)
+    sparse.truncate(slot, 100)
     ((lists, counts, others),) = seen
     assert others is None
     assert int(counts.sum()) == plan.pairs(100, 2) == 6
@@ -267,29 +267,29 @@ def test_only_the_chosen_blocks_are_read(runner: ModelRunner) -> None:
         kept = set(lists[head, : counts[head]].tolist())
         assert {0, 11} <= kept, "the first and the latest block"
         for block in set(range(12)) - kept:
-            thin.cache.values[:, slot, head, block * 8 : block * 8 + 8] = float("nan")
-            thin.cache.keys[:, slot, head, block * 8 : block * 8 + 8] = float("nan")
-    assert torch.equal(check(thin, slot, text(2, 5)), before)
+            sparse.cache.values[:, slot, head, block * 8 : block * 8 + 8] = float("nan")
+            sparse.cache.keys[:, slot, head, block * 8 : block * 8 + 8] = float("nan")
+    assert torch.equal(check(sparse, slot, text(2, 5)), before)
 
 
 @pytest.mark.parametrize("score", ["first", "share", "reach"])
 def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str) -> None:
     """Queries see the chosen blocks, what is behind the last whole block, and of the draft what is before them."""
     plan = AttentionPlan(block=8, dense_below=0, rho=0.3, sinks=1, recent=0, score=score)
-    thin = with_plan(runner, attention=plan)
-    slot, start, n = thin.acquire(), 61, 4
-    thin.cache.extend([(slot, start)])
+    sparse = with_plan(runner, attention=plan)
+    slot, start, n = sparse.acquire(), 61, 4
+    sparse.cache.extend([(slot, start)])
     keys, values = torch.randn(2, 2, start + n, 16)
-    thin.cache.keys[1, slot, :, :start] = keys[:, :start]
+    sparse.cache.keys[1, slot, :, :start] = keys[:, :start]
     q = torch.randn(4, n, 16)
     span = SequenceChunk(slot, start, n)
-    way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [span])
-    ours = way.attend(1, 0, q, keys, values, None, 0.3)
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [span])
+    ours = ops.attend(1, 0, q, keys, values, None, 0.3)
     blocks = keys[None, :, :56].unflatten(2, (7, 8))
     means, wide = blocks.mean(3), blocks.var(3, correction=0)
-    scale = thin.shape.attention_scale
+    scale = sparse.shape.attention_scale
     scores = block_scores(q.transpose(0, 1)[None], means, torch.tensor([7]), plan, scale, variances=wide)
-    chosen = choose(scores, torch.tensor([7]), torch.tensor([plan.pairs(start, 2)]), plan)[0]
+    chosen = select_blocks(scores, torch.tensor([7]), torch.tensor([plan.pairs(start, 2)]), plan)[0]
     for head in range(4):
         kv = head // 2
         for i in range(n):
@@ -299,13 +299,13 @@ def test_one_layer_against_attention_written_out(runner: ModelRunner, score: str
             torch.testing.assert_close(ours[head, i], exact, atol=1e-5, rtol=1e-4)
 
 
-def test_layers_that_are_no_anchors_do_not_choose(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_no_anchors_do_not_select(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     chose: list[int] = []
-    original = SparseLayerOps._choose
-    monkeypatch.setattr(SparseLayerOps, "_choose", lambda self, i, p, q: (chose.append(i), original(self, i, p, q))[1])
+    original = SparseLayerOps._select
+    monkeypatch.setattr(SparseLayerOps, "_select", lambda self, i, p, q: (chose.append(i), original(self, i, p, q))[1])
     for anchors, expected in (((0, 2), [0, 2]), ((3,), [0, 3]), (None, [0, 1, 2, 3])):
-        thin = with_plan(runner, attention=AttentionPlan(block=8, dense_below=32, rho=0.1, anchors=anchors))
-        course(thin, rounds=1)
+        sparse = with_plan(runner, attention=AttentionPlan(block=8, dense_below=32, rho=0.1, anchors=anchors))
+        course(sparse, rounds=1)
         assert chose == expected
         chose.clear()
 
@@ -315,9 +315,9 @@ def test_layers_with_a_window_stay_as_they_are(tmp_path: Path) -> None:
     for ours, dense in zip(course(with_plan(model, attention=TINY)), course(model), strict=True):
         assert torch.equal(ours, dense)
     mixed = load(save(make_model("gemma3"), tmp_path / "mixed"))
-    thin = with_plan(mixed, attention=TINY)
-    assert thin.sparsity.open == {1} == thin.sparsity.choosers
-    assert not torch.equal(course(thin)[0], course(mixed)[0])
+    sparse = with_plan(mixed, attention=TINY)
+    assert sparse.sparsity.full_layers == {1} == sparse.sparsity.anchors
+    assert not torch.equal(course(sparse)[0], course(mixed)[0])
 
 
 def test_a_batch_equals_each_alone(runner: ModelRunner) -> None:
@@ -326,15 +326,15 @@ def test_a_batch_equals_each_alone(runner: ModelRunner) -> None:
     feeds = [(text(10, 6), 6), (text(11, 3), 3), (text(12, 9), 9), (text(13, 30), 0), (text(14, 1), 1)]
     alone = []
     for i, (length, (tokens, keep)) in enumerate(zip(lengths, feeds, strict=True)):
-        thin = with_plan(runner, attention=TINY)
-        slot = thin.acquire()
-        read(thin, slot, text(i, length))
-        alone.append(thin.score([Score(thin, slot, tokens, keep)])[0].logits)
-    thin = with_plan(runner, slots=5, attention=TINY)
-    slots = [thin.acquire() for _ in lengths]
+        sparse = with_plan(runner, attention=TINY)
+        slot = sparse.acquire()
+        read(sparse, slot, text(i, length))
+        alone.append(sparse.score([Score(sparse, slot, tokens, keep)])[0].logits)
+    sparse = with_plan(runner, slots=5, attention=TINY)
+    slots = [sparse.acquire() for _ in lengths]
     for i, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-        read(thin, slot, text(i, length))
-    together = thin.score([Score(thin, s, tokens, keep) for s, (tokens, keep) in zip(slots, feeds, strict=True)])
+        read(sparse, slot, text(i, length))
+    together = sparse.score([Score(sparse, s, tokens, keep) for s, (tokens, keep) in zip(slots, feeds, strict=True)])
     for ours, single in zip(together, alone, strict=True):
         torch.testing.assert_close(ours.logits, single, atol=1e-3, rtol=1e-4)
 

@@ -16,8 +16,8 @@ from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.kernels import BlockMeans, SelectedBlocks, reference
 from semspec.model.layer_ops import DENSE
 from semspec.sparse import AttentionPlan
-from semspec.sparse.attention import block_scores, choose, listed
-from semspec.sparse.layer_ops import Sparse, SparseLayerOps
+from semspec.sparse.attention import block_lists, block_scores, select_blocks
+from semspec.sparse.layer_ops import PlanSparsity, SparseLayerOps
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import check, course, load, read, text, with_plan
@@ -62,14 +62,14 @@ def one_layer(
     """Attention of the last of `layers` by a plan, over keys and values that all of them have."""
     n = q.shape[1]
     start = keys.shape[1] - n
-    thin = with_plan(runner, attention=plan)
-    slot = thin.acquire()
-    thin.cache.extend([(slot, start)])
+    sparse = with_plan(runner, attention=plan)
+    slot = sparse.acquire()
+    sparse.cache.extend([(slot, start)])
     for layer in layers:
-        thin.cache.keys[layer, slot, :, :start] = keys[:, :start]
-        thin.cache.values[layer, slot, :, :start] = values[:, :start]
-    way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
-    return [way.attend(layer, 0, q, keys, values, None, 0.3) for layer in layers][-1]
+        sparse.cache.keys[layer, slot, :, :start] = keys[:, :start]
+        sparse.cache.values[layer, slot, :, :start] = values[:, :start]
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
+    return [ops.attend(layer, 0, q, keys, values, None, 0.3) for layer in layers][-1]
 
 
 def chosen_by(plan: AttentionPlan, q: Tensor, keys: Tensor, start: int, scale: float) -> Tensor:
@@ -79,7 +79,7 @@ def chosen_by(plan: AttentionPlan, q: Tensor, keys: Tensor, start: int, scale: f
     scores = block_scores(
         q.transpose(0, 1)[None], blocks.mean(3), torch.tensor([full]), plan, scale, variances=wide
     )  # fmt: skip
-    return choose(scores, torch.tensor([full]), torch.tensor([plan.pairs(start, HEADS)]), plan)[0]
+    return select_blocks(scores, torch.tensor([full]), torch.tensor([plan.pairs(start, HEADS)]), plan)[0]
 
 
 @rules
@@ -137,15 +137,15 @@ def test_layers_that_take_over_a_choice_have_means_of_their_own(runner: ModelRun
     start, n = 61, 4
     q, other_q = torch.randn(2, HEADS * GROUP, n, SIZE)
     (keys, values), (other_keys, other_values) = torch.randn(2, 2, HEADS, start + n, SIZE)
-    thin = with_plan(runner, attention=plan)
-    slot = thin.acquire()
-    thin.cache.extend([(slot, start)])
+    sparse = with_plan(runner, attention=plan)
+    slot = sparse.acquire()
+    sparse.cache.extend([(slot, start)])
     for layer, halves in ((0, (other_keys, other_values)), (2, (keys, values))):
-        for cached, half in zip((thin.cache.keys, thin.cache.values), halves, strict=True):
+        for cached, half in zip((sparse.cache.keys, sparse.cache.values), halves, strict=True):
             cached[layer, slot, :, :start] = half[:, :start]
-    way = thin.sparsity.way([Score(thin, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
-    way.attend(0, 0, other_q, other_keys, other_values, None, 0.3)
-    ours = way.attend(2, 0, q, keys, values, None, 0.3)
+    ops = sparse.sparsity.layer_ops([Score(sparse, slot, [1] * n, n)], [SequenceChunk(slot, start, n)])
+    ops.attend(0, 0, other_q, other_keys, other_values, None, 0.3)
+    ours = ops.attend(2, 0, q, keys, values, None, 0.3)
     chosen = chosen_by(plan, other_q, other_keys, start, runner.shape.attention_scale)
     exact = written_out(q, keys, values, start, chosen, 0.3)
     torch.testing.assert_close(ours.double(), exact, atol=1e-5, rtol=1e-4)
@@ -162,32 +162,32 @@ def test_with_a_full_budget_it_is_dense_to_the_last_bit(
     plan = AttentionPlan(BLOCK, dense_below=0, rho=1.0, rest="mean", anchors=anchors)
     dense = course(runner)
     assert all(torch.equal(a, b) for a, b in zip(course(with_plan(runner, attention=plan)), dense, strict=True))
-    monkeypatch.setattr(Sparse, "attends_sparsely", lambda self, start: self.means is not None)
+    monkeypatch.setattr(PlanSparsity, "attends_sparsely", lambda self, start: self.statistics is not None)
     passes: list[SparseLayerOps] = []
     made = SparseLayerOps.__init__
     monkeypatch.setattr(SparseLayerOps, "__init__", lambda self, *a: (passes.append(self), made(self, *a))[1])
     assert all(torch.equal(a, b) for a, b in zip(course(with_plan(runner, attention=plan)), dense, strict=True))
-    assert len(passes) == 5 and all(way._chosen for way in passes)
+    assert len(passes) == 5 and all(ops._blocks for ops in passes)
 
 
 def test_mean_values_are_kept_only_for_plans_that_want_them(runner: ModelRunner) -> None:
     for rest in ("nothing", "mean"):
-        means = with_plan(runner, attention=replace(PLAN, rest=rest)).sparsity.means
+        means = with_plan(runner, attention=replace(PLAN, rest=rest)).sparsity.statistics
         assert (means.values is not None) == (rest == "mean")
 
 
 def test_blocks_that_were_taken_back_and_written_anew(runner: ModelRunner) -> None:
     """A slot whose blocks held something else before, and were looked at then, against a fresh one."""
-    thin, fresh = with_plan(runner, attention=PLAN), with_plan(runner, attention=PLAN)
-    slot = thin.acquire()
-    read(thin, slot, text(1, 180))
-    check(thin, slot, text(2, 6))
-    thin.truncate(slot, 75)
-    read(thin, slot, text(3, 80))
+    sparse, fresh = with_plan(runner, attention=PLAN), with_plan(runner, attention=PLAN)
+    slot = sparse.acquire()
+    read(sparse, slot, text(1, 180))
+    check(sparse, slot, text(2, 6))
+    sparse.truncate(slot, 75)
+    read(sparse, slot, text(3, 80))
     other = fresh.acquire()
     read(fresh, other, text(1, 180)[:75])
     read(fresh, other, text(3, 80))
-    ours, theirs = (check(one, s, text(4, 5)) for one, s in ((thin, slot), (fresh, other)))
+    ours, theirs = (check(one, s, text(4, 5)) for one, s in ((sparse, slot), (fresh, other)))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
@@ -213,15 +213,15 @@ def test_neither_the_batch_nor_the_cuts_of_a_prompt_matter(runner: ModelRunner, 
 
 def test_dense_passes_of_the_guard_make_means_anew(runner: ModelRunner) -> None:
     """After a refresh the means are those of what the dense pass wrote."""
-    thin = with_plan(runner, attention=PLAN, refresh=1)
-    slot = thin.acquire()
-    read(thin, slot, text(1, 100))
+    sparse = with_plan(runner, attention=PLAN, refresh=1)
+    slot = sparse.acquire()
+    read(sparse, slot, text(1, 100))
     for i in range(5):
-        check(thin, slot, text(2 + i, 9))
-    assert len(thin.sparsity.guard.drifts) == 2
-    means, full = thin.sparsity.means, thin.length(slot) // BLOCK
-    means.update(slot, thin.length(slot))
-    for made, half in ((means.keys, thin.cache.keys), (means.values, thin.cache.values)):
+        check(sparse, slot, text(2 + i, 9))
+    assert len(sparse.sparsity.refresh.errors) == 2
+    means, full = sparse.sparsity.statistics, sparse.length(slot) // BLOCK
+    means.update(slot, sparse.length(slot))
+    for made, half in ((means.keys, sparse.cache.keys), (means.values, sparse.cache.values)):
         exact = half[:, slot, :, : full * BLOCK].unflatten(2, (full, BLOCK)).mean(3)
         torch.testing.assert_close(made[:, slot, :, :full], exact)
 
@@ -234,7 +234,7 @@ def test_the_kernels_reference_is_attention_written_out() -> None:
     q, (keys, values) = torch.randn(1, n, HEADS * GROUP, SIZE), torch.randn(2, 2, HEADS, 64, SIZE)
     marks = (torch.rand(1, HEADS, 8) < 0.4) & (torch.arange(8) < start // BLOCK)
     means = (half.unflatten(2, (8, BLOCK)).mean(3) for half in (keys, values))
-    chosen = SelectedBlocks(*listed(marks), BLOCK, BlockMeans(marks.to(torch.int8), *means))
+    chosen = SelectedBlocks(*block_lists(marks), BLOCK, BlockMeans(marks.to(torch.int8), *means))
     places = [torch.tensor([x]) for x in (1, start, n)]
     ours = reference.attend(q, keys, values, *places, 0.3, chosen=chosen)[0].transpose(0, 1)
     exact = written_out(q[0].transpose(0, 1), keys[1, :, : start + n], values[1, :, : start + n], start, marks[0], 0.3)

@@ -16,7 +16,7 @@ from semspec.model.kernels import BlockMeans, SelectedBlocks, attention, referen
 from semspec.model.kernels.blocks import choose_blocks
 from semspec.model.kernels.tiles import Tiles
 from semspec.sparse import AttentionPlan
-from semspec.sparse.attention import block_scores, choose, listed
+from semspec.sparse.attention import block_lists, block_scores, select_blocks
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 from tests.model.test_graph_runner import close as near
@@ -50,7 +50,7 @@ def test_attention_to_chosen_blocks_and_means_of_the_others(
             blocks[there[b] & ~marks[b]] = float("nan")
             mean[slot][(marks | ~there)[b]] = float("nan")
     rest = BlockMeans(marks.to(torch.int8), means[0], means[1])
-    chosen = SelectedBlocks(*listed(marks & there), span, rest)
+    chosen = SelectedBlocks(*block_lists(marks & there), span, rest)
     wide = [half.double().nan_to_num() for half in (*cache, *means)]
     exact_chosen = chosen._replace(rest=BlockMeans(rest.marks, wide[2], wide[3]))
     exact = reference.attend(q.double(), *wide[:2], *places, 0.3, None, ancestors, chosen=exact_chosen)
@@ -75,7 +75,7 @@ def test_blocks_that_are_alike_within_are_seen_exactly_by_their_means(splits: in
     means = [half.unflatten(2, (12, span)).mean(3) for half in (keys, values)]
     for share in (0.0, 0.3, 1.0):
         marks = (torch.rand(2, 2, 12, generator=random(4)).to(DEVICE) < share) & there
-        chosen = SelectedBlocks(*listed(marks), span, BlockMeans(marks.to(torch.int8), means[0], means[1]))
+        chosen = SelectedBlocks(*block_lists(marks), span, BlockMeans(marks.to(torch.int8), means[0], means[1]))
         ours = attention.attend(q, keys, values, *places, 0.3, tiles=tiles, chosen=chosen)
         torch.testing.assert_close(ours, dense, atol=1e-5, rtol=1e-4)
 
@@ -90,7 +90,7 @@ def test_what_was_chosen_is_marked(score: str, spread: str) -> None:
     rule = (4, (1, 1), 0.5, score == "share", spread == "heads")
     lists, numbers = choose_blocks(q, means, slots, starts, counts, pairs, *rule, cut=(16, 32, 16), marks=marks)
     full = starts // 4
-    exact = choose(block_scores(q, means[slots], full, plan, 0.5, counts), full, pairs, plan)
+    exact = select_blocks(block_scores(q, means[slots], full, plan, 0.5, counts), full, pairs, plan)
     there = (torch.arange(40, device=DEVICE) < full[:, None, None]).expand_as(marks)
     assert torch.equal(marks[there] != 0, exact[there]) and (marks[~there] == 7).all() and marks[there].max() == 1
     again = choose_blocks(q, means, slots, starts, counts, pairs, *rule, cut=(16, 32, 16))

@@ -1,4 +1,4 @@
-"""The kernels that choose blocks against the same rule in PyTorch; without a GPU in Triton's interpreter."""
+"""The kernels that select blocks against the same rule in PyTorch; without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 
 from semspec.model.kernels.blocks import choose_blocks
 from semspec.sparse import AttentionPlan
-from semspec.sparse.attention import SCORES, block_scores, choose, listed
+from semspec.sparse.attention import SCORES, block_lists, block_scores, select_blocks
 from tests.interpreter import allow_new_numpy
 
 allow_new_numpy()
@@ -50,7 +50,7 @@ def both(
     ours = choose_blocks(q, means, slots, starts, counts, pairs, *rule, cut=cut, variances=wide)
     own = None if wide is None else wide[slots].nan_to_num()
     scores = block_scores(q, means[slots].nan_to_num(), full, plan, scale, counts, own)
-    theirs = listed(choose(scores, full, pairs, plan))
+    theirs = block_lists(select_blocks(scores, full, pairs, plan))
     shown = []
     for lists, numbers in (ours, theirs):
         assert lists.dtype == numbers.dtype == torch.int32

@@ -39,7 +39,7 @@ def test_each_part_stands_or_falls_by_its_own_time(runner: ModelRunner) -> None:
         return {"ffn": 0.99, "experts": 0.6}.get(parts[0], 1.5 if start < 400 else 0.5)
 
     free = runner.free
-    plan = pays.measured(runner, whole(runner), text(1, 100), 5, compare)
+    plan = pays.keep_faster_parts(runner, whole(runner), text(1, 100), 5, compare)
     assert plan.ffn is None, "a hundredth may be noise"
     assert plan.experts is not None and plan.attention is not None
     assert asked == [(95, "ffn"), (95, "experts"), (256, "attention"), (507, "attention")]
@@ -74,7 +74,7 @@ def test_a_plan_remembers_it(runner: ModelRunner, tmp_path: Path) -> None:
 
 def test_real_times_are_ratios(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pays, "SECONDS", 0.0)
-    plan = pays.measured(runner, whole(runner), text(1, 100), 5)
+    plan = pays.keep_faster_parts(runner, whole(runner), text(1, 100), 5)
     seen = plan.made["pays"]
     assert seen["ffn"] > 0 and seen["experts"] > 0 and set(seen["attention"]) == {"256", "507"}
     assert runner.length(0) == 0 and runner.sparsity is None

@@ -16,9 +16,9 @@ from semspec.model import ModelRunner
 from semspec.model.experts import left_out
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
-from semspec.sparse_fit.calibrate import Wish, anchors, calibrate, plan_from
-from semspec.sparse_fit.observe import Notes, Watching, overlap
-from semspec.sparse_fit.quality import Tally, joined, measure, picked, variants
+from semspec.sparse_fit.calibrate import CalibrationConfig, anchors, build_plan, calibrate
+from semspec.sparse_fit.observe import Observations, Observer, overlap
+from semspec.sparse_fit.quality import Tally, measure, merge, select, variants
 from semspec.sparse_fit.table import in_markdown
 from semspec.tasks import Problem, Task
 from tests.checkpoints import make_model, save
@@ -64,10 +64,10 @@ def test_watching_changes_nothing(pair: semspec.Pair, mixture: semspec.Pair) -> 
     for one in (pair.target, mixture.target):
         assert isinstance(one, ModelRunner)
         watched = ModelRunner(one.transformer, 2, one.capacity)
-        watched.sparsity = Watching(watched, SMALL)
+        watched.sparsity = Observer(watched, SMALL)
         for ours, dense in zip(course(watched), course(one), strict=True):
             assert torch.equal(ours, dense)
-        assert watched.sparsity.notes.rounds == 5
+        assert watched.sparsity.observations.rounds == 5
 
 
 def test_overlap_is_jaccards() -> None:
@@ -86,9 +86,9 @@ def test_a_model_whose_layers_are_alike_is_seen_to_be(tmp_path: Path) -> None:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
     alike = load(save(model, tmp_path))
-    alike.sparsity = Watching(alike, SMALL)
+    alike.sparsity = Observer(alike, SMALL)
     course(alike)
-    seen = alike.sparsity.notes.layer_overlap()
+    seen = alike.sparsity.observations.layer_overlap()
     assert torch.allclose(seen, torch.ones(4, 4))
     assert anchors(seen, [0, 1, 2, 3], 0.7, shallow=1) == (0,)
 
@@ -108,15 +108,15 @@ def test_anchors_open_where_blocks_become_unlike() -> None:
 
 
 def test_thresholds_leave_out_the_wished_share(pair: semspec.Pair) -> None:
-    plan = calibrate(pair, Stories(), 3, Wish(SMALL, ffn=0.4), k=4, max_new_tokens=30)
+    plan = calibrate(pair, Stories(), 3, CalibrationConfig(SMALL, ffn=0.4), k=4, max_new_tokens=30)
     assert plan.model == fingerprint(pair.target) and plan.attention is not None and plan.ffn is not None
     runner = pair.target
     assert isinstance(runner, ModelRunner) and runner.sparsity is None and runner.free == 2
-    runner.sparsity = watching = Watching(runner, SMALL)
+    runner.sparsity = observer = Observer(runner, SMALL)
     course(runner, rounds=3)
     runner.sparsity = None
     for layer, threshold in enumerate(plan.ffn.thresholds):
-        below = torch.cat([g.flatten() for g in watching.notes.gates[layer]]) < threshold
+        below = torch.cat([g.flatten() for g in observer.observations.gates[layer]]) < threshold
         assert float(below.float().mean()) == pytest.approx(0.4, abs=0.1)
     union = plan.seen["union_share"]
     assert ((union > 0) & (union < 0.4)).all(), "several tokens together need more channels than one"
@@ -125,14 +125,16 @@ def test_thresholds_leave_out_the_wished_share(pair: semspec.Pair) -> None:
 
 def test_betas_are_what_a_share_of_tokens_stays_below(mixture: semspec.Pair) -> None:
     for share in (0.5, 0.1):
-        plan = calibrate(mixture, Stories(), 3, Wish(None, experts=2, quantile=share), k=4, max_new_tokens=30)
+        plan = calibrate(
+            mixture, Stories(), 3, CalibrationConfig(None, experts=2, quantile=share), k=4, max_new_tokens=30
+        )
         assert plan.attention is None and plan.experts is not None
         betas = plan.experts.betas
         assert betas.shape == (3, 2) and (betas[1] == 0).all(), "layer 1 has no experts"
         assert ((betas[0] > 0) & (betas[0] < 2)).all()
-    notes = Notes(2)
-    notes.ratios[1] = [torch.tensor([[0.1, 0.4], [0.2, 0.5]]), torch.tensor([[0.9, 0.6]])]
-    experts = plan_from(notes, Wish(None, experts=1), [0, 1]).experts
+    observations = Observations(2)
+    observations.ratios[1] = [torch.tensor([[0.1, 0.4], [0.2, 0.5]]), torch.tensor([[0.9, 0.6]])]
+    experts = build_plan(observations, CalibrationConfig(None, experts=1), [0, 1]).experts
     assert experts is not None and experts.most == 1
     torch.testing.assert_close(experts.betas, torch.tensor([[0.0, 0.0], [0.2, 0.5]]))
 
@@ -147,21 +149,21 @@ def test_calibration_takes_problems_that_are_never_tested_on(pair: semspec.Pair)
             asked.extend(p.id for p in found)
             return found
 
-    calibrate(pair, Noted(), 1, Wish(SMALL), k=4)
+    calibrate(pair, Noted(), 1, CalibrationConfig(SMALL), k=4)
     assert asked == ["fit/0"]
 
 
 def test_what_cannot_be_calibrated_is_refused(pair: semspec.Pair) -> None:
     with pytest.raises(BadRequest, match="smaller --dense-below"):
-        calibrate(pair, Stories(), 1, Wish(AttentionPlan(dense_below=4096)))
+        calibrate(pair, Stories(), 1, CalibrationConfig(AttentionPlan(dense_below=4096)))
     with pytest.raises(BadRequest, match="uses 0 for a token"):
-        calibrate(pair, Stories(), 1, Wish(SMALL, experts=1))
+        calibrate(pair, Stories(), 1, CalibrationConfig(SMALL, experts=1))
     for wrong in ({"reuse": 2.0}, {"ffn": -0.1}, {"quantile": 7.0}, {"shallow": -1}):
         with pytest.raises(BadRequest):
-            Wish(**wrong)
+            CalibrationConfig(**wrong)
     assert isinstance(pair.target, ModelRunner) and pair.target.sparsity is None
     with pytest.raises(BadRequest, match="long enough"):
-        plan_from(Notes(2), Wish(SMALL), [0, 1])
+        build_plan(Observations(2), CalibrationConfig(SMALL), [0, 1])
 
 
 # -- what it costs
@@ -221,10 +223,10 @@ def test_problems_together_are_measured_as_one_by_one(pair: semspec.Pair) -> Non
 
 def test_some_variants_can_be_picked(pair: semspec.Pair) -> None:
     plans = variants(SparsePlan(attention=SMALL, ffn=FfnPlan(torch.ones(3), sparsity=0.5)), 3, [0.1, 0.5], [])
-    assert list(picked(plans, ["rho 0.5", "union"])) == ["dense", "attention, rho 0.5", "ffn 50% by union"]
-    assert picked(plans, []) == plans
+    assert list(select(plans, ["rho 0.5", "union"])) == ["dense", "attention, rho 0.5", "ffn 50% by union"]
+    assert select(plans, []) == plans
     with pytest.raises(BadRequest, match="no variant of the plan has experts in its name; there are: dense, attention"):
-        picked(plans, ["experts"])
+        select(plans, ["experts"])
 
 
 def test_experts_left_out_of_every_token(mixture: semspec.Pair) -> None:
@@ -263,7 +265,7 @@ def test_runs_on_parts_of_the_problems_are_joined_to_the_run_on_all() -> None:
         return {"label": "a", "task": "t", "seed": len(ids), "ids": ids, "problems": len(ids), "rows": rows}
 
     parts = [document(slice(0, 1), ["1"]), document(slice(1, 3), ["2", "3"])]
-    both = joined(json.loads(json.dumps(parts)))
+    both = merge(json.loads(json.dumps(parts)))
     assert json.dumps(both["rows"]) == json.dumps(document(slice(0, 3), ["1", "2", "3"])["rows"])
     assert both["ids"] == ["1", "2", "3"] and both["seed"] == [1, 2] and both["problems"] == 3
     for other, message in (
@@ -273,7 +275,7 @@ def test_runs_on_parts_of_the_problems_are_joined_to_the_run_on_all() -> None:
         ({"rows": [{"plan": "dense"}, {"plan": "rho"}]}, "no figures by problem"),
     ):
         with pytest.raises(BadRequest, match=message):
-            joined([parts[0], parts[1] | other])
+            merge([parts[0], parts[1] | other])
 
 
 def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,10 +64,10 @@ def test_off_is_dense_to_the_last_bit(runner: ModelRunner, off: ExpertsPlan) -> 
 
 def test_checks_alone_leave_experts_out(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check, a prompt and a token in one pass: only the check's tokens have fewer experts, at most the cap."""
-    thin = with_plan(runner, experts=plan(1e9, 2))
-    slots = [thin.acquire() for _ in range(3)]
+    sparse = with_plan(runner, experts=plan(1e9, 2))
+    slots = [sparse.acquire() for _ in range(3)]
     for i, slot in enumerate(slots):
-        read(thin, slot, text(i, 20))
+        read(sparse, slot, text(i, 20))
     seen: list[list[int]] = []
     mix = Experts.mix
 
@@ -78,7 +78,7 @@ def test_checks_alone_leave_experts_out(runner: ModelRunner, monkeypatch: pytest
     feeds = [(text(10, 4), 4), (text(11, 3), 1), (text(12, 1), 1)]
     with monkeypatch.context() as patch:
         patch.setattr(Experts, "mix", watched)
-        rows = thin.score([Score(thin, s, *f) for s, f in zip(slots, feeds, strict=True)])
+        rows = sparse.score([Score(sparse, s, *f) for s, f in zip(slots, feeds, strict=True)])
     assert seen and all(counts == [2, 2, 2, 2, 4, 4, 4, 4] for counts in seen)
     for i in (1, 2):
         slot = runner.acquire()

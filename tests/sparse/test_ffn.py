@@ -12,7 +12,7 @@ from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.experts import FeedForward, Linear
 from semspec.sparse import FfnPlan
-from semspec.sparse.ffn import BY, thin
+from semspec.sparse.ffn import BY, sparse_ffn
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 from tests.sparse.runners import check, course, load, read, text, with_plan
@@ -56,7 +56,7 @@ def written_out(ffn: FeedForward, x: Tensor, threshold: float, sequences: list[i
 @pytest.mark.parametrize("sequences", [None, [7, 7, 7, 7, 7], [2, 2, 5, 5, 5]])
 def test_channels_are_left_out_by_the_rule(threshold: float, sequences: list[int] | None, biased: bool) -> None:
     ffn, x = network(biased=biased), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
-    ours = thin(ffn, x, threshold, None if sequences is None else torch.tensor(sequences))
+    ours = sparse_ffn(ffn, x, threshold, None if sequences is None else torch.tensor(sequences))
     torch.testing.assert_close(ours, written_out(ffn, x, threshold, sequences), atol=1e-5, rtol=1e-4)
     if threshold == 0.6:
         assert not torch.allclose(ours, ffn(x), atol=1e-2)

@@ -38,7 +38,7 @@ def test_checks_are_the_same_either_way(family: str, score: str, spread: str, tm
         plain, fused = with_plan(model, attention=plan, refresh=refresh), quick(model, attention=plan, refresh=refresh)
         for ours, theirs in zip(course(fused), course(plain), strict=True):
             close(ours, theirs)
-        assert len(fused.sparsity.guard.drifts) == len(plain.sparsity.guard.drifts) == (1 if refresh else 0)
+        assert len(fused.sparsity.refresh.errors) == len(plain.sparsity.refresh.errors) == (1 if refresh else 0)
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +132,10 @@ def test_experts_are_left_out_either_way(family: str, tmp_path: Path) -> None:
     for betas in (torch.full((depth, 3), 0.35), torch.tensor([0.3, 0.6, 2.0]).expand(depth, 3).contiguous()):
         parts = {"experts": ExpertsPlan(betas, 3), "attention": PLAN}
         ours, plain = quick(mixture, **parts), with_plan(mixture, **parts)
-        thin, dense = course(ours), course(with_plan(mixture, attention=PLAN))
-        for one, other in zip(thin, course(plain), strict=True):
+        sparse, dense = course(ours), course(with_plan(mixture, attention=PLAN))
+        for one, other in zip(sparse, course(plain), strict=True):
             close(one, other)
-        assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(thin, dense, strict=True))
+        assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(sparse, dense, strict=True))
         batches = []
         for runner in (ours, plain):  # two checks, a prompt and a single token: only checks leave out experts
             slots = [runner.acquire() for _ in range(4)]
@@ -145,7 +145,7 @@ def test_experts_are_left_out_either_way(family: str, tmp_path: Path) -> None:
             close(one.logits, other.logits)
 
 
-def test_rolls_are_known_to_the_guard(model: ModelRunner) -> None:
+def test_decoded_tokens_are_recorded_for_the_refresh(model: ModelRunner) -> None:
     """What a fused roll wrote between two checks is fed again with them."""
     fused, dense = quick(model, attention=PLAN, refresh=1), with_plan(model)
     for one in (fused, dense):
@@ -156,7 +156,7 @@ def test_rolls_are_known_to_the_guard(model: ModelRunner) -> None:
     read(dense, slot, [9, *written[:-1]])
     ours, theirs = (one.score([Score(one, slot, text(3, 5), 5)])[0].logits for one in (fused, dense))
     close(ours, theirs)
-    assert fused.sparsity.guard.drifts[0].tokens == 5 + 4
+    assert fused.sparsity.refresh.errors[0].tokens == 5 + 4
 
 
 def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import semspec
 from semspec.bench.run import Bench, Config
 from semspec.errors import BadRequest
-from semspec.model.prefix_cache import Remembering
+from semspec.model.prefix_cache import PrefixCache
 from semspec.sparse import AttentionPlan, SparsePlan, apply, plan_of
 from semspec.verify import REGISTRY
 
@@ -67,7 +67,7 @@ def test_who_wants_lossless_answers_is_refused(sparse_pair: semspec.Pair) -> Non
 def test_a_pair_that_promises_losslessness_takes_no_plan(
     target_folder: Path, sparse_pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec.loading.Source.find", lambda _: pytest.fail("refused too late"))
+    monkeypatch.setattr("semspec.pair.loading.Source.find", lambda _: pytest.fail("refused too late"))
     with pytest.raises(BadRequest, match="by a sparse plan no draft is checked without loss, and allow_lossy is off"):
         semspec.load(target_folder, device="cpu", sparse=LITTLE, allow_lossy=False)
     by_hand = semspec.Pair(sparse_pair.target, sparse_pair.tokenizer, eos=sparse_pair.eos, allow_lossy=False)
@@ -76,11 +76,11 @@ def test_a_pair_that_promises_losslessness_takes_no_plan(
 
 
 def test_a_runner_that_remembers_says_what_plan_is_inside(sparse_pair: semspec.Pair) -> None:
-    around = Remembering(sparse_pair.target)
+    around = PrefixCache(sparse_pair.target)
     wrapped = semspec.Pair(around, sparse_pair.tokenizer, sparse_pair.draft, sparse_pair.eos)
     assert plan_of(around) is LITTLE and wrapped.sparse is LITTLE
     first = wrapped.generate(PROMPTS[0], max_new_tokens=30)
-    assert first.tokens == wrapped.generate(PROMPTS[0], max_new_tokens=30).tokens and around.spared > 20
+    assert first.tokens == wrapped.generate(PROMPTS[0], max_new_tokens=30).tokens and around.hits > 20
 
 
 def test_a_plan_from_a_folder_and_one_that_is_not_there(target_folder: Path, tmp_path: Path) -> None:

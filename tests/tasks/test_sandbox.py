@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from semspec.tasks.sandbox import run
     "program",
     [
         "assert 1 + 1 == 2",
-        "print('x' * 10_000_000)",  # floods nobody
+        "print('x' * 10_000_000)",  # goes nowhere
         "import math, re, collections, itertools, heapq, typing, functools, datetime, hashlib, random",
         "open('own.txt', 'w').write('fine')\nassert open('own.txt').read() == 'fine'",
         "import os\nos.mkdir('a')\nos.rename('a', 'b')\nos.rmdir('b')\nassert os.listdir() == []",
@@ -95,6 +97,12 @@ def test_a_file_hog_is_refused() -> None:
         "import os\nos.symlink({path!r}, 'link')\nopen('link', 'w').write('gone')",
         "import shutil, os\nshutil.rmtree(os.path.dirname({path!r}))",
         "import os\nos.mkdir(os.path.dirname({path!r}) + '/new')",
+        "import sys\nsys._getframe(1).f_globals.update(WRITING=0)\nopen({path!r}, 'w').write('gone')",
+        "import sys\nsys._getframe(1).f_globals['CHANGES'].clear()\nimport os\nos.remove({path!r})",
+        "import os\nos.devnull = {path!r}\nopen({path!r}, 'w').write('gone')",
+        "import builtins\ntrue = builtins.isinstance\nbuiltins.isinstance = lambda a, b: b is int or true(a, b)\n"
+        "try: open({path!r}, 'w').write('gone')\nfinally: builtins.isinstance = true",
+        "import sqlite3\nsqlite3.connect({path!r} + '.db')",
     ],
 )
 def test_writes_do_not_leave_the_folder(attack: str, tmp_path: Path) -> None:
@@ -126,6 +134,36 @@ def test_no_processes_signals_or_network(attack: str) -> None:
     outcome = run(attack)
     assert not outcome.passed
     assert "not allowed" in outcome.reason
+
+
+LANDLOCK = sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, 0, 1) >= 1
+
+
+@pytest.mark.skipif(not LANDLOCK, reason="Python alone does not report these; the kernel refuses them, with Landlock")
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "import os\nos.open('victim.txt', os.O_WRONLY | os.O_TRUNC, dir_fd=os.open({folder!r}, os.O_RDONLY))",
+        "import os\nos.mkfifo({folder!r} + '/new')",
+        "import os\nos.mknod({folder!r} + '/new')",
+    ],
+)
+def test_the_kernel_refuses_what_python_does_not_report(attack: str, tmp_path: Path) -> None:
+    (tmp_path / "victim.txt").write_text("safe")
+    outcome = run(attack.format(folder=str(tmp_path)))
+    assert not outcome.passed
+    assert "PermissionError" in outcome.reason
+    assert (tmp_path / "victim.txt").read_text() == "safe"
+    assert os.listdir(tmp_path) == ["victim.txt"]
+
+
+@pytest.mark.parametrize(
+    "report", ['{"passed": true, "reason": ""}', '{"refused": "x"}', "[1]", "garbage", "x" * (2 << 20)]
+)
+def test_a_program_cannot_write_its_own_report(report: str) -> None:
+    write = f"import os\nfor fd in range(20):\n    try: os.write(fd, {report!r}.encode())\n    except OSError: pass\n"
+    assert run(write + "os._exit(0)", file_mb=1) == sandbox.Outcome(False, "it ended before its tests did")
+    assert run(write + "assert False", file_mb=1).passed is False
 
 
 def test_it_starts_in_an_empty_folder_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,11 +231,11 @@ def test_math500(write: Write) -> None:
     assert not task.score(problem, "So $\\boxed{(3, \\tfrac{\\pi}{3})}$.")
 
 
-@pytest.mark.parametrize(("name", "answer", "kept"), [("aime24", "025", "025"), ("amc23", 25.0, "25")])
-def test_contests_with_numbers(name: str, answer: Any, kept: str, write: Write) -> None:
+@pytest.mark.parametrize(("name", "answer", "stored"), [("aime24", "025", "025"), ("amc23", 25.0, "25")])
+def test_contests_with_numbers(name: str, answer: Any, stored: str, write: Write) -> None:
     task = make(name, write(FILES[name], [{"id": 60, "problem": "Find it.", "answer": answer}]))
     (problem,) = task.problems(None, 0)
-    assert (problem.id, problem.answer) == (f"{name}/60", kept)
+    assert (problem.id, problem.answer) == (f"{name}/60", stored)
     assert task.score(problem, "\\boxed{25}") and task.score(problem, "\\boxed{025}")
     assert not task.score(problem, "\\boxed{26}")
 

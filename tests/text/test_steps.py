@@ -111,7 +111,7 @@ def test_the_reason_is_told() -> None:
     steps = Steps.of(byte_level(), max_step_tokens=3)
     for tokens, reason in [([0, 4], "blank line"), ([0, 0, 0], "length"), ([0, END], "end of text"), ([0, END_THINK], "end of thinking")]:  # fmt: skip # noqa: E501
         step = Step(steps)
-        assert step.feed(tokens) == len(tokens) and step.end == reason and step.room == 0
+        assert step.feed(tokens) == len(tokens) and step.end == reason and step.tokens_left == 0
 
 
 def test_a_vocabulary_without_blank_lines_leaves_them_to_two_newlines() -> None:

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from semspec.errors import BadRequest, ModelError
-from semspec.text.stream import UNFINISHED, TextStream, common_vocabulary, encode, load_tokenizer, thinking_markers
+from semspec.text.stream import UNFINISHED, TextStream
+from semspec.text.tokenizer import common_vocabulary, encode, load_tokenizer, thinking_markers
 from semspec.types import Origin
 from tests.checkpoints import make_tokenizer
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semspec.sampling import noise
-from semspec.sampling.draw import SamplingRows, pick, process
+from semspec.sampling.draw import SamplingRows, choose, process
 from semspec.types import Sampling
 from semspec.verify import Decisions, DraftBatch, Rule
 from tests.chi import chi_square, count
@@ -72,7 +72,7 @@ def random_one(seed: int, k: int, sampling: Sampling, vocab: int = 6, certain: b
     target = torch.randn(k + 1, vocab, generator=random)
     raw = torch.randn(k, vocab, generator=random)
     own = process(raw, SamplingRows.of([sampling], [k], CPU))
-    ids = pick(own.softmax(-1), torch.rand(k, generator=random)).tolist()
+    ids = torch.multinomial(own.softmax(-1), 1, generator=random)[:, 0].tolist() if k else []
     own = raw if sampling.greedy else own
     draft = None if certain else own.tolist()
     return One(target.tolist(), ids, draft, replace(sampling, seed=seed), position=seed % 50, round=seed % 7)
@@ -141,8 +141,8 @@ class Crowd:
         stream = torch.tensor(noise.stream(noise.DRAFT, round))
         state, states, ids = self.state, [self.state], []
         for i in range(k):
-            u = noise.uniform(self.seeds, self.lengths + i, stream)
-            token = processed[state].argmax(-1) if self.certain else pick(processed[state].softmax(-1), u)
+            key = noise.key(self.seeds, self.lengths + i, stream)
+            token = processed[state].argmax(-1) if self.certain else choose(processed[state], key)
             state = self.target.after(state, token)
             ids.append(token)
             states.append(state)
@@ -172,7 +172,7 @@ class Crowd:
         probs = self.target.processed(self.sampling).softmax(-1)
         random = torch.Generator().manual_seed(12345)
         for _ in range(self.tokens.shape[1]):
-            token = pick(probs[self.state], torch.rand(len(self.tokens), generator=random).clamp_min(2**-24))
+            token = torch.multinomial(probs[self.state], 1, generator=random)[:, 0]
             self._write(token, torch.ones_like(token, dtype=torch.bool))
 
     def _write(self, token: Tensor, who: Tensor) -> None:
@@ -229,8 +229,8 @@ class ResamplesFromTarget(Rule):
         p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()
         ok = drafts.uniform(noise.ACCEPT)[:, :-1] * q < p
         accepted = ok.long().cumprod(-1).sum(-1)
-        u = drafts.uniform(noise.RESIDUAL).gather(1, accepted[:, None])[:, 0]
-        return Decisions(accepted, pick(drafts.target_distribution(accepted), u))
+        key = drafts.key(noise.RESIDUAL).gather(1, accepted[:, None])[:, 0]
+        return Decisions(accepted, choose(drafts.target_distribution(accepted).log(), key))
 
 
 @dataclass(frozen=True)
@@ -240,5 +240,5 @@ class AcceptsEverything(Rule):
     needs_draft_logits = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        u = drafts.uniform(noise.RESIDUAL).gather(1, drafts.counts[:, None])[:, 0]
-        return Decisions(drafts.counts, pick(drafts.target_distribution(drafts.counts), u))
+        key = drafts.key(noise.RESIDUAL).gather(1, drafts.counts[:, None])[:, 0]
+        return Decisions(drafts.counts, choose(drafts.target_distribution(drafts.counts).log(), key))

@@ -14,6 +14,7 @@ from semspec.types import Sampling
 from semspec.verify import Rule, make
 from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
+from tests.race import key, race
 from tests.verify.build import One, build, hot, random_one
 
 WARM = Sampling(temperature=0.9)
@@ -59,12 +60,7 @@ class Reading:
         q = self.drawn_q[j] if j < self.k else [0.0] * len(p)
         rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
         rest = rest if sum(rest) > 0 else p
-        aim, total = noise(self.one, j, RESIDUAL) * sum(rest), 0.0
-        for token, share in enumerate(rest):
-            total += share
-            if total > aim and share > 0:
-                return token
-        raise AssertionError
+        return race(rest, key(self.one.sampling.seed, self.one.position + j, stream(RESIDUAL, self.one.round)))
 
 
 def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozenset()) -> tuple[int, int, list[int]]:

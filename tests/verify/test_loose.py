@@ -13,6 +13,7 @@ from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT, SECOND, TARGET, stream, uniform
 from semspec.types import Sampling
 from semspec.verify import REGISTRY, DraftBatch, Rule, make
+from tests.race import key, race
 from tests.verify.build import One, build, hot, random_one
 
 Allowed = Callable[[Rule, list[list[float]], list[int], int], bool]  # rule, probabilities, draft, position
@@ -31,13 +32,7 @@ def draw(one: One, row: int, purpose: int) -> int:
     if one.sampling.greedy:
         return p.index(max(p))
     number = purpose if purpose == TARGET else stream(purpose, one.round)
-    keys = (torch.tensor(k) for k in (one.sampling.seed, one.position + row, number))
-    aim, total = uniform(*keys).item() * sum(p), 0.0
-    for token, share in enumerate(p):
-        total += share
-        if total > aim:
-            return token
-    raise AssertionError
+    return race(p, key(one.sampling.seed, one.position + row, number))
 
 
 def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozenset()) -> tuple[int, int, list[int]]:
@@ -114,7 +109,7 @@ def threshold(rule: Rule, one: One) -> list[bool]:
 
 def random(rule: Rule, one: One) -> list[bool]:
     keys = [(one.sampling.seed, one.position + j, stream(ACCEPT, one.round)) for j in range(len(one.ids))]
-    return [uniform(*map(torch.tensor, key)).item() < rule.rate for key in keys]  # type: ignore[attr-defined]
+    return [uniform(*map(torch.tensor, each)).item() < rule.rate for each in keys]  # type: ignore[attr-defined]
 
 
 CASES: list[tuple[str, Callable[[Rule, One], list[bool]]]] = [

@@ -12,11 +12,12 @@ from semspec.errors import BadRequest
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
-from semspec.sampling.noise import TARGET, uniform
+from semspec.sampling.noise import TARGET
 from semspec.types import Sampling
 from semspec.verify import Rule, make
 from semspec.verify.exact import Exact
 from tests.fakes import FakeRunner, chain, greedy
+from tests.race import key, race
 from tests.verify.binding import RuleResources
 from tests.verify.build import One, build, hot, random_one
 
@@ -40,13 +41,7 @@ def written(one: One, logits: list[float], j: int) -> int:
     p = (torch.tensor(logits) / (one.sampling.temperature or 1.0)).softmax(-1).tolist()
     if one.sampling.greedy:
         return p.index(max(p))
-    u = uniform(*map(torch.tensor, (one.sampling.seed, one.position + j, TARGET))).item()
-    total = 0.0
-    for token, share in enumerate(p):
-        total += share
-        if total > u * sum(p):
-            return token
-    raise AssertionError
+    return race(p, key(one.sampling.seed, one.position + j, TARGET))
 
 
 def expected(one: One, alpha: float) -> tuple[int, int, list[int]]:

@@ -140,3 +140,12 @@ def test_options_cannot_be_changed_afterwards() -> None:
     rule = make("lenient")
     with pytest.raises(AttributeError):
         rule.margin = 0.9  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spec", ["semantic+:{}=0.7", "specreason:{}=5"])
+def test_a_former_name_of_an_option_is_taken_with_a_warning(spec: str) -> None:
+    with pytest.warns(DeprecationWarning, match="'least' of verifier .* is now called 'threshold'"):
+        old = make(spec.format("least"))
+    assert old == make(spec.format("threshold"))
+    with pytest.warns(DeprecationWarning, match="threshold"), pytest.raises(BadRequest, match="given twice"):
+        make(f"{spec.format('least')},threshold=1")

@@ -159,7 +159,7 @@ def test_random_step_holds_its_rate_and_its_limits() -> None:
 
 
 def test_specreason_reads_the_digit_behind_its_question() -> None:
-    rule = SpecReason(least=7, question="ok?").bind(RuleResources())
+    rule = SpecReason(threshold=7, question="ok?").bind(RuleResources())
     assert isinstance(rule, SpecReason) and rule.layout([1, 2]) == [1, 2, *(ord(c) % 50 for c in "ok?")]
     for digit in range(10):
         rows = [hot(1, 50), hot(2, 50), hot(3, 50), *[hot(0, 50)] * 2, hot(ord(str(digit)) % 50, 50)]
@@ -170,7 +170,7 @@ def test_specreason_reads_the_digit_behind_its_question() -> None:
 
 @pytest.mark.parametrize("spec", [
     "semantic:tau=-1", "semantic:top=-1", "semantic:lead=-1", "semantic:max_step_tokens=0", "semantic:bonus=0",
-    "random-step:rate=1.5", "specreason:least=10",
+    "random-step:rate=1.5", "specreason:threshold=10",
 ])  # fmt: skip
 def test_bad_options_are_refused(spec: str) -> None:
     with pytest.raises(BadRequest, match="; give"):
@@ -179,9 +179,9 @@ def test_bad_options_are_refused(spec: str) -> None:
 
 def test_semantic_plus_stands_by_its_judge() -> None:
     rule = make("semantic+").bind(RuleResources())
-    assert isinstance(rule, SemanticPlus) and rule.least == 0.25, "what the judge was calibrated to"
-    asked = make("semantic+:least=0.7").bind(RuleResources())
-    assert isinstance(asked, SemanticPlus) and asked.least == 0.7 and asked.layers == (2,)
+    assert isinstance(rule, SemanticPlus) and rule.threshold == 0.25, "what the judge was calibrated to"
+    asked = make("semantic+:threshold=0.7").bind(RuleResources())
+    assert isinstance(asked, SemanticPlus) and asked.threshold == 0.7 and asked.layers == (2,)
     for sure, stands_ in ((0.7, True), (0.69, False)):
 
         class Sure:

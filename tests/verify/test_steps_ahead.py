@@ -30,8 +30,8 @@ RULES = {
     "coin, keep": make("random-step:rate=0.3,keep=true"),
     "oracle": make("oracle"),
     "semantic": make("semantic:top=0").bind(RuleResources()),
-    "semantic+": make("semantic+:least=0.5").bind(RuleResources()),
-    "semantic+, all evidence": make("semantic+:least=0.5,steps=3,part=true").bind(ALL),
+    "semantic+": make("semantic+:threshold=0.5").bind(RuleResources()),
+    "semantic+, all evidence": make("semantic+:threshold=0.5,steps=3,part=true").bind(ALL),
 }
 
 
@@ -60,8 +60,8 @@ def one_by_one(rule: Rule, judge: VerifyRequest) -> Verdict:
             draft.tokens[begin:end],
             None if draft.logits is None else draft.logits[begin:end],
             {layer: states[begin:end] for layer, states in draft.hidden.items()},
-            (end - begin,) if i < len(draft.step_ends) else (),
-            draft.valid[i : i + 1],
+            step_ends=(end - begin,) if i < len(draft.step_ends) else (),
+            valid=draft.valid[i : i + 1],
         )
         own = ScoreOutput(
             rows.logits[begin : end + 1], {n: states[begin : end + 1] for n, states in rows.hidden.items()}
@@ -158,7 +158,7 @@ def test_of_a_fallen_step_stands_what_lies_before_its_least_likely_token(
     second = [0.0, 2.0, 0.0, 0.0, 1.5, 0.0]
     one = One([hot(2), second, hot(3), hot(1), hot(5)], [2, 4, 4, 1])
     made = SemanticPlus(
-        part=part, keep=keep, least=0.5, judge_probe=Counts(most), numbers=torch.zeros(6, dtype=torch.bool)
+        part=part, keep=keep, threshold=0.5, judge_probe=Counts(most), numbers=torch.zeros(6, dtype=torch.bool)
     )  # type: ignore[arg-type]  # fmt: skip
     decisions = made.verify(build(one))
     assert (decisions.accepted.item(), decisions.next.item()) == wanted

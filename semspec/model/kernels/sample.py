@@ -1,9 +1,8 @@
 """Sampling tokens in Triton, as `semspec.sampling` does it in PyTorch: temperature, min-p and the same noise.
 
 There it is some forty operations, each a launch, and a draft model writes a token in the time of a few hundred. Here it
-is three: the largest logit of each part of the vocabulary, each part's sum of weights, and one program for each row
-that looks for the part in which the noise falls and for the token in it. Sums are made in another order than elsewhere,
-so that a draw which falls between two tokens, but for rounding, may be the other one.
+is three: the largest logit of each part of the vocabulary, the winner of each part's exponential race, and the winner
+of all.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import COUNT, SEED, START, STEP, STREAM
-from semspec.sampling.noise import BITS, MULTIPLIERS, signed
+from semspec.sampling.noise import MULTIPLIERS, signed
 
 PART = 1024  # tokens of the vocabulary that one program looks at
 AT_COUNT, AT_SEED, AT_START = tl.constexpr(COUNT), tl.constexpr(SEED), tl.constexpr(START)
 AT_STEP, AT_STREAM = tl.constexpr(STEP), tl.constexpr(STREAM)
 GOLDEN, SECOND, THIRD = (tl.constexpr(signed(m)) for m in MULTIPLIERS)
-SHIFT, SPAN = tl.constexpr(64 - BITS), tl.constexpr(1 << BITS)
 
 
 def sample(logits: Tensor, options: Tensor, state: Tensor, kept: Tensor | None) -> Tensor:
-    """A token for each row of logits [B, V] -> [B].
+    """A token for each row of logits [B, V] -> [B]; -1 where a row has NaN in it.
 
     options [4, B]: temperature, top-k and top-p (which must be off), min-p. state [FIELDS, B] as `advance` keeps it.
     Row state[STEP] of kept [steps, B, V] gets the processed logits, or the raw ones where the temperature is 0.
@@ -32,16 +30,17 @@ def sample(logits: Tensor, options: Tensor, state: Tensor, kept: Tensor | None) 
     rows, size = logits.shape
     assert logits.stride(1) == 1 and options.is_contiguous() and state.is_contiguous()
     parts = triton.cdiv(size, PART)
-    peaks, sums = logits.new_empty((2, rows, parts), dtype=torch.float32)
+    peaks, scores = logits.new_empty((2, rows, parts), dtype=torch.float32)
+    winners = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
     numbers = (rows, logits.stride(0), size, parts)
     sizes = {"PART": PART, "PARTS": triton.next_power_of_2(parts)}
     _peak[(parts, rows)](logits, peaks, *numbers, **sizes, num_warps=4)
-    _weigh[(parts, rows)](
-        logits, options, peaks, sums, state, logits if kept is None else kept, *numbers, **sizes,
+    _race[(parts, rows)](
+        logits, options, peaks, scores, winners, state, logits if kept is None else kept, *numbers, **sizes,
         KEEP=kept is not None, num_warps=4,
     )  # fmt: skip
-    _pick[(rows,)](logits, options, peaks, sums, state, tokens, *numbers, **sizes, num_warps=4)
+    _winner[(rows,)](scores, winners, tokens, parts, PARTS=sizes["PARTS"], num_warps=4)
     return tokens
 
 
@@ -53,60 +52,41 @@ def _peak(logits, peaks, rows, stride, size, parts, PART: tl.constexpr, PARTS: t
     tl.store(peaks + row * parts + part, tl.max(own, 0))
 
 
-@triton.jit
-def _processed(
-    logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS: tl.constexpr
-):  # fmt: skip
-    """Logits of tokens i as they are, and with temperature and min-p applied. The largest becomes 0."""
-    p = tl.arange(0, PARTS)
-    top = tl.max(tl.load(peaks + row * parts + p, mask=p < parts, other=float("-inf")), 0)
-    temperature, least = tl.load(wishes + row), tl.load(wishes + 3 * rows + row)
-    own = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
-    greedy = temperature == 0.0
-    scaled = (own - top) / tl.where(greedy, 1.0, temperature)
-    below = scaled < tl.where(least > 0.0, tl.log(tl.maximum(least, 1e-30)), float("-inf"))
-    best = tl.where(own == top, 0.0, float("-inf"))
-    return own, tl.where(greedy, best, tl.where(below, float("-inf"), scaled))
-
-
 @triton.jit(do_not_specialize=["rows"])
-def _weigh(
-    logits, wishes, peaks, sums, state, kept, rows, stride, size, parts,
+def _race(
+    logits, wishes, peaks, scores, winners, state, kept, rows, stride, size, parts,
     PART: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
+    """The token of one part of the vocabulary with the largest log(weight) - log(noise), the first of equals."""
     part, row = tl.program_id(0), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
-    own, processed = _processed(logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS)
-    tl.store(sums + row * parts + part, tl.sum(tl.exp(processed), 0))
+    p = tl.arange(0, PARTS)
+    top = tl.max(tl.load(peaks + row * parts + p, mask=p < parts, other=float("-inf")), 0)
+    temperature, min_p = tl.load(wishes + row), tl.load(wishes + 3 * rows + row)
+    own = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
+    greedy = temperature == 0.0
+    scaled = (own - top) / tl.where(greedy, 1.0, temperature)  # the largest becomes 0
+    below = scaled < tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-30)), float("-inf"))
+    processed = tl.where(greedy, tl.where(own == top, 0.0, float("-inf")), tl.where(below, float("-inf"), scaled))
     if KEEP:
         place = (tl.load(state + AT_STEP * rows) * rows + row) * size
-        known = tl.where(tl.load(wishes + row) == 0.0, own, processed)
-        tl.store(kept + place + i, known, mask=i < size)
+        tl.store(kept + place + i, tl.where(greedy, own, processed), mask=i < size)
+    score = processed - tl.where(greedy, 0.0, tl.log(_exponential(state, row, rows, i)))
+    score = tl.where(i < size, score, float("-inf"))
+    best = tl.max(score, 0)
+    winner = tl.min(tl.where(score == best, i, size), 0)
+    broken = tl.max((own != own).to(tl.int32), 0) > 0
+    tl.store(scores + row * parts + part, tl.where(broken, float("inf"), best))
+    tl.store(winners + row * parts + part, tl.where(broken, -1, winner))
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _pick(
-    logits, wishes, peaks, sums, state, tokens, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr
-):
-    """The first token at which the sum of weights exceeds what the noise aims at. Where rounding leaves none, the last
-    that has weight; a part or a token without weight is never it."""
+@triton.jit
+def _winner(scores, winners, tokens, parts, PARTS: tl.constexpr):
     row = tl.program_id(0)
     p = tl.arange(0, PARTS)
-    weights = tl.load(sums + row * parts + p, mask=p < parts, other=0.0)
-    reached = tl.cumsum(weights, 0)
-    # A greedy row aims at nothing: the first of its best.
-    aim = tl.where(tl.load(wishes + row) == 0.0, 0.0, _noise(state, row, rows) * tl.max(reached, 0))
-    there = (reached > aim) & (weights > 0.0)
-    part = tl.min(tl.where(there, p, PARTS), 0)
-    part = tl.where(part == PARTS, tl.max(tl.where(weights > 0.0, p, 0), 0), part)
-    before = tl.sum(tl.where(p == part, reached - weights, 0.0), 0)
-
-    i = part * PART + tl.arange(0, PART)
-    _, processed = _processed(logits, wishes, peaks, row, i, rows, stride, size, parts, PARTS)
-    weight = tl.exp(processed)
-    found = (before + tl.cumsum(weight, 0) > aim) & (weight > 0.0)
-    token = tl.min(tl.where(found, i, size), 0)
-    tl.store(tokens + row, tl.where(token == size, tl.max(tl.where(weight > 0.0, i, 0), 0), token).to(tl.int64))
+    score = tl.load(scores + row * parts + p, mask=p < parts, other=float("-inf"))
+    part = tl.min(tl.where(score == tl.max(score, 0), p, PARTS), 0)
+    tl.store(tokens + row, tl.load(winners + row * parts + part).to(tl.int64))
 
 
 @triton.jit
@@ -117,10 +97,14 @@ def _mix(x):
 
 
 @triton.jit
-def _noise(state, row, rows):
-    """semspec.sampling.noise.uniform of a row's seed, the position it writes, and its stream."""
+def _exponential(state, row, rows, i):
+    """semspec.sampling.noise.exponential of a row's seed, the position it writes and its stream, for tokens i."""
     position = tl.load(state + AT_START * rows + row) + tl.load(state + AT_COUNT * rows + row)
     x = _mix(tl.load(state + AT_SEED * rows + row) + GOLDEN)
     x = _mix(x + position * GOLDEN + GOLDEN)
     x = _mix(x + tl.load(state + AT_STREAM * rows + row) * GOLDEN + GOLDEN)
-    return (((x >> SHIFT) & (SPAN - 1)).to(tl.float32) + 0.5) / SPAN
+    bits = (_mix(x + (i.to(tl.int64) + 1) * GOLDEN) >> 32) & ((1 << 32) - 1)
+    v = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    # -log(1 - v): by its series where 1 - v would lose the digits of v. There is no log1p in the language itself.
+    series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6))))))
+    return tl.where(v < 0.0625, series, -tl.log(tl.maximum(1 - v, 1e-38)))

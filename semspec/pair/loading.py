@@ -15,7 +15,7 @@ from semspec.model.memory_plan import MemoryPlan, check, describe
 from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED
 from semspec.sparse import SparsePlan, apply
-from semspec.text.stream import common_vocabulary, load_tokenizer
+from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 from semspec.types import Runner
 
 
@@ -57,7 +57,7 @@ def load(
     eos = source.stop | _end_of_text(source.path, tokenizer)
     plans = [source.plan(device, dtype, slots, context)]
     if plan is not None and plan.attention is not None:  # what blocks are known by is kept beside them
-        each, by = plans[0].per_token, plan.attention.known_by
+        each, by = plans[0].per_token, plan.attention.vectors_per_block
         plans[0] = replace(plans[0], per_token=each + each * by // (2 * plan.attention.block))
     if draft is None:
         _announce(plans, report)

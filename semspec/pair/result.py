@@ -1,4 +1,4 @@
-"""An answer: on its way (Ticket, Stream), and when it is there (Result)."""
+"""An answer: while it is generated (Ticket, Stream), and when it is complete (Result)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Result:
 class Ticket:
     """A submitted prompt: its task in the Executor and its growing text."""
 
+    executor: Executor
     task: Task
     job: Job
     stats: Stats
@@ -45,18 +46,23 @@ class Ticket:
     events: list[Event] = field(default_factory=list)
 
     def collect(self) -> list[Event]:
-        """New events, their text filled in."""
-        new = []
-        while self.task.events:
-            event = self.task.events.popleft()
-            event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
-            event.places = self.text.places
-            new.append(event)
-        self.events += new
-        return new
+        """New events, their text filled in. A sequence that was cancelled gives the text held back for stop strings."""
+        with self.executor.lock:  # another thread may be making a pass that adds to this text
+            new = []
+            while self.task.events:
+                event = self.task.events.popleft()
+                event.spans = self.text.take(event.origins, final=event.finish_reason is not None)
+                event.span_tokens = self.text.span_tokens
+                new.append(event)
+            if self.task.done and not self.text.finished:
+                spans = self.text.take([], final=True)
+                if spans:
+                    new.append(Event([], [], spans=spans, span_tokens=self.text.span_tokens))
+            self.events += new
+            return new
 
     def result(self) -> Result:
-        finish = self.events[-1].finish_reason if self.events else None
+        finish = next((event.finish_reason for event in reversed(self.events)), None)
         return Result(
             text="".join(event.text for event in self.events),
             tokens=[token for event in self.events for token in event.tokens],
@@ -72,7 +78,7 @@ class Ticket:
 
 
 class Stream:
-    """An answer on its way: iterate for events, then ask for the `result`."""
+    """An answer while it is generated: iterate for events, then ask for the `result`."""
 
     def __init__(self, executor: Executor, ticket: Ticket) -> None:
         self._executor, self._ticket = executor, ticket
@@ -91,9 +97,12 @@ class Stream:
                     return self._ready.popleft()
                 if task.error is not None:
                     raise task.error
-                if task.done or self._stopping:
+                if task.done:
                     raise StopIteration
-                self._executor.tick()
+                if self._stopping:
+                    self._executor.cancel(task)
+                else:
+                    self._executor.tick()
         except BaseException:  # an interrupt or a failure leaves nothing behind
             self.close()
             raise
@@ -124,7 +133,7 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        self._executor.discard(self._ticket.task)  # garbage is collected anywhere, in the middle of a pass too
 
     def result(self) -> Result:
         """The answer so far; complete once the stream has ended."""

@@ -38,47 +38,47 @@ def played(runner: ModelRunner, rounds: int, writes: bool = False) -> list[torch
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_refresh_leaves_what_dense_passes_would_have_left(runner: ModelRunner, writes: bool) -> None:
-    thin, dense = with_plan(runner, attention=PLAN, refresh=3), with_plan(runner)
-    for i, (ours, exact) in enumerate(zip(played(thin, 4, writes), played(dense, 4, writes), strict=True)):
+    sparse, dense = with_plan(runner, attention=PLAN, refresh=3), with_plan(runner)
+    for i, (ours, exact) in enumerate(zip(played(sparse, 4, writes), played(dense, 4, writes), strict=True)):
         same = torch.allclose(ours, exact, atol=1e-3)
         assert same == (i == 3), "three sparse checks, then a dense one"
     if not writes:  # a roll that follows sparse passes may write other tokens
-        torch.testing.assert_close(entries(thin, 0), entries(dense, 0), atol=1e-3, rtol=1e-3)
-    (drift,) = thin.sparsity.guard.drifts
-    assert drift.tokens == 6 * 3 - (1 + 2 + 3) + (3 if writes else 0)
-    assert 0.001 < drift.keys < 2 and 0.001 < drift.values < 2
+        torch.testing.assert_close(entries(sparse, 0), entries(dense, 0), atol=1e-3, rtol=1e-3)
+    (error,) = sparse.sparsity.refresh.errors
+    assert error.tokens == 6 * 3 - (1 + 2 + 3) + (3 if writes else 0)
+    assert 0.001 < error.keys < 2 and 0.001 < error.values < 2
 
 
 def test_without_a_refresh_it_stays_as_it_was_written(runner: ModelRunner) -> None:
-    thin, dense = with_plan(runner, attention=PLAN), with_plan(runner)
-    played(thin, 8)
+    sparse, dense = with_plan(runner, attention=PLAN), with_plan(runner)
+    played(sparse, 8)
     played(dense, 8)
-    assert not torch.allclose(entries(thin, 0), entries(dense, 0), atol=1e-2)
-    assert thin.sparsity.guard.drifts == []
+    assert not torch.allclose(entries(sparse, 0), entries(dense, 0), atol=1e-2)
+    assert sparse.sparsity.refresh.errors == []
 
 
 def test_means_are_made_again_for_blocks_that_were_refreshed(runner: ModelRunner) -> None:
-    thin = with_plan(runner, attention=PLAN, refresh=3)
-    played(thin, 5)
-    means, full = thin.sparsity.means, thin.length(0) // 8
-    means.update(0, thin.length(0))
-    exact = thin.cache.keys[:, 0, :, : full * 8].unflatten(2, (full, 8)).mean(3)
+    sparse = with_plan(runner, attention=PLAN, refresh=3)
+    played(sparse, 5)
+    means, full = sparse.sparsity.statistics, sparse.length(0) // 8
+    means.update(0, sparse.length(0))
+    exact = sparse.cache.keys[:, 0, :, : full * 8].unflatten(2, (full, 8)).mean(3)
     torch.testing.assert_close(means.keys[:, 0, :, :full], exact)
 
 
 def test_what_was_truncated_away_or_belongs_to_another_is_forgotten(runner: ModelRunner) -> None:
-    thin = with_plan(runner, slots=1, attention=PLAN, refresh=2)
+    sparse = with_plan(runner, slots=1, attention=PLAN, refresh=2)
     for seed in range(3):  # the same slot every time, and never a third check
-        course(thin, seed=seed, prompt=80, rounds=2)
-    slot = thin.acquire()
-    read(thin, slot, text(0, 80))
+        course(sparse, seed=seed, prompt=80, rounds=2)
+    slot = sparse.acquire()
+    read(sparse, slot, text(0, 80))
     for _ in range(6):
-        check(thin, slot, text(1, 5))
-        thin.truncate(slot, 80)  # nothing of it is kept
-    assert thin.sparsity.guard.drifts == []
+        check(sparse, slot, text(1, 5))
+        sparse.truncate(slot, 80)  # nothing of it is kept
+    assert sparse.sparsity.refresh.errors == []
 
 
 def test_short_contexts_are_dense_and_need_no_refresh(runner: ModelRunner) -> None:
-    thin = with_plan(runner, attention=PLAN, refresh=1)
-    course(thin, prompt=10, rounds=3)
-    assert thin.sparsity.guard.drifts == []
+    sparse = with_plan(runner, attention=PLAN, refresh=1)
+    course(sparse, prompt=10, rounds=3)
+    assert sparse.sparsity.refresh.errors == []

@@ -10,7 +10,7 @@ from semspec.model import ModelRunner
 from semspec.model.memory_plan import MemoryPlan
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, SparsePlan
-from semspec.sparse.means import Means
+from semspec.sparse.block_statistics import BlockStatistics
 
 
 @pytest.mark.parametrize(("score", "rest"), [("share", "nothing"), ("share", "mean"), ("reach", "mean")])
@@ -22,6 +22,6 @@ def test_what_is_told_is_what_is_taken(score: str, rest: str, monkeypatch: pytes
     sparse = SparsePlan(name, attention=plan)
     target = semspec.load("pocket", device="cpu", dtype="float32", slots=2, context=512, sparse=sparse).target
     assert isinstance(target, ModelRunner)
-    means = Means.of(target.cache, plan)
+    means = BlockStatistics.of(target.cache, plan)
     kept = [target.cache.keys, target.cache.values, means.keys, means.values, means.variances]
     assert told[2].kv == sum(tensor.nbytes for tensor in kept if tensor is not None)

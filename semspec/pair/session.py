@@ -6,25 +6,30 @@ from dataclasses import replace
 from typing import Any
 
 from semspec.errors import BadRequest
-from semspec.loop.kept import Kept
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
-from semspec.pair import Pair, override
-from semspec.result import Stream
-from semspec.text.stream import Messages, encode
+from semspec.pair.pair import Pair, override
+from semspec.pair.result import Stream
+from semspec.text.tokenizer import Messages, encode
+from semspec.types import Runner
 
 
 class Session:
-    """Messages, and the slots in which their keys and values lie. It holds a slot on each model until it is closed.
+    """Messages, and the slots with their keys and values. It holds a slot on each model until it is closed.
 
     Every turn's text is what `pair.stream(messages)` writes: the prompt is made from the messages anew, and of what
     the slots hold only its beginning is used.
     """
 
     def __init__(self, pair: Pair, system: str | None = None) -> None:
-        self.pair = pair
+        self._caches: list[PrefixCache] = []  # the target's first
+        self.pair = pair.wrapped(self._cache)
         self._messages: Messages = [] if system is None else [{"role": "system", "content": system}]
         self._turn: Stream | None = None
-        self._kept = Kept()
+
+    def _cache(self, runner: Runner) -> Runner:
+        self._caches.append(PrefixCache(runner, slots=1))
+        return self._caches[-1]
 
     @property
     def messages(self) -> Messages:
@@ -35,12 +40,12 @@ class Session:
     @property
     def reused(self) -> int:
         """Tokens of the last prompt that the target did not have to read."""
-        return self._kept.reused
+        return self._caches[0].reused
 
     def ask(self, text: str, options: Options | None = None, **overrides: Any) -> Stream:
         """The next turn. A turn that is still being written ends here."""
         messages = [*self.messages, {"role": "user", "content": text}]
-        stream = self.pair.stream(messages, self._fitted(messages, options, overrides), kept=self._kept)
+        stream = self.pair.stream(messages, self._fitted(messages, options, overrides))
         self._messages, self._turn = messages, stream
         return stream
 
@@ -64,18 +69,22 @@ class Session:
             return
         turn, self._turn = self._turn, None
         turn.close()
-        if turn.error is not None:  # a pass that broke may have left anything in its slots
-            self._kept.release()
-        said = turn.result().text
-        if said:
-            self._messages.append({"role": "assistant", "content": said})
+        if turn.error is not None:  # a pass that failed may have left anything in its slots
+            self._release()
+        answer = turn.result().text
+        if answer:
+            self._messages.append({"role": "assistant", "content": answer})
         else:  # nothing was answered, so nothing was asked
             self._messages.pop()
 
     def close(self) -> None:
         """Give the slots back. The messages remain, and a further turn reads them again."""
         self._settle()
-        self._kept.release()
+        self._release()
+
+    def _release(self) -> None:
+        for cache in self._caches:
+            cache.close()
 
     def __enter__(self) -> Session:
         return self

@@ -1,0 +1,78 @@
+"""Kinds of drafters by name, as `drafter=` of a request has them. A kind builds one drafter for each sequence."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semspec.draft.cascade import CascadeDrafter
+from semspec.draft.early_exit import EarlyExit
+from semspec.draft.model import ModelDrafter
+from semspec.draft.ngram import NgramDrafter
+from semspec.errors import BadRequest
+from semspec.registry import Registry
+from semspec.types import Drafter, Runner
+
+MAX_NGRAM = 32  # an index of all n-grams up to this size is kept for each sequence
+
+
+class DrafterKind(ABC):
+    """Subclasses are frozen dataclasses: their fields are the options."""
+
+    name: ClassVar[str]
+    needs_model: ClassVar[bool] = False  # it drafts with the pair's draft model
+
+    @abstractmethod
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter: ...
+
+
+@dataclass(frozen=True)
+class Ngram(DrafterKind):
+    name = "ngram"
+
+    longest: int = 4
+    shortest: int = 1
+    earliest: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest <= MAX_NGRAM:
+            raise BadRequest(
+                f"n-gram lengths {self.shortest} to {self.longest}: the shortest must be 1 or more and not above "
+                f"the longest, the longest at most {MAX_NGRAM}"
+            )
+
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+        return NgramDrafter(self.longest, self.shortest, self.earliest)
+
+
+@dataclass(frozen=True)
+class Model(DrafterKind):
+    name = "model"
+    needs_model = True
+
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+        assert draft is not None
+        return ModelDrafter(draft, early_exit)
+
+
+@dataclass(frozen=True)
+class Cascade(DrafterKind):
+    name = "cascade"
+    needs_model = True
+
+    ahead: int = 6  # tokens that the n-gram lookup guesses at a time
+
+    def __post_init__(self) -> None:
+        if self.ahead < 1:
+            raise BadRequest(f"cascade's ahead is {self.ahead}; give 1 or more tokens to look up at a time")
+
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+        assert draft is not None
+        return CascadeDrafter(draft, NgramDrafter(), self.ahead, early_exit)
+
+
+REGISTRY = Registry("drafter", "semspec.drafters", DrafterKind)  # type: ignore[type-abstract]
+register = REGISTRY.register
+for _kind in (Cascade, Model, Ngram):
+    register(_kind)

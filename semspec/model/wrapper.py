@@ -1,0 +1,52 @@
+"""Runners around a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
+
+
+class RunnerWrapper:
+    """See types.Runner. Passes everything on to the runner inside; subclasses change what they are for."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.inner = runner
+        self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    @property
+    def free(self) -> int:
+        return self.inner.free
+
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
+        return self.inner.acquire(prompt)
+
+    def release(self, slot: int) -> None:
+        self.inner.release(slot)
+
+    def length(self, slot: int) -> int:
+        return self.inner.length(slot)
+
+    def truncate(self, slot: int, length: int) -> None:
+        self.inner.truncate(slot, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.inner.copy(source, target, length)
+
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        return self.inner.score(requests)
+
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        return self.inner.decode(requests)
+
+
+def unwrap(runner: Any) -> Any:
+    """The runner inside all wrappers."""
+    return unwrap(runner.inner) if hasattr(runner, "inner") else runner

@@ -1,0 +1,141 @@
+"""A target and its draft, ready to answer: `Pair.generate`, `Pair.stream`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest, BatchFailed
+from semspec.loop.decoder import Decoder
+from semspec.loop.draft_length import DraftLengths
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.step_decoder import StepDecoder
+from semspec.options import Options
+from semspec.pair.prepare import Prepared, Preparer
+from semspec.pair.resources import Resources
+from semspec.pair.result import Stream, Ticket
+from semspec.sparse import SparsePlan, plan_of
+from semspec.text.tokenizer import Prompt
+from semspec.types import Runner
+
+
+class Pair:
+    """A target, perhaps a draft model, and one Executor that decodes whatever is submitted as one batch.
+
+    Threads may share a pair: a pass is made by whoever asks first, for all sequences there are.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        tokenizer: PreTrainedTokenizerBase,
+        draft: Runner | None = None,
+        eos: frozenset[int] = frozenset(),
+        probe_folder: Path | None = None,
+        allow_lossy: bool = True,
+    ) -> None:
+        self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
+        self.allow_lossy = allow_lossy  # False: no request may choose otherwise
+        self.executor = Executor()
+        self.resources = Resources(tokenizer, target, draft, eos, probe_folder)
+        self._preparer = Preparer(self.resources, target, draft, allow_lossy, DraftLengths())
+
+    def wrapped(self, wrap: Callable[[Runner], Runner]) -> Pair:
+        """The same pair, decoded by the same executor, with a wrapper around each model."""
+        pair = copy.copy(self)
+        pair.target, pair.draft = wrap(self.target), None if self.draft is None else wrap(self.draft)
+        pair._preparer = Preparer(self.resources, pair.target, pair.draft, self.allow_lossy, self._preparer.lengths)
+        return pair
+
+    @property
+    def sparse(self) -> SparsePlan | None:
+        """The plan by which the target checks drafts."""
+        return plan_of(self.target)
+
+    def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
+        """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
+
+        A prompt is text or a list of chat messages. Options are given as keywords, as an `Options`, or as a list of
+        `Options`, one for each prompt.
+        """
+        prompts, single = _prompts(prompt)
+        given = options if isinstance(options, list) else [options or Options()] * len(prompts)
+        if len(given) != len(prompts):
+            raise BadRequest(
+                f"there are {len(prompts)} prompts but {len(given)} options; give one for each, or one for all"
+            )
+        tickets = self.submit([(p, override(o, overrides)) for p, o in zip(prompts, given, strict=True)])
+        try:
+            while any(not ticket.task.done for ticket in tickets):
+                self.executor.tick()
+                for ticket in tickets:
+                    ticket.collect()
+        finally:
+            for ticket in tickets:
+                self.executor.cancel(ticket.task)
+                ticket.collect()
+        results = [ticket.task.error or ticket.result() for ticket in tickets]
+        if single:
+            if isinstance(results[0], Exception):
+                raise results[0]
+            return results[0]
+        if any(isinstance(r, Exception) for r in results):  # what the others wrote is not thrown away
+            raise BatchFailed(results)
+        return results
+
+    def stream(self, prompt: Prompt, options: Options | None = None, **overrides: Any) -> Stream:
+        """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory.
+
+        Several streams may be open at once; they are decoded as one batch. Bad input fails here, not later.
+        """
+        prompts, single = _prompts(prompt)
+        if not single:
+            raise BadRequest("a stream answers one prompt; open one stream for each, they are decoded together")
+        (ticket,) = self.submit([(prompts[0], override(options or Options(), overrides))])
+        return Stream(self.executor, ticket)
+
+    def submit(self, requests: Sequence[tuple[Prompt | list[int], Options]]) -> list[Ticket]:
+        """Take prompts in, all or none, and run nothing: for those who tick the executor themselves, as a server does.
+
+        A prompt may also be the list of its tokens.
+        """
+        with self.executor.lock:
+            prepared = [self._preparer.prepare(prompt, options) for prompt, options in requests]
+            return [self._submit(each) for each in prepared]
+
+    def _submit(self, prepared: Prepared) -> Ticket:
+        job, stats = prepared.job, Stats()
+        decoder = (Decoder if job.steps is None else StepDecoder)(job, self.target, prepared.drafter, stats)
+        task = self.executor.submit(decoder.decode(), stats)
+        sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""
+        return Ticket(self.executor, task, job, stats, prepared.text, sparse)
+
+    def spelling(self, token: int) -> str:
+        """A single token as text."""
+        return self.resources.text_of([token])
+
+
+def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:
+    """One prompt or several? Text and a list of messages are one; a list of either is several."""
+    if isinstance(prompt, str):
+        return [prompt], True
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(p, dict) for p in prompt):
+            return [prompt], True
+        if all(isinstance(p, str | list) for p in prompt):
+            return prompt, False
+    raise BadRequest(f"a prompt is text, a list of chat messages, or a list of such prompts; this is {prompt!r:.80}")
+
+
+def override(options: Options, overrides: dict[str, Any]) -> Options:
+    known = {f.name for f in fields(Options)}
+    unknown = sorted(set(overrides) - known)
+    if unknown:
+        raise BadRequest(f"there is no option {unknown[0]!r}; the options are: {', '.join(sorted(known))}")
+    return replace(options, **overrides)

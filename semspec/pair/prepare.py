@@ -1,0 +1,155 @@
+"""From a prompt and its options to a job for the loop: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from semspec import verify
+from semspec.draft import REGISTRY as DRAFTERS
+from semspec.draft import NoDrafter
+from semspec.errors import BadRequest
+from semspec.loop.decoder import Job, Referee
+from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths
+from semspec.options import Options
+from semspec.pair.resources import Resources
+from semspec.sparse import plan_of
+from semspec.text.stream import TextStream
+from semspec.text.tokenizer import Prompt, encode, opens_thinking
+from semspec.types import Drafter, Runner
+from semspec.verify import Rule
+from semspec.verify.step_rule import StepRule
+
+DEFAULT_NEW_TOKENS = 256
+
+
+@dataclass(slots=True)
+class Prepared:
+    job: Job
+    drafter: Drafter
+    text: TextStream
+
+
+class Preparer:
+    """Knows what a pair can do; remembers the draft lengths that paid for each rule and drafter."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        target: Runner,
+        draft: Runner | None,
+        allow_lossy: bool,
+        lengths: DraftLengths,
+    ) -> None:
+        self.resources, self.target, self.draft, self.allow_lossy = resources, target, draft, allow_lossy
+        self.lengths = lengths
+
+    def prepare(self, prompt: Prompt | list[int], options: Options) -> Prepared:
+        rule = verify.make(options.verifier)
+        self._check_lossy(rule, options)
+        rule = rule.bind(self.resources)
+        tokens = self._encode(prompt)
+        text = TextStream(self.resources.tokenizer, tokens, options.stop_strings)
+        seed = secrets.randbits(62) if options.seed is None else options.seed
+        thinking = self._thinking(options.relax_span)
+        job = Job(
+            prompt=tokens,
+            rule=rule,
+            num_draft_tokens=self._draft_length(rule, options),
+            max_new_tokens=self._max_new_tokens(len(tokens), options.max_new_tokens),
+            sampling=options.sampling(seed),
+            stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.resources.eos),
+            halt=text.feed,
+            protected=self.resources.protected,
+            thinking=thinking,
+            thinking_open=thinking is not None and opens_thinking(self.resources.tokenizer, tokens, thinking),
+            logprobs=options.logprobs,
+            steps=self.resources.steps(rule.max_step_tokens) if isinstance(rule, StepRule) else None,
+            referee=self._referee(options.referee),
+            rewriter=self._rewriter(rule),
+            repetition_guard=options.repetition_guard(),
+            text_of=self.resources.text_of,
+        )
+        return Prepared(job, self._drafter(rule, options), text)
+
+    def _check_lossy(self, rule: Rule, options: Options) -> None:
+        if not (rule.lossless or self.allow_lossy):
+            raise BadRequest(
+                f"verifier {rule.name!r} may change what the target would have written, and this pair was loaded with "
+                "allow_lossy off; choose a lossless verifier (exact, sampling, block) or load it with allow_lossy on"
+            )
+        if plan_of(self.target) and rule.speculates and not (options.allow_lossy and self.allow_lossy):
+            raise BadRequest(
+                "this target checks drafts by a sparse plan, so no verifier is lossless, and allow_lossy is off; load "
+                "it without the plan, or allow lossy answers"
+            )
+
+    def _draft_length(self, rule: Rule, options: Options) -> int | DraftLengthPolicy:
+        length = options.draft_length()
+        if isinstance(length, int):
+            return length
+        return self.lengths.of((rule, options.drafter, options.early_exit), rule.min_draft_tokens())
+
+    def _encode(self, prompt: Prompt | list[int]) -> list[int]:
+        tokens = encode(self.resources.tokenizer, prompt)
+        if max(tokens) >= self.target.vocab:
+            raise BadRequest(
+                f"the prompt has a token with id {max(tokens)}, but the model knows ids below {self.target.vocab}; "
+                "its tokenizer has tokens that it was not trained with"
+            )
+        return tokens
+
+    def _max_new_tokens(self, prompt: int, wanted: int | None) -> int:
+        left = self.target.capacity - prompt
+        if left < 1:
+            raise BadRequest(
+                f"the prompt has {prompt} tokens and the context is {self.target.capacity}; shorten the prompt or load "
+                "the model with a larger context"
+            )
+        if wanted is None:
+            return min(DEFAULT_NEW_TOKENS, left)
+        if wanted > left:
+            raise BadRequest(
+                f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together more than the context of "
+                f"{self.target.capacity}; ask for at most {left} new tokens or load the model with a larger context"
+            )
+        return wanted
+
+    def _rewriter(self, rule: Rule) -> Rule | None:
+        if not isinstance(rule, StepRule) or not rule.rewrite:
+            return None
+        found = verify.make(rule.rewrite)
+        if found.unit != "token" or not found.speculates:
+            raise BadRequest(f"rewrite is {rule.rewrite!r}; give a token rule, or nothing")
+        return found.bind(self.resources)
+
+    def _referee(self, referee: Callable[[str, str], bool] | None) -> Referee | None:
+        """A referee over texts as one over tokens."""
+        if referee is None:
+            return None
+        text_of = self.resources.text_of
+        return lambda so_far, step: referee(text_of(so_far), text_of(step))
+
+    def _thinking(self, relax_span: str) -> tuple[int, int] | None:
+        if relax_span == "all":
+            return None
+        if self.resources.thinking is None:
+            raise BadRequest(
+                "relax_span 'thinking' needs a model that thinks between markers such as <think>; give all"
+            )
+        return self.resources.thinking
+
+    def _drafter(self, rule: Rule, options: Options) -> Drafter:
+        if not rule.speculates:
+            return NoDrafter()
+        if self.draft is None and rule.unit == "step":
+            raise BadRequest(f"verifier {rule.name!r} needs a draft model; load the pair with draft=...")
+        if self.draft is None and options.early_exit.enabled:
+            raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
+        kind = options.drafter_kind or DRAFTERS["ngram" if self.draft is None else "model"]()
+        if self.draft is None and kind.needs_model:
+            raise BadRequest(
+                f"drafter {kind.name!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
+            )
+        return kind.build(self.draft, options.early_exit)

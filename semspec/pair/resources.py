@@ -1,0 +1,97 @@
+"""What belongs to a pair's models and tokenizer, for rules (`verify.RuleResources`) and requests; made when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest
+from semspec.probe import Probe, fingerprint
+from semspec.probe.evidence import number_tokens
+from semspec.text.steps import Steps
+from semspec.text.tokenizer import thinking_markers
+from semspec.types import Runner
+
+
+class Resources:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        target: Runner,
+        draft: Runner | None,
+        eos: frozenset[int],
+        probe_folder: Path | None,
+    ) -> None:
+        self.tokenizer, self.target, self.draft, self.eos = tokenizer, target, draft, eos
+        self.probe_folder = probe_folder
+        self._probes: dict[Path, Probe] = {}
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens)))
+
+    def tokens_of(self, text: str) -> list[int]:
+        """A text in the target's tokens, without special ones."""
+        return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
+
+    @cached_property
+    def thinking(self) -> tuple[int, int] | None:
+        return thinking_markers(self.tokenizer)
+
+    @cached_property
+    def protected(self) -> Tensor:
+        """[V] tokens that no rule may relax: whatever is outside the plain vocabulary, and markers of thinking"""
+        outside = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
+        outside |= {*(self.thinking or ())}
+        mask = torch.zeros(self.target.vocab, dtype=torch.bool)
+        mask[[i for i in outside if i < self.target.vocab]] = True
+        return mask.to(self.target.device)
+
+    @cached_property
+    def _number_tokens(self) -> Tensor:
+        return number_tokens(self.tokenizer, self.target.vocab).to(self.target.device)
+
+    def numbers(self) -> Tensor:
+        """[V] tokens with a digit in them"""
+        return self._number_tokens
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return Steps.of(self.tokenizer, self.eos)
+
+    def steps(self, max_tokens: int) -> Steps:
+        """Where reasoning steps end."""
+        return replace(self._steps, max_tokens=max_tokens)
+
+    def probes(self, folder: str = "") -> tuple[Probe, Probe]:
+        """The target's and the draft's probe, from a folder with both; by default those that came with the pair."""
+        place = self._folder(folder)
+        if place is None or self.draft is None:
+            raise BadRequest(
+                "this pair has no probes, which semantic verification needs; make them with `semspec probe fit`, "
+                "and name their folder: semantic:probes=DIR"
+            )
+        return self._probe(place / "target", self.target), self._probe(place / "draft", self.draft)
+
+    def judge_probe(self, folder: str = "") -> Probe:
+        """The probe that judges whole steps, from a folder that has one; by default the one that came with the pair."""
+        place = self._folder(folder)
+        if place is None:
+            raise BadRequest(
+                "this pair has no judge, which semantic+ needs; make one with `semspec probe fit`, and name its "
+                "folder: semantic+:probes=DIR"
+            )
+        return self._probe(place / "judge", self.target)
+
+    def _folder(self, folder: str) -> Path | None:
+        return Path(folder) if folder else self.probe_folder
+
+    def _probe(self, path: Path, runner: Runner) -> Probe:
+        if path not in self._probes:
+            self._probes[path] = Probe.load(path, fingerprint(runner), runner.device)
+        return self._probes[path]

@@ -1,0 +1,105 @@
+"""Tokenizers: loading them, prompts to tokens, markers of thinking, and whether two models share a vocabulary."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest, ModelError, SemspecError
+from semspec.model.gguf_tokenizer import read_tokenizer
+
+Messages = list[dict[str, Any]]
+Prompt = str | Messages
+THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
+CLOSING = re.compile(r"</\w*(?:think|thought|reason)\w*>|\[/\w*(?:think|thought|reason)\w*\]", re.IGNORECASE)
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint folder, or the one in a GGUF file, with its chat template."""
+    try:
+        if path.suffix == ".gguf":
+            return read_tokenizer(path)
+        return AutoTokenizer.from_pretrained(path)
+    except SemspecError:
+        raise
+    except Exception as error:  # transformers raises many kinds here
+        raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> list[int]:
+    """A prompt's tokens: text as it is, chat messages through the model's chat template, tokens as they are."""
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt)
+    elif prompt and all(isinstance(token, int) for token in prompt):
+        tokens = prompt
+    else:
+        if not prompt:
+            raise BadRequest("the chat has no messages; give at least one, with a role and a content")
+        for message in prompt:
+            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+                raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
+        if not tokenizer.chat_template:
+            raise BadRequest("this model has no chat template; give the prompt as text")
+        try:
+            tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+        except TemplateError as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
+    if not tokens:
+        raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
+    return list(tokens)
+
+
+def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
+    """The tokens between which a model thinks, if its tokenizer has such a pair: a common one, or one that
+    the chat template names. Markers of several tokens are not found."""
+    vocabulary = tokenizer.get_vocab()
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    named = [(found[0].replace("/", "", 1), found[0]) for found in CLOSING.finditer(template)]
+    for begin, end in (*THINKING, *named):
+        if begin in vocabulary and end in vocabulary:
+            return vocabulary[begin], vocabulary[end]
+    return None
+
+
+def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int], markers: tuple[int, int]) -> bool:
+    """Whether a prompt ends with the marker that opens the thinking, as some chat templates end it. A marker further
+    up is somebody's text."""
+    last = next((t for t in reversed(prompt) if t in markers or str(tokenizer.decode([t])).strip()), None)
+    return last == markers[0]
+
+
+def common_vocabulary(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_size: int, draft_size: int
+) -> int:
+    """The number of ids that both models share, or a refusal that shows where their tokenizers differ.
+
+    Sizes alone say nothing: models of one family pad their vocabularies differently, and tokenizers of one size can
+    disagree. So token strings are compared, id by id; ids that only padding uses do not matter.
+    """
+    size = min(target_size, draft_size)
+    ours = {i: token for token, i in target.get_vocab().items()}
+    theirs = {i: token for token, i in draft.get_vocab().items()}
+    for i in sorted(ours.keys() & theirs.keys()):
+        if ours[i] != theirs[i]:
+            raise ModelError(
+                f"the tokenizers differ: id {i} is {ours[i]!r} to the target and {theirs[i]!r} to the draft; "
+                "take a draft model of the target's family"
+            )
+    for name, vocabulary, own in (("target", ours, target_size), ("draft", theirs, draft_size)):
+        lost = [i for i in vocabulary if size <= i < own]
+        if lost:
+            i = min(lost)
+            raise ModelError(
+                f"the tokenizers differ: the {name} has a token {vocabulary[i]!r} with id {i}, but the models share "
+                f"only {size} ids; take a draft model of the target's family"
+            )
+    missing = sorted(ours.keys() ^ theirs.keys())
+    if missing and missing[0] < min(max(ours), max(theirs)):
+        i = missing[0]
+        name, token = ("target", ours[i]) if i in ours else ("draft", theirs[i])
+        raise ModelError(f"the tokenizers differ: only the {name} has a token with id {i}, {token!r}")
+    return size
