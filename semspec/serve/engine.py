@@ -95,6 +95,11 @@ class Engine:
     def waiting(self) -> int:
         return max(0, self.live - self.slots)
 
+    @property
+    def idle(self) -> bool:
+        """Whether every answer has been generated and handed to its client."""
+        return not (self.live or self._accepted)
+
     def check_ready(self) -> None:
         if self.state != "ready":
             reasons = {"loading": "the model is being loaded", "draining": "the server is shutting down"}

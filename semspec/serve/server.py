@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         if self.engine.state == "failed":
             self.should_exit = True
         if self._drained_by is not None and not self.should_exit:
-            if self.engine.live == 0:
+            if self.engine.idle:
                 self.should_exit = True
             elif time.monotonic() > self._drained_by:
                 self.engine.fail_all(SHUTTING_DOWN)

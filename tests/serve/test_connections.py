@@ -48,6 +48,12 @@ def connect(live: Live, small: bool = False) -> socket.socket:
     return connection
 
 
+def narrow(live: Live) -> None:
+    """Let the server's side of a new connection buffer little."""
+    (theirs,) = live.server.server_state.connections
+    theirs.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
 def head(path: str, *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/{version}", "host: localhost", *lines, "", ""]).encode()
 
@@ -151,8 +157,7 @@ def test_an_answer_that_nobody_reads_is_given_up(
     body = LONG | {"max_tokens": 400, "stream": stream, "logprobs": 20}
     with connect(hasty, small=True) as connection:
         assert until(lambda: len(server.connections) == 1)
-        (theirs,) = server.connections
-        theirs.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        narrow(hasty)
         connection.sendall(request(body))
         assert until(lambda: hasty.engine.live > 0)
         assert until(lambda: not server.connections, SOON) and hasty.idle()
@@ -168,12 +173,24 @@ def test_a_slow_reader_is_given_up_after_the_deadline(hasty: Live):
     assert until(lambda: not server.connections)
     with connect(hasty, small=True) as connection:
         assert until(lambda: len(server.connections) == 1)
-        (theirs,) = server.connections
-        theirs.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        narrow(hasty)
         connection.sendall(request(LONG | {"n": 8, "stream": True, "logprobs": 20, "deadline": 3}))
         parts = (time.sleep(0.05) or connection.recv(400) for _ in range(SOON * 20))
         assert not all(parts), "it was closed"
     assert hasty.idle()
+
+
+def test_a_server_that_ends_waits_for_answers_to_be_read(pair: semspec.Pair):
+    with serving(lambda: pair, Settings(name="tiny")) as live, connect(live, small=True) as connection:
+        assert until(lambda: len(live.server.server_state.connections) == 1)
+        narrow(live)
+        connection.sendall(request(LONG | {"stream": True, "logprobs": 20}))
+        assert until(lambda: live.engine.live > 0) and until(lambda: live.engine.live == 0)
+        live.server.drain()
+        time.sleep(0.5)  # some ticks
+        assert not live.server.should_exit, "the answer is generated, but not delivered"
+        assert seen(connection, b"data: [DONE]")
+        assert until(lambda: live.server.should_exit)
 
 
 def test_one_client_has_so_many_connections_and_no_more(hasty: Live):

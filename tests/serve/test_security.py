@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from semspec import BadRequest, Options
 from semspec.cli.serve import keys
 from semspec.serve.app import make_app
 from semspec.serve.engine import Engine
-from semspec.serve.hosts import host_names, parse_host
+from semspec.serve.hosts import HostCheck, host_names, parse_host
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.metrics import Metrics
 from semspec.serve.schema import ChatRequest, CompletionRequest, Speculation
@@ -129,8 +131,6 @@ def test_a_loopback_server_takes_loopback_hosts_only(tiny: Live, host: str, allo
 
 
 def test_a_request_without_a_host_is_refused(tiny: Live):
-    import socket
-
     address, port = tiny.url.removeprefix("http://").split(":")
     with socket.create_connection((address, int(port)), timeout=10) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
@@ -150,6 +150,13 @@ def elsewhere(pair: semspec.Pair) -> Iterator[Live]:
 def test_other_hosts_are_listed(elsewhere: Live, host: str):
     assert elsewhere.get("/v1/models", headers={"host": host}).status_code == 200
     assert elsewhere.get("/v1/models", headers={"host": "other.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(("host", "allowed"), [("10.0.0.5:80", True), ("localhost", True), ("10.0.0.6", False)])
+def test_the_address_that_was_connected_to_is_a_host(host: str, allowed: bool):
+    check = HostCheck(lambda *_: None, (), ())  # type: ignore[arg-type,return-value]
+    scope = {"headers": [(b"host", host.encode())], "server": ("10.0.0.5", 8000)}
+    assert (check.refusal(scope) is None) == allowed
 
 
 @pytest.mark.parametrize(
@@ -273,8 +280,6 @@ def test_what_is_no_text_is_a_400(pocket: Live, body: bytes, capfd: pytest.Captu
     ],
 )
 def test_errors_speak_of_fields_not_of_validators(tiny: Live, more: dict[str, Any], words: str):
-    import json
-
     body = json.dumps({"model": "tiny", "prompt": "x"} | more).encode()
     message = httpx.post(tiny.url + "/v1/completions", content=body, headers=JSON).json()["error"]["message"]
     assert words in message and len(message) <= 2000
