@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from typing import Any
 
 from semspec import verify
@@ -18,6 +17,7 @@ from semspec.verify import REGISTRY, Rule
 from semspec.verify.step_rule import StepRule
 
 MAX_TEXT = 200  # characters of an option that is text
+MAX_FLOAT = 3e38  # about what float32 holds
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -154,7 +154,7 @@ def _fits(value: Any, default: Any) -> bool:
         return isinstance(value, str) and len(value) <= MAX_TEXT and value.replace("\n", " ").isprintable()
     if isinstance(value, int):
         return abs(value) < 2**31
-    return isinstance(default, float) and isinstance(value, float) and math.isfinite(value)
+    return isinstance(default, float) and isinstance(value, float) and abs(value) <= MAX_FLOAT
 
 
 def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
