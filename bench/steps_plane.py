@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 CURVES = {"semantic": ("tau", "#c2571a"), "semantic+": ("least", "#0b8a5a")}  # what each is swept over, and its colour
 LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is told in words. STEP: a line of text
-NAMES = {"none": "target alone", "draft": "draft alone"}
+NAMES = {"none": "target alone", "draft": "draft alone", "least": "threshold"}  # files have the option's former name
 
 
 def arms_of(path: str) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def main(rules: str, taus: str, leasts: str, out: str) -> None:
         prefix = f"{rule}:{option}="
         arms = {n: a for n, a in swept[rule].items() if n.startswith(prefix)}
         points = sorted((float(n.removeprefix(prefix)), *place(a)) for n, a in arms.items())
-        ends = f"{rule}, {option} from {points[0][0]:g} to {points[-1][0]:g}"
+        ends = f"{rule}, {NAMES.get(option, option)} from {points[0][0]:g} to {points[-1][0]:g}"
         axes.plot([x for _, x, _ in points], [y for *_, y in points], "o-", color=colour, label=ends, ms=5, zorder=3)
-        axes.plot(*place(single[rule]), "*", color=colour, ms=13, zorder=4, label=f"{rule} as it comes")
+        axes.plot(*place(single[rule]), "*", color=colour, ms=13, zorder=4, label=f"{rule}, default")
     found = {n: place(a) for n, a in single.items() if n not in CURVES}
     below = {name: found.pop(name) for name in list(found) if found[name][1] < LOWEST}
     told = "; ".join(f"{NAMES.get(name, name)}: {x:.1f} times, {y:.0f} %" for name, (x, y) in below.items())
@@ -79,8 +79,8 @@ def main(rules: str, taus: str, leasts: str, out: str) -> None:
     axes.minorticks_off()
     axes.set_ylim(LOWEST, 100.2)
     axes.set_xlim(right=3.2)
-    axes.set_xlabel("times as fast as the target alone (right is better)")
-    axes.set_ylabel("right answers, % (up is better)")
+    axes.set_xlabel("speedup over the target alone (right is better)")
+    axes.set_ylabel("correct answers, % (up is better)")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower left", frameon=False)
     figure.tight_layout()

@@ -1,14 +1,14 @@
-"""What went wrong, and what to do about it: the messages users read.
+"""The errors that users see.
 
-Every error raised on purpose derives from `SemspecError`; the CLI turns the subclass into an exit code and the
-server into a status code. Messages are sentences that name the cause and the way out.
+Every error raised on purpose derives from `SemspecError`; the CLI maps the subclass to an exit code and the server to a
+status code. A message says what is wrong and what to do.
 """
 
 from typing import Any
 
 
 class SemspecError(Exception):
-    """Anything semspec refuses knowingly."""
+    """Base class of all errors raised on purpose."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class BadRequest(SemspecError, ValueError):
 
 
 class ModelError(SemspecError):
-    """A checkpoint or tokenizer that cannot be loaded or does not fit its partner."""
+    """A checkpoint or tokenizer that cannot be loaded, or does not fit the other model of the pair."""
 
     exit_code = 3
 

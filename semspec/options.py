@@ -1,4 +1,4 @@
-"""How to answer a prompt: every option of a request, checked before any model is loaded."""
+"""Every option of a request, validated before any model is loaded."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Options:
 
     verifier: str | Rule = "exact"
     drafter: str = AUTO  # a name, perhaps with options; auto: the draft model if there is one, else ngram
-    num_draft_tokens: int | str | None = None  # None: as the verifier has it; "auto": as many as have been paying off
-    draft_min_p: float = 0.0  # a draft model stops where its best token has less; 0 is off
-    draft_max_entropy: float | None = None  # or where its entropy is above this many nats
-    max_new_tokens: int | None = None  # default: 256, or as many as the context has room for
+    num_draft_tokens: int | str | None = None  # None: the verifier's default; "auto": adaptive
+    draft_min_p: float = 0.0  # a draft ends before a token whose top probability is below this; 0: off
+    draft_max_entropy: float | None = None  # or whose entropy is above this many nats
+    max_new_tokens: int | None = None  # default: 256, or what fits in the context if that is less
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -35,15 +35,15 @@ class Options:
     stop: str | tuple[str, ...] | list[str] = ()
     stop_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # report each token's logprob, with this many rivals
+    logprobs: int | None = None  # report each token's logprob, with this many top logprobs
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
-    loop_repeats: int = REPEATS  # a loose verifier's text that stands this often in a row is finished by exact; 0: off
-    loop_period: int = PERIOD  # tokens of the longest block whose copies are noticed
+    loop_repeats: int = REPEATS  # copies of a block in a row after which `exact` replaces a loose verifier; 0: off
+    loop_period: int = PERIOD  # tokens of the longest such block
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, whatever the model: before anything is loaded."""
+        """Refuse what cannot work with any model."""
         for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
             value = getattr(self, name)
             if name == "num_draft_tokens" and isinstance(value, str):
@@ -70,7 +70,7 @@ class Options:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
-            raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 rivals to report for each token")
+            raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 top logprobs to report for each token")
         if not all(self.stop_strings):
             raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
         kind = self.drafter_kind
@@ -83,11 +83,12 @@ class Options:
         rule = verify.make(self.verifier)
         if getattr(rule, "refereed", False) and self.referee is None:
             raise BadRequest(
-                f"verifier {rule.name!r} asks a referee which steps are valid; a task must bring one, as pocket does"
+                f"verifier {rule.name!r} asks a referee which steps are valid; give one with `referee`, or use a task "
+                "that has one, such as pocket"
             )
         if rule.unit == "step" and kind and not kind.needs_model:
             raise BadRequest(
-                f"verifier {rule.name!r} judges whole steps, which only a draft model writes, not {kind.name!r}"
+                f"verifier {rule.name!r} verifies reasoning steps, which need a draft model, not {kind.name!r}"
             )
         if not rule.lossless and not self.allow_lossy:
             raise BadRequest(
@@ -101,7 +102,7 @@ class Options:
 
     @property
     def drafter_kind(self) -> DrafterKind | None:
-        """None: whatever the pair has."""
+        """None: the draft model if the pair has one, else ngram."""
         if self.drafter == AUTO:
             return None
         if not isinstance(self.drafter, str) or self.drafter.partition(":")[0] not in draft.REGISTRY:
@@ -117,7 +118,7 @@ class Options:
         return RepetitionGuard(self.loop_repeats, self.loop_period)
 
     def draft_length(self) -> int | str:
-        """The length of drafts: what was asked for, or the verifier's own."""
+        """The requested draft length, or the verifier's default."""
         return (
             verify.make(self.verifier).default_draft_tokens()
             if self.num_draft_tokens is None

@@ -1,7 +1,7 @@
-"""The nouns that all other modules share. Knows torch and the package's errors, nothing else.
+"""The types that all other modules share. Depends only on torch and the package's errors.
 
 Glossary
-  target    the large model, whose text is wanted         draft     tokens proposed by a small model or by lookup
+  target    the large model, whose text is generated      draft     tokens proposed by a small model or by lookup
   accepted  a draft token that becomes part of the text    rejected  one that does not, with all that follow it
   relaxed   accepted although the target's own choice was another token (lossy rules only)
   bonus     the token that the target adds in each round: its correction, or what follows a fully accepted draft
@@ -61,13 +61,16 @@ class Sampling:
 
     @property
     def filtered(self) -> bool:
-        """Whether tokens have to be put in order first."""
+        """Whether tokens have to be sorted first."""
         return self.top_k > 0 or self.top_p < 1.0
+
+
+GREEDY = Sampling()
 
 
 @dataclass(slots=True)
 class ScoreOutput:
-    """What one pass says about the last `keep` tokens fed: row i predicts the token after fed token i."""
+    """Rows for the last `keep` tokens fed: row i predicts the token after fed token i."""
 
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [keep, d]
@@ -84,7 +87,7 @@ class DecodeOutput:
     """Tokens generated autoregressively; row i of logits and hidden is what token i was drawn from."""
 
     tokens: list[int]
-    logits: Tensor | None = None  # [n, V] temperature and filters applied; at temperature 0 as the model gave them
+    logits: Tensor | None = None  # [n, V] temperature and filters applied; at temperature 0 unprocessed
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, d]
     logprobs: list[TokenLogprob] | None = None
 
@@ -107,13 +110,13 @@ def _join_hidden(parts: Sequence[ScoreOutput | DecodeOutput]) -> dict[int, Tenso
 
 @dataclass(slots=True)
 class Draft:
-    """A proposal. Without `logits` the drafter was certain: each token had probability one."""
+    """A proposal. Without `logits` each token had probability 1."""
 
     tokens: list[int]
-    logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 as the model gave them
+    logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 unprocessed
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
     step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
-    valid: tuple[bool, ...] = ()  # a referee's word on each of these steps, if a rule asks one
+    valid: tuple[bool, ...] = ()  # a referee's decision on each of these steps, if the rule needs one
     early_exit: bool = False  # the draft model stopped because it was not confident enough
 
     @property
@@ -159,7 +162,7 @@ class Verdict:
     target_tokens: tuple[int, ...] = ()  # the target's own choice at each of them
     evidence: tuple[tuple[float, ...], ...] = ()  # the numbers that decided each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
-    state: Tensor | None = None  # handed back to the rule with this sequence's next draft
+    state: Tensor | None = None  # given to the rule with this sequence's next draft
 
     @staticmethod
     def join(parts: Sequence[Verdict], lengths: Sequence[int]) -> Verdict:
@@ -181,16 +184,16 @@ class Verdict:
 class Relaxed:
     """Why a token was accepted that is not the target's own choice."""
 
-    reason: str  # in the rule's words; may be empty
+    reason: str  # from Rule.reason; may be empty
     target_token: int | None = None  # the target's own choice
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedStep:
-    """A whole reasoning step that the draft proposed, and what became of it."""
+    """A whole reasoning step that the draft proposed, and its outcome."""
 
     outcome: StepOutcome
-    tokens: list[int]  # all of it, accepted or not, including a beginning that the target had written
+    tokens: list[int]  # all of it, accepted or not, including a beginning that was committed before
     start: int  # new tokens before it
 
 
@@ -206,7 +209,7 @@ class Event:
     drafted_steps: list[DraftedStep] = field(default_factory=list)  # in the draft, up to the first rejected
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
-    spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became certain, by origin
+    spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became final, by origin
     span_tokens: list[int] = field(default_factory=list)  # index in the answer of the token each span belongs to
 
     @property
@@ -215,7 +218,7 @@ class Event:
 
 
 class Runner(Protocol):
-    """One model with KV memory for several sequences (slots). Nothing else touches a model.
+    """One model with a KV cache for several sequences (slots). Nothing else calls a model.
 
     `score` feeds tokens and returns what follows each; `decode` feeds tokens and continues autoregressively. After
     either, the slot holds all tokens fed; the last token that `decode` returns is not fed yet.
@@ -227,7 +230,7 @@ class Runner(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its logits are."""
+        """The device of its logits."""
         ...
 
     @property
@@ -236,26 +239,26 @@ class Runner(Protocol):
         ...
 
     def acquire(self, prompt: Sequence[int] = ()) -> int:
-        """A slot for a sequence that begins with this prompt; nothing of it need be there."""
+        """A slot for a sequence that starts with this prompt; it may hold a cached prefix of it already."""
         ...
 
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make the target slot hold the first `length` tokens of the source."""
+        """Copy the cache of the first `length` tokens from slot `source` to slot `target`."""
         ...
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
 
-# What a decoding generator may ask for. The Executor answers; see loop/executor.py.
+# What a decoding generator may yield. The Executor answers; see loop/executor.py.
 
 
 @dataclass(slots=True, eq=False)
 class Acquire:
-    """One slot on each of these runners, all at once or not yet. Answer: list of slots."""
+    """One slot on each of these runners; waits until all are free. Answer: list of slots."""
 
     runners: list[Runner]
     prompt: Sequence[int] = ()
@@ -292,7 +295,7 @@ class Decode:
 
 @dataclass(slots=True, eq=False)
 class VerifyRequest:
-    """Ask a rule about a draft, given the target's rows for it. Answer: Verdict."""
+    """Verify a draft by a rule, given the target's rows for it. Answer: Verdict."""
 
     rule: Rule
     draft: Draft
@@ -312,7 +315,7 @@ ProposalGenerator = Generator[Request, Any, Draft]
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What is wanted of one draft: all that a drafter knows about the rule that will verify it (`Rule.request`)."""
+    """What one draft should be: all that a drafter knows about the rule that will verify it (`Rule.request`)."""
 
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)  # of the draft; mostly greedy
@@ -324,7 +327,7 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes for one sequence. `propose` is a generator, so that model drafters are batched like everything else."""
+    """Proposes for one sequence. `propose` is a generator, so that the passes of draft models are batched too."""
 
     runners: list[Runner]  # each needs one slot, given to `begin` in this order
 
@@ -335,7 +338,7 @@ class Drafter(Protocol):
         ...
 
     def accept(self, length: int) -> None:
-        """The first `length` tokens of the last context + draft are accepted; the rest of the draft is void."""
+        """The first `length` tokens of the last context + draft are accepted; the rest of the draft is rejected."""
         ...
 
     def close(self) -> None: ...

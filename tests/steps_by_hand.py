@@ -1,4 +1,4 @@
-"""The loop of step rules as it is told: greedily, a token at a time and without caches. And what its tests share."""
+"""The loop of step rules in plain Python: greedy, token by token, without caches. And what its tests share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from semspec.draft import EarlyExit, ModelDrafter, NoDrafter
-from semspec.draft.model import NEVER
+from semspec.draft.model import NO_EARLY_EXIT
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
 from semspec.text.steps import Steps
 from semspec.types import Draft, Event, Sampling
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
 from tests.fakes import FakeRunner, Logits
 
@@ -27,7 +28,7 @@ STEPS = Steps(frozenset([BLANK]), frozenset([BLANK]), frozenset(), frozenset(), 
 
 @dataclass(frozen=True)
 class Picky(StepRule):
-    """Takes a step if its tokens add up to an even number; the draft counts as sure unless three divide that."""
+    """Accepts a step if the sum of its tokens is even; the draft is confident unless that is a multiple of 3."""
 
     name = "picky"
 
@@ -42,7 +43,7 @@ def language(seed: int) -> Logits:
     """Random texts in which steps end now and then, thinking seldom, and the text only after it."""
 
     def logits(context: list[int]) -> list[float]:
-        rng = random.Random(repr((seed, context[-2:], len(context))))  # by place too: such texts never go in circles
+        rng = random.Random(repr((seed, context[-2:], len(context))))  # by position too, so that texts do not repeat
         row = [rng.gauss(0.0, 2.0) for _ in range(VOCAB)]
         row[CLOSE] = row[CLOSE] - 2.0 if CLOSE not in context else -9.0
         row[END] = row[END] if CLOSE in context else -9.0
@@ -52,7 +53,7 @@ def language(seed: int) -> Logits:
 
 
 def run(
-    *jobs: Job, target: Logits, draft: Logits, slots: int = 8, early_exit: EarlyExit = NEVER
+    *jobs: Job, target: Logits, draft: Logits, slots: int = 8, early_exit: EarlyExit = NO_EARLY_EXIT
 ) -> list[tuple[list[Event], Stats]]:
     """Decode as one batch."""
     runners = FakeRunner(target, VOCAB, slots), FakeRunner(draft, VOCAB, slots)
@@ -69,7 +70,7 @@ def run(
     for task, _ in tasks:
         if task.error:
             raise task.error
-    assert runners[0].free == runners[1].free == slots, "slots are given back"
+    assert runners[0].free == runners[1].free == slots, "slots are released"
     return [(list(task.events), stats) for task, stats in tasks]
 
 
@@ -91,97 +92,97 @@ def ends(begun: list[int], step: list[int]) -> bool:
 
 
 def steps_of(
-    rule: StepRule, draft: Logits, new: list[int], begun: list[int], room: int, min_p: float
+    rule: StepRule, draft: Logits, new: list[int], begun: list[int], left: int, min_p: float
 ) -> tuple[list[list[int]], list[int], str]:
-    """What the draft writes: whole steps, what lies behind them, and why that is no step."""
+    """What the draft writes: whole steps, what follows them, and why that is no step."""
     whole: list[list[int]] = []
-    said: list[int] = []
+    so_far: list[int] = []
     while True:
         step: list[int] = []
         unsure = False
-        while len(said + step) < room and not ends(begun, step):
-            context = PROMPT + new + said + step
+        while len(so_far + step) < left and not ends(begun, step):
+            context = PROMPT + new + so_far + step
             unsure = unsure or highest(draft, context) < min_p
-            if step and unsure:  # but at least one word
+            if step and unsure:  # but at least one token
                 return whole, step, "unfinished"
             step.append(best(draft, context))
         if not ends(begun, step):
-            return whole, step, "unfinished" if whole else "no room"
+            return whole, step, "unfinished" if whole else "no space"
         if step[-1] in (CLOSE, END):
             return whole, step, "the end"
         whole.append(step)
-        said += step
+        so_far += step
         if len(whole) == rule.steps or rule.confidence(Draft(step), Sampling()) < rule.ahead:
             return whole, [], ""
-        begun, room = [], min(room, rule.max_step_tokens)
+        begun, left = [], min(left, rule.max_step_tokens)
 
 
 def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0.0) -> tuple[list[int], Counter[str]]:
-    """The text, and the fates of steps."""
+    """The text, and the outcomes of steps."""
     new: list[int] = []
-    fates: Counter[str] = Counter()
-    lead, alone = rule.lead, False
-    targets_turn = lead > 0
+    outcomes: Counter[str] = Counter()
+    lead, target_only = rule.lead, False
+    target_writes = lead > 0
 
     def begun() -> list[int]:
         return new[([0, *STEPS.cuts(new)])[-1] :]
 
     def own() -> None:
-        """The target's word, which may end a step."""
-        nonlocal lead, targets_turn, alone
-        said = begun()
+        """The target's token, which may end a step."""
+        nonlocal lead, target_writes, target_only
+        so_far = begun()
         new.append(best(target, PROMPT + new))
-        if not alone and CLOSE not in new[:-1] and not begun():
-            fates["target"] += len(said) > 0 or new[-1] == BLANK
+        if not target_only and CLOSE not in new[:-1] and not begun():
+            outcomes["target"] += len(so_far) > 0 or new[-1] == BLANK
             lead = max(0, lead - 1)
-            targets_turn = lead > 0
+            target_writes = lead > 0
 
     while len(new) < n and END not in new:
-        if targets_turn or alone or CLOSE in new:
+        if target_writes or target_only or CLOSE in new:
             own()
             continue
         whole, rest, why = steps_of(rule, draft, new, begun(), n - len(new) - 1, min_p)
-        over = why in ("the end", "no room")
+        over = why in ("the end", "no space")
         if over and not (rule.keep and (whole or rest)):
             if not whole:
-                fates["handed over"] += bool(rest) and len(begun() + rest) > 1
-                alone = rule.hand_over or why == "no room"
-                targets_turn = True
+                outcomes["handed over"] += bool(rest) and len(begun() + rest) > 1
+                target_only = rule.hand_over or why == "no space"
+                target_writes = True
                 continue
             rest, over = [], False
         refused = False
         for step in whole:
-            same = as_far_as_the_same(target, new, step)
+            same = matching_prefix(target, new, step)
             refused = sum(step) % 2 == 1 and not (rule.keep and same == step)
             if refused:
                 new += same if rule.keep else []
                 break
             new += step
-            fates["accepted"] += 1
-        fates["refused"] += refused
+            outcomes["accepted"] += 1
+        outcomes["refused"] += refused
         over = over and not refused
-        fates["handed over"] += over and len((begun() if not whole else []) + rest) > 1
-        targets_turn = refused or over
+        outcomes["handed over"] += over and len((begun() if not whole else []) + rest) > 1
+        target_writes = refused or over
         if not refused:
-            before, same = begun(), as_far_as_the_same(target, new, rest)
+            before, same = begun(), matching_prefix(target, new, rest)
             new += same
-            fates["target"] += (
+            outcomes["target"] += (
                 over and why == "the end" and same == rest and len(before + rest) > 1
             )  # in the target's own words
         if END not in new:
             own()
-        alone = alone or (over and (rule.hand_over or why == "no room"))
-    return new, +fates
+        target_only = target_only or (over and (rule.hand_over or why == "no space"))
+    return new, +outcomes
 
 
-def as_far_as_the_same(target: Logits, new: list[int], words: list[int]) -> list[int]:
-    """The beginning of these words that the target would write as well."""
-    said: list[int] = []
-    for word in words:
-        if best(target, PROMPT + new + said) != word:
+def matching_prefix(target: Logits, new: list[int], tokens: list[int]) -> list[int]:
+    """The beginning of these tokens that the target would write as well."""
+    so_far: list[int] = []
+    for token in tokens:
+        if best(target, PROMPT + new + so_far) != token:
             break
-        said.append(word)
-    return said
+        so_far.append(token)
+    return so_far
 
 
 def highest(logits: Logits, context: list[int]) -> float:

@@ -1,10 +1,13 @@
-"""Commands in the documents are commands: every option is one that the command has, every rule and task exists."""
+"""Commands in the docs are valid: every option is one that the command has, every rule and task exists."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -16,20 +19,26 @@ from semspec.bench.arms import parse_arm
 from semspec.cli import main as cli
 from semspec.probe_fit import cluster
 from semspec.registry import parse_options
+from tests.test_imports import RANK
 
 ROOT = Path(__file__).parent.parent
 PAPERS = ROOT / "docs" / "reproduce-papers.md"
+ENVIRONMENT = re.compile(r"^(?:\w+=\S+ )+")  # before a command
+SETTINGS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
 
 
 def commands(text: str) -> list[str]:
-    """The lines of a document's sh blocks that call semspec, with what a backslash continues."""
+    """The lines of a document's sh blocks that call semspec, continued lines joined and shell variables filled in."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [" ".join(line.split()) for line in lines if line.startswith("semspec ")]
+    lines = [" ".join(line.split()) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    settings = [dict(word.split("=", 1) for word in line.split()) for line in lines if SETTINGS.fullmatch(line)]
+    variables = {name: value for setting in settings for name, value in setting.items()}
+    calls = [ENVIRONMENT.sub("", line) for line in lines]
+    return [Template(line).substitute(variables) for line in calls if line.startswith("semspec ")]
 
 
 def parse(line: str) -> list[dict[str, Any]]:
-    """What each level of a command makes of its words; refuses what the command line would refuse."""
+    """The parsed arguments of each level of a command; refuses what the command line would refuse."""
     command: Any = typer.main.get_command(cli.app)
     context, words, found = None, shlex.split(line, comments=True)[1:], []
     while command is not None:
@@ -87,5 +96,53 @@ def test_a_wrong_command_is_found(wrong: str) -> None:
 
 
 def test_lines_are_joined_and_other_languages_left_alone() -> None:
-    text = "```sh\nls\nsemspec a \\\n  --b c\n```\n```python\nsemspec x\n```\n"
-    assert commands(text) == ["semspec a --b c"]
+    text = "```sh\nls\nD=d E=e\nsemspec a \\\n  --b c $D\nN=1 semspec f\n```\n```python\nsemspec x\n```\n"
+    assert commands(text) == ["semspec a --b c d", "semspec f"]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    found = []
+    for path, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text)):
+        target = (page.parent / path) if path else page
+        if "://" not in path and (not target.exists() or (anchor and anchor not in anchors(target.read_text()))):
+            found.append(f"{path}#{anchor}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not dead_links(page, page.read_text())
+
+
+def test_a_dead_link_is_found() -> None:
+    text = "[a](methods.md#no-such-heading) [b](nowhere.md) [c](methods.md) [d](https://example.org/x)"
+    assert dead_links(ROOT / "docs" / "x.md", text) == ["methods.md#no-such-heading", "nowhere.md#"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_whole(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(widths) == 1 and re.match(r"\|[-| ]+\|$", table.splitlines()[1]), table[:200]
+
+
+def test_architecture_describes_every_package() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().split("## Packages")[1].split("\n## ")[0]
+    assert set(RANK) <= set(re.findall(r"`(\w+)`", table))
+
+
+def test_the_example_of_a_rule_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 1

@@ -1,4 +1,4 @@
-"""Imports point one way: the folder tree is the architecture, and this table is it in short."""
+"""Imports point one way: the folders are the architecture, and this table is its order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import semspec
 
 ROOT = Path(semspec.__file__).parent
 
-# From the bottom up. What stands in one row knows only rows above it here, and none of its neighbours in the row.
+# From the bottom up. A unit imports only from rows above its own here, not from its own row.
 ROWS = [
     "errors pocket",
     "types registry",
@@ -33,12 +33,12 @@ ROWS = [
     "__main__",
 ]
 RANK = {unit: rank for rank, row in enumerate(ROWS) for unit in row.split()}
-# Names in annotations only: a request names the rule that judges it, and is below all rules.
+# For annotations only: a request names its rule, and is below all rules.
 FOR_TYPES = {("types", "verify")}
 
 
 def unit(module: str) -> str:
-    """semspec.probe_fit.rows -> fit; a file of the package itself is a unit, too."""
+    """semspec.probe_fit.rows -> probe_fit; a file at the root is a unit, too."""
     return [*module.split("."), "semspec"][1]
 
 
@@ -51,7 +51,7 @@ def imports(tree: ast.AST, for_types: bool = False) -> Iterator[tuple[str, int, 
         elif isinstance(node, ast.Import):
             yield from ((a.name, node.lineno, for_types) for a in node.names if a.name.split(".")[0] == "semspec")
         elif isinstance(node, ast.ImportFrom):
-            if node.level:  # within a folder; in the package itself that would hide which unit is meant
+            if node.level:  # within a folder; at the root it would hide the unit
                 yield "." * node.level, node.lineno, for_types
             elif node.module == "semspec":
                 yield from ((_named(a.name), node.lineno, for_types) for a in node.names)
@@ -86,7 +86,7 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts).removesuffix(".__init__"), path
 
 
-def test_every_file_has_a_place_and_every_place_a_file() -> None:
+def test_the_table_has_every_unit_and_no_other() -> None:
     assert {unit(module) for module, _ in modules()} == set(RANK)
 
 
@@ -113,7 +113,7 @@ def test_an_import_upwards_is_found(planted: str) -> None:
     assert len(upward("semspec.probe.features", f"{source}\n{planted}\n")) == 1
 
 
-def test_neighbours_do_not_know_each_other() -> None:
+def test_units_of_one_row_do_not_import_each_other() -> None:
     assert upward("semspec.probe_fit.rows", "from semspec.bench.folder import Folder")
     assert not upward(
         "semspec.probe_fit.rows", "from semspec.probe_fit.data import Folder\nfrom semspec.pair import Pair"

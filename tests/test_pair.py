@@ -38,24 +38,24 @@ def test_512_tokens_through_the_loop_are_those_of_transformers(pair: semspec.Pai
 def test_exact_equals_none_for_a_batch_of_prompts_and_any_draft_length(pair: semspec.Pair, drafter: str):
     prompts = ["the lazy dog", "one two three four one two three", "light scatters", "q", "sky sky sky sky sky"]
     common = {"max_new_tokens": 40, "ignore_eos": True}
-    alone = [r.tokens for r in pair.generate(prompts, verifier="none", **common)]
+    expected = [r.tokens for r in pair.generate(prompts, verifier="none", **common)]
     for k in (1, 2, 5, 16):
         drafted = pair.generate(prompts, verifier="exact", drafter=drafter, num_draft_tokens=k, **common)
-        assert [r.tokens for r in drafted] == alone
+        assert [r.tokens for r in drafted] == expected
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "cascade"])
-def test_a_draft_length_that_moves_changes_no_text(pair: semspec.Pair, drafter: str):
+def test_adaptive_draft_lengths_change_no_text(pair: semspec.Pair, drafter: str):
     prompts, common = ["the lazy dog", "one two three four one two", "q"], {"max_new_tokens": 80, "ignore_eos": True}
     for temperature in (0.0, 0.8):
         given = common | {"temperature": temperature, "seed": 4}
-        alone = [r.tokens for r in pair.generate(prompts, verifier="none", **given)]
-        for _ in range(2):  # the second time with what the first has taught, which depends on the clock
+        expected = [r.tokens for r in pair.generate(prompts, verifier="none", **given)]
+        for _ in range(2):  # the second time with the estimates of the first, which depend on the clock
             moving = pair.generate(prompts, drafter=drafter, num_draft_tokens="auto", **given)
-            assert [r.tokens for r in moving] == alone
+            assert [r.tokens for r in moving] == expected
     for verifier in ("sampling", "block"):
         found = pair.generate(prompts, verifier=verifier, drafter=drafter, num_draft_tokens="auto", **common)
-        assert {0, 4} <= {n for r in found for n in r.stats.drafts}, "what is tried first, at least"
+        assert {0, 4} <= {n for r in found for n in r.stats.drafts}, "the initial lengths"
         assert [r.tokens for r in found] == [r.tokens for r in pair.generate(prompts, verifier="none", **common)]
     if drafter != "ngram":
         unsure = pair.generate(prompts, drafter=drafter, num_draft_tokens=12, draft_min_p=0.3, **common)
@@ -70,7 +70,7 @@ def test_greedy_text_is_that_of_transformers(pair: semspec.Pair, target_folder: 
     assert result.tokens == reference(target_folder, PROMPT, 120)
     assert result.lossless and result.finish_reason == "length" and result.stats.tokens == 120
     if verifier != "none" and drafter == "model":
-        assert result.stats.tau > 1.2, "the draft fixture is meant to be half right"
+        assert result.stats.tau > 1.2, "the draft fixture should be right about half of the time"
 
 
 def test_the_same_model_as_its_own_draft_accepts_everything(target_folder: Path):
@@ -104,7 +104,7 @@ def test_a_batch_equals_single_runs_token_for_token(pair: semspec.Pair):
     assert pair.target.free == 8 and pair.draft is not None and pair.draft.free == 8
 
 
-def test_exact_writes_what_none_writes_at_any_temperature(pair: semspec.Pair):
+def test_exact_equals_none_at_any_temperature(pair: semspec.Pair):
     for seed in range(4):
         common = {"temperature": 0.8, "top_p": 0.95, "seed": seed, "max_new_tokens": 60, "ignore_eos": True}
         assert (
@@ -133,9 +133,9 @@ def test_a_stream_gives_the_same_text_as_generate(pair: semspec.Pair):
 def test_streams_that_are_open_together_do_not_mix(pair: semspec.Pair):
     one, two = (pair.stream(p, max_new_tokens=30, ignore_eos=True) for p in ("the lazy", "one two three"))
     texts = ["", ""]
-    for pace in (1, 3, 1, 2, 40, 40):  # each is read at its own pace, while its ticks move the other too
+    for n in (1, 3, 1, 2, 40, 40):  # each is read at its own speed, while its ticks move the other too
         for i, stream in enumerate((one, two)):
-            texts[i] += "".join(event.text for event in islice(stream, pace + 2 * i))
+            texts[i] += "".join(event.text for event in islice(stream, n + 2 * i))
     for text, prompt in zip(texts, ("the lazy", "one two three"), strict=True):
         assert text == pair.generate(prompt, max_new_tokens=30, ignore_eos=True).text
 
@@ -262,7 +262,7 @@ class Anything(Exact):
         (PROMPT, {"relax_span": "thinking"}, "needs a model that thinks between markers"),
         (PROMPT, {"loop_repeats": 1}, "loop_repeats is 1; give 0 (off) or the copies that make a loop, 2 or more"),
         (PROMPT, {"loop_repeats": None}, "loop_repeats is None; give a whole number"),
-        (PROMPT, {"loop_period": 0}, "loop_period is 0; give the longest block that is looked for, 1 to 1024 tokens"),
+        (PROMPT, {"loop_period": 0}, "loop_period is 0; give the longest block to find, 1 to 1024 tokens"),
         (PROMPT, {"logprobs": 50}, "logprobs is 50; give 0 to 20"),
         (PROMPT, {"stop": ["x", ""]}, "a stop string is empty"),
         (PROMPT, {"colour": "red"}, "there is no option 'colour'; the options are: allow_lossy"),
@@ -384,7 +384,7 @@ def test_a_loose_rule_reports_what_it_relaxed(pair: semspec.Pair):
     ],
 )
 def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, strict: str):
-    common = {"max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 8}  # fly of itself drafts more
+    common = {"max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 8}  # fly's default is longer
     assert (
         pair.generate(PROMPT, verifier=loose, **common).tokens
         == pair.generate(PROMPT, verifier=strict, **common).tokens
@@ -392,7 +392,7 @@ def test_a_rule_at_its_limit_is_another_rule(pair: semspec.Pair, loose: str, str
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_whatever_the_rule_a_batch_equals_single_runs_and_events_tell_all(pair: semspec.Pair, temperature: float):
+def test_for_every_rule_a_batch_equals_single_runs_and_events_have_all_tokens(pair: semspec.Pair, temperature: float):
     names = sorted(set(semspec.verifiers.REGISTRY) - {"semantic", "semantic+", "specreason"})  # no probes, no digits
     common: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 30, "referee": lambda so_far, step: True}
     options = [Options(verifier=n, seed=i, **common) for i, n in enumerate(names)]
@@ -423,7 +423,7 @@ def test_a_model_drafter_needs_a_draft_model(target_folder: Path):
     pair = semspec.load(target_folder, device="cpu")
     with pytest.raises(BadRequest, match="needs a draft model; load the pair with draft="):
         pair.generate(PROMPT, drafter="model")
-    assert pair.generate(PROMPT, max_new_tokens=10).tokens, "without one, drafts are looked up"
+    assert pair.generate(PROMPT, max_new_tokens=10).tokens, "without one, the drafter is ngram"
 
 
 def test_tokenizers_that_differ_are_refused_with_an_example(target_folder: Path, tmp_path: Path):
@@ -470,7 +470,7 @@ def test_bad_load_options_say_what_to_do(target_folder: Path, options: dict, mes
     assert message in str(refusal.value)
 
 
-def test_submitted_prompts_are_taken_in_all_or_none_and_may_be_tokens(pair: semspec.Pair):
+def test_submitted_prompts_are_accepted_all_or_none_and_may_be_tokens(pair: semspec.Pair):
     tokens = pair.tokenizer.encode(PROMPT)
     options = Options(max_new_tokens=8, ignore_eos=True)
     with pytest.raises(BadRequest, match="knows ids below"):
@@ -484,21 +484,21 @@ def test_submitted_prompts_are_taken_in_all_or_none_and_may_be_tokens(pair: sems
         assert sum(len(event.span_tokens) for event in events) == sum(len(event.spans) for event in events)
 
 
-def test_what_is_learnt_of_draft_lengths_is_kept_for_few_rules(pair: semspec.Pair):
+def test_adaptive_draft_lengths_are_kept_for_the_latest_rules(pair: semspec.Pair):
     for theta in range(100):
         pair.generate(PROMPT, verifier=f"fly:theta={theta}", num_draft_tokens="auto", max_new_tokens=1)
-    kept = [rule for rule, *_ in pair._preparer.lengths]
-    assert len(kept) == 64 and kept[-1] == semspec.verify.make("fly:theta=99")
+    known = [rule for rule, *_ in pair._preparer.lengths]
+    assert len(known) == 64 and known[-1] == semspec.verify.make("fly:theta=99")
 
 
-def test_a_rule_drafts_as_far_as_it_likes_unless_told(pair: semspec.Pair):
+def test_a_rule_has_a_default_draft_length(pair: semspec.Pair):
     for given, longest in [({}, 8), ({"verifier": "fly"}, 15), ({"verifier": "fly:window=20"}, 21)]:
         result = pair.generate(PROMPT, max_new_tokens=60, ignore_eos=True, **given)
         assert max(e.drafted for e in result.events) == longest
     assert max(e.drafted for e in pair.generate(PROMPT, verifier="fly", num_draft_tokens=5).events) == 5
 
 
-def test_a_pair_loaded_lossless_stays_so_whatever_is_asked(target_folder: Path, draft_folder: Path, pair: semspec.Pair):
+def test_a_pair_loaded_lossless_refuses_lossy_requests(target_folder: Path, draft_folder: Path, pair: semspec.Pair):
     strict = semspec.load(target_folder, draft_folder, device="cpu", slots=2, allow_lossy=False)
     lossy = [name for name, rule in semspec.verifiers.REGISTRY.items() if not rule.lossless and name != "oracle"]
     assert len(lossy) > 10

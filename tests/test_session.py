@@ -1,4 +1,4 @@
-"""Conversations: what a turn feeds, that its text is a fresh run's, and what survives interrupts and failures."""
+"""Conversations: what a turn feeds, that its text equals a fresh run's, and what survives interrupts and failures."""
 
 from __future__ import annotations
 
@@ -72,24 +72,24 @@ def test_the_second_turn_feeds_only_what_is_new():
     world.target.fed = 0
     aside = [*prompt, 9] + [2] * 30
     assert world.turn(aside, "none") == greedy(LANGUAGE, aside, 20)
-    assert world.cached.reused == 40 and world.target.fed == 31 + 19, "from where the prompts part"
+    assert world.cached.reused == 40 and world.target.fed == 31 + 19, "from where the prompts differ"
 
 
-def test_a_draft_model_does_not_read_the_past_again_either():
+def test_nor_does_a_draft_model_read_old_tokens_again():
     world = World()
     prompt = [3, 1, 4, 1, 5] * 8
     answer = world.turn(prompt, "model")
     world.draft.fed = 0
     world.turn([*prompt, *answer, 7, 8], "model", n=1)
-    assert world.draft.fed == 0, "one token leaves no room for a draft"
+    assert world.draft.fed == 0, "with one token left there is no draft"
     world.turn([*prompt, *answer, 7, 8], "model", n=2)
     assert 3 <= world.draft.fed <= 2 + 5, "the new tokens, and at most the last draft's"
 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_turns_are_those_of_a_fresh_run_whatever_was_kept(data: st.DataObject):
-    """Any drafter after any other, turns stopped anywhere, prompts that go on, go back, or have nothing in common."""
+def test_turns_equal_fresh_runs_whatever_is_cached(data: st.DataObject):
+    """Any drafter after any other, turns stopped anywhere, prompts that extend, shorten or replace the last."""
     world, context = World(), list[int]()
     for _ in range(data.draw(st.integers(2, 4))):
         new = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30))
@@ -104,7 +104,7 @@ def test_turns_are_those_of_a_fresh_run_whatever_was_kept(data: st.DataObject):
     assert world.target.free == world.draft.free == 1
 
 
-def test_who_waits_for_a_slot_and_gives_up_leaves_what_was_kept():
+def test_a_request_cancelled_while_waiting_for_a_slot_keeps_the_cache():
     world = World()
     world.turn([1, 2, 3], "none")
     busy = world.draft.acquire()
@@ -149,7 +149,7 @@ def test_a_conversation_with_a_real_pair(pocket: semspec.Pair, options: Options)
     assert pocket.target.free == pocket.draft.free == 2
 
 
-def test_a_turn_that_is_stopped_counts_with_what_it_had_written(pocket: semspec.Pair):
+def test_a_stopped_turn_counts_with_the_text_it_has(pocket: semspec.Pair):
     session = semspec.Session(pocket)
     stream = session.ask(TURNS[0], max_new_tokens=100)
     seen = "".join(event.text for event in islice(stream, 3))
@@ -161,12 +161,12 @@ def test_a_turn_that_is_stopped_counts_with_what_it_had_written(pocket: semspec.
     assert session.reused > 20, "the stopped turn's cache is used all the same"
     assert again.result().text == pocket.generate(session.messages[:3], max_new_tokens=20).text
     session.ask("never read").stop()
-    assert len(session.messages) == 4, "what was not answered was not asked"
+    assert len(session.messages) == 4, "a turn without any text is not in the conversation"
     session.close()
     assert pocket.target.free == pocket.draft.free == 2
 
 
-def test_who_forgets_a_session_gets_its_slots_back(pocket: semspec.Pair):
+def test_a_deleted_session_releases_its_slots(pocket: semspec.Pair):
     session = semspec.Session(pocket)
     list(session.ask(TURNS[0], max_new_tokens=5))
     assert pocket.target.free == 1
@@ -189,7 +189,7 @@ def test_a_pass_that_breaks_costs_the_cache_but_not_the_conversation(pocket: sem
     session.close()
 
 
-def test_an_answer_gets_the_room_there_is_and_a_full_conversation_says_so(pocket: semspec.Pair):
+def test_an_answer_gets_the_context_that_is_left_and_a_full_one_is_an_error(pocket: semspec.Pair):
     with semspec.Session(pocket) as session:
         list(session.ask(TURNS[0], max_new_tokens=10_000, ignore_eos=True))
         with pytest.raises(BadRequest, match=r"the conversation has .* begin a new one"):

@@ -27,8 +27,7 @@ from semspec.model.config import Shape
 from semspec.model.memory_plan import MemoryPlan, check
 from semspec.model.placement import choose_device
 from semspec.model.transformer import Transformer
-from semspec.types import Decode, Sampling, Score
-from semspec.verify.base import GREEDY
+from semspec.types import GREEDY, Decode, Sampling, Score
 
 
 def _dense(

@@ -1,4 +1,4 @@
-"""Drafters: where proposals come from. Each has four verbs: begin, propose, accept, close (see types.Drafter)."""
+"""Drafters: where proposals come from. Each has four methods: begin, propose, accept, close (see types.Drafter)."""
 
 from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.early_exit import EarlyExit

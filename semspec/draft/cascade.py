@@ -1,16 +1,17 @@
-"""A drafter that is itself sped up: a cheaper drafter guesses, the draft model checks, exactly.
+"""Speculative decoding of the draft itself: a cheaper drafter proposes, the draft model verifies exactly.
 
-Loose rules accept long drafts, and then generating them one token at a time takes most of the time. So the draft
-model's own text is drafted: by lookup as in FLy, or by a yet smaller model, which may be a cascade in turn. The result
-is, token for token, what the draft model generates greedily. A request for samples, logits or hidden states is
-answered by the draft model alone.
+Loose rules accept long drafts, and then drafting token by token takes most of the time. So the draft model's own text
+is drafted: by lookup as in FLy, or by a smaller model, which may be a cascade itself. The result is, token for token,
+what the draft model generates greedily, or draws with the target's noise. Any other request for samples, and for logits
+or hidden states, uses the draft model only.
 Source: multi-level acceleration in FLy (arXiv 2511.22972); hierarchical speculative decoding (arXiv 2510.19705).
 """
 
 from __future__ import annotations
 
 from semspec.draft.early_exit import EarlyExit
-from semspec.draft.model import NEVER, ModelDrafter
+from semspec.draft.model import NO_EARLY_EXIT, ModelDrafter
+from semspec.sampling.noise import TARGET
 from semspec.types import (
     DecodeOutput,
     Draft,
@@ -18,19 +19,16 @@ from semspec.types import (
     DraftRequest,
     ProposalGenerator,
     Runner,
-    Sampling,
     Score,
     ScoreOutput,
     Verdict,
     VerifyRequest,
 )
-from semspec.verify.exact import Exact
-
-EXACT, GREEDY = Exact(), Sampling()
+from semspec.verify.exact import EXACT
 
 
 class CascadeDrafter(ModelDrafter):
-    def __init__(self, runner: Runner, inner: Drafter, ahead: int = 6, early_exit: EarlyExit = NEVER) -> None:
+    def __init__(self, runner: Runner, inner: Drafter, ahead: int = 6, early_exit: EarlyExit = NO_EARLY_EXIT) -> None:
         super().__init__(runner, early_exit)
         self.inner, self.ahead = inner, ahead
         self.runners = [runner, *inner.runners]
@@ -40,7 +38,8 @@ class CascadeDrafter(ModelDrafter):
         self.inner.begin(slots[1:])
 
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
-        if request.keep_logits or request.layers or request.stop or not request.sampling.greedy:
+        coupled = request.sampling.greedy or request.stream == TARGET  # then `exact` says what the model draws
+        if request.keep_logits or request.layers or request.stop or not coupled:
             return (yield from super().propose(context, request))
         assert self.slot is not None
         n = min(request.max_tokens, self.runner.capacity + 1 - len(context))
@@ -52,13 +51,13 @@ class CascadeDrafter(ModelDrafter):
             guess: Draft = yield from self.inner.propose(text, inner)
             feed = text[self.runner.length(self.slot) :] + guess.tokens
             rows: ScoreOutput = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
-            verdict: Verdict = yield VerifyRequest(EXACT, guess, rows, GREEDY, len(text), round=0)
+            verdict: Verdict = yield VerifyRequest(EXACT, guess, rows, request.sampling, len(text), round=0)
             self.inner.accept(len(text) + verdict.accepted)
             new = [*guess.tokens[: verdict.accepted], verdict.next]
             text += new
             self.runner.truncate(self.slot, len(text) - 1)
-            confident += self._confident(DecodeOutput(new, rows.logits[: len(new)]))
-        return self._ended(Draft(text[len(context) :]), confident - len(context), n, request)
+            confident += self._num_confident(DecodeOutput(new, rows.logits[: len(new)]))
+        return self._confident_part(Draft(text[len(context) :]), confident - len(context), n, request)
 
     def accept(self, length: int) -> None:
         super().accept(length)

@@ -1,8 +1,8 @@
 """When a draft model should stop: where it is not confident, the target is likely to disagree.
 
-Decided by distributions, never by the tokens drawn from them: a draft that is cut because of what was drawn would no
-longer have the distribution that lossless rules rely on. Decided a chunk at a time, so that the host waits for the
-device once for several tokens; what a chunk holds after its first unconfident token is thrown away.
+The decision depends on distributions, never on the tokens drawn from them: otherwise the draft would not have the
+distribution that lossless rules rely on. It is made per chunk, so that the host waits for the device once for several
+tokens; what a chunk holds after its first unconfident token is dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kinds of drafters by name, as `drafter=` of a request has them. A kind builds one drafter for each sequence."""
+"""Kinds of drafters by name, for `drafter=` of a request. A kind builds one drafter per sequence."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from semspec.errors import BadRequest
 from semspec.registry import Registry
 from semspec.types import Drafter, Runner
 
-MAX_NGRAM = 32  # an index of all n-grams up to this size is kept for each sequence
+MAX_NGRAM = 32  # each sequence has an index of all n-grams up to this size
 
 
 class DrafterKind(ABC):
     """Subclasses are frozen dataclasses: their fields are the options."""
 
     name: ClassVar[str]
-    needs_model: ClassVar[bool] = False  # it drafts with the pair's draft model
+    needs_model: ClassVar[bool] = False  # the pair's draft model
 
     @abstractmethod
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter: ...

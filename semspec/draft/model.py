@@ -1,15 +1,15 @@
-"""Drafting with a small model. Its cache follows the sequence: rejected tokens are truncated, missed ones are fed."""
+"""Drafting with a small model. Its cache follows the sequence: rejected tokens are truncated, new ones are fed."""
 
 from __future__ import annotations
 
 from semspec.draft.early_exit import CHUNK, EarlyExit
 from semspec.types import Decode, DecodeOutput, Draft, DraftRequest, ProposalGenerator, Runner
 
-NEVER = EarlyExit()
+NO_EARLY_EXIT = EarlyExit()
 
 
 class ModelDrafter:
-    def __init__(self, runner: Runner, early_exit: EarlyExit = NEVER) -> None:
+    def __init__(self, runner: Runner, early_exit: EarlyExit = NO_EARLY_EXIT) -> None:
         self.runner, self.early_exit = runner, early_exit
         self.runners = [runner]
         self.slot: int | None = None
@@ -19,18 +19,18 @@ class ModelDrafter:
 
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         assert self.slot is not None
-        # The draft model's context may be the shorter one; its last token is never fed and need not fit.
+        # The draft model's capacity may be smaller than the target's; the last token is never fed and need not fit.
         n = min(request.max_tokens, self.runner.capacity - len(context) + 1)
         if n < 1:
             return Draft([])
         feed, parts = context[self.runner.length(self.slot) :], []
-        written = confident = 0
-        while confident == written < n:
+        drafted = confident = 0
+        while confident == drafted < n:
             out: DecodeOutput = yield Decode(
                 self.runner,
                 self.slot,
                 feed,
-                min(CHUNK, n - written) if self.early_exit.enabled else n,
+                min(CHUNK, n - drafted) if self.early_exit.enabled else n,
                 request.sampling,
                 request.stream,
                 request.stop,
@@ -39,30 +39,30 @@ class ModelDrafter:
                 drafting=True,
             )
             parts.append(out)
-            written += len(out.tokens)
-            confident += self._confident(out)
+            drafted += len(out.tokens)
+            confident += self._num_confident(out)
             feed = out.tokens[-1:]
             if feed[0] in request.stop:
                 break
         whole = DecodeOutput.join(parts)
         draft = Draft(whole.tokens, whole.logits if request.keep_logits else None, whole.hidden)
-        return self._ended(draft, confident, n, request)
+        return self._confident_part(draft, confident, n, request)
 
-    def _ended(self, draft: Draft, confident: int, n: int, request: DraftRequest) -> Draft:
+    def _confident_part(self, draft: Draft, confident: int, n: int, request: DraftRequest) -> Draft:
         """The confident part of a draft of at most n tokens."""
         draft = draft.first(max(confident, request.min_tokens))
         stopped = bool(draft.tokens) and draft.tokens[-1] in request.stop
         draft.early_exit = self.early_exit.enabled and len(draft.tokens) < n and not stopped
         return draft
 
-    def _confident(self, out: DecodeOutput) -> int:
+    def _num_confident(self, out: DecodeOutput) -> int:
         if not self.early_exit.enabled:
             return len(out.tokens)
         assert out.logits is not None
         return self.early_exit.confident_prefix(out.logits)
 
     def accept(self, length: int) -> None:
-        # The last draft token was never fed, and the token after the accepted ones is not the draft's.
+        # The cache may be shorter: the last draft token was never fed.
         assert self.slot is not None
         self.runner.truncate(self.slot, min(length, self.runner.length(self.slot)))
 

@@ -1,7 +1,7 @@
-"""Drafting by lookup: if the last tokens occurred before, propose what followed them then. No model, no cost.
+"""Drafting by lookup: if the last tokens occurred before, propose what followed them there. Needs no model.
 
-The longest suffix of the context, from `longest` tokens down to `shortest`, that occurred earlier wins; among its
-occurrences the latest, since text resembles its recent past (`earliest=True` takes the first, as FLy's code does).
+Uses the longest suffix of the context, from `longest` tokens down to `shortest`, that occurred earlier, and of its
+occurrences the latest, since text resembles its recent past (`earliest=True`: the first, as in FLy's code).
 Source: prompt lookup decoding, Saxena 2023.
 """
 
@@ -11,7 +11,7 @@ from semspec.errors import BadRequest
 from semspec.types import Draft, DraftRequest, ProposalGenerator, Runner
 
 Ngram = tuple[int, ...]
-LOOK_BACK = 16384  # tokens of a prompt that are searched; entering more would keep everybody waiting
+MAX_PROMPT_TOKENS = 16384  # indexed at the start; indexing more would block all sequences
 
 
 class NgramDrafter:
@@ -22,7 +22,7 @@ class NgramDrafter:
             )
         self.longest, self.shortest, self.earliest = longest, shortest, earliest
         self.runners: list[Runner] = []
-        self._start = 0  # where in the context the table begins
+        self._start = 0  # the first indexed position of the context
         self._follower: dict[Ngram, int] = {}  # n-gram -> index of the token that followed it
         self._history: list[list[tuple[Ngram, int | None]]] = []  # for each token: the entries it replaced
 
@@ -37,12 +37,12 @@ class NgramDrafter:
             if start is not None:
                 return Draft(_repeat(context, start, request.max_tokens))
         return Draft([])
-        yield  # makes this a generator, as the protocol wants
+        yield  # makes this a generator, as the protocol requires
 
     def _index(self, context: list[int]) -> None:
         """Index the n-grams before every token that is new since the last call."""
         if not self._history:
-            self._start = max(0, len(context) - LOOK_BACK)
+            self._start = max(0, len(context) - MAX_PROMPT_TOKENS)
         for follower in range(self._start + len(self._history), len(context)):
             replaced: list[tuple[Ngram, int | None]] = []
             for size in range(self.shortest, min(self.longest, follower - self._start) + 1):
@@ -53,7 +53,7 @@ class NgramDrafter:
             self._history.append(replaced)
 
     def accept(self, length: int) -> None:
-        """Forget rejected tokens; there are some only if this drafter was shown text that was itself a draft."""
+        """Remove rejected tokens from the index; only the inner drafter of a cascade has indexed any."""
         while self._start + len(self._history) > length:
             for key, before in self._history.pop():
                 if before is None:
@@ -66,6 +66,6 @@ class NgramDrafter:
 
 
 def _repeat(context: list[int], start: int, n: int) -> list[int]:
-    """n tokens from `start` on; a match that reaches the end of the context goes round again."""
+    """n tokens from `start` on; at the end of the context it continues at `start`."""
     period = len(context) - start
     return [context[start + i % period] for i in range(n)]

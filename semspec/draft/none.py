@@ -14,7 +14,7 @@ class NoDrafter:
 
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         return Draft([])
-        yield  # makes this a generator, as the protocol wants
+        yield  # makes this a generator, as the protocol requires
 
     def accept(self, length: int) -> None:
         pass

@@ -1,8 +1,8 @@
-"""The loop: propose, score, verify, commit. Written for one sequence, as a generator that asks for passes.
+"""The loop: propose, score, verify, commit. Written for one sequence, as a generator of requests.
 
-It never touches a model: it yields requests (types.Request) and is sent their results, and yields an Event for
-whatever was committed. The Executor answers the requests of many such generators together, so every rule and drafter
-is batched without knowing it. Closing the generator at any point gives its slots back.
+It never calls a model: it yields requests (types.Request) and is sent their results, and yields an Event for each
+commit. The Executor batches the requests of many such generators, so no rule or drafter has to know about batching.
+Closing the generator at any point releases its slots.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ from semspec.types import (
     VerifyRequest,
 )
 from semspec.verify.base import Rule
-from semspec.verify.exact import Exact
+from semspec.verify.exact import EXACT
 
 log = logging.getLogger(__name__)
-EXACT = Exact()
-QUOTED = 80  # characters of repeated text in the log
-DECODE_TOKENS = 8  # that the target generates without a draft between two checks for stop strings and cancellation
+MAX_QUOTE = 80  # characters of repeated text in the log
+DECODE_TOKENS = 8  # tokens without a draft between two checks for stop strings and cancellation
 
 
 @dataclass(slots=True)
@@ -60,11 +59,11 @@ class Job:
     halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
     protected: Tensor | None = None  # [V] tokens that no rule may relax
     thinking: tuple[int, int] | None = None  # relax only between these two tokens; None: everywhere
-    thinking_open: bool = False  # the prompt ends inside the thinking, as some chat templates have it
+    thinking_open: bool = False  # the prompt ends inside the thinking, as in some chat templates
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
     steps: Steps | None = None  # where reasoning steps end, for step rules
-    referee: Referee | None = None  # for rules that ask one
-    rewriter: Rule | None = None  # the token rule by which the draft speeds up what the target writes in a step rule
+    referee: Referee | None = None  # for rules that need one
+    rewriter: Rule | None = None  # token rule for speculation on what the target writes, with step rules
     repetition_guard: RepetitionGuard = field(default_factory=RepetitionGuard)
     text_of: Callable[[list[int]], str] = str  # for messages
 
@@ -83,16 +82,16 @@ class Decoder:
         self.round = 0
         length = job.num_draft_tokens
         self.draft_length = FixedLength(length) if isinstance(length, int) else length
-        self.undrafted = len(job.prompt)  # tokens that the drafter has not been shown
-        self.state: Tensor | None = None  # the rule's memory of this sequence
+        self.undrafted = len(job.prompt)  # tokens that the drafter has not read
+        self.state: Tensor | None = None  # the rule's state for this sequence
         self.strict = False  # a loose rule repeated itself, and `exact` has taken over
         self.thinking_open = job.thinking_open
 
     def decode(self) -> SequenceGenerator:
-        held: list[int] = []
+        slots: list[int] = []
         try:
-            held = yield Acquire([self.target, *self.drafter.runners], self.job.prompt)
-            self.slot, *rest = held
+            slots = yield Acquire([self.target, *self.drafter.runners], self.job.prompt)
+            self.slot, *rest = slots
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens
             finish: FinishReason | None = None
@@ -101,7 +100,7 @@ class Decoder:
                 finish = event.finish_reason
                 yield event
         finally:
-            if held:
+            if slots:
                 self.target.release(self.slot)
                 self.drafter.close()
 
@@ -112,11 +111,11 @@ class Decoder:
         return (yield from self.decode_target(DECODE_TOKENS, left))
 
     def speculate(self, left: int) -> Generator[Request, Any, Event]:
-        """A round with a draft as long as seems best, perhaps none; the policy is told what came of it."""
+        """A round with the draft length of the policy, perhaps 0, whose result the policy observes."""
         # The target always adds a token of its own, so a draft is at least one shorter than what is left.
         n, before = self.draft_length.length(), dict(self.stats.seconds)
-        # Seconds of a round in which a model reads more than its last token say nothing about other rounds.
-        typical = len(self.pending()) == 1 and not (n and self.undrafted)
+        # Do not learn from the seconds of a round in which a model reads more than its last token.
+        timed = len(self.pending()) == 1 and not (n and self.undrafted)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
             draft: Draft = yield from self.drafter.propose(self.context, request)
@@ -124,10 +123,10 @@ class Decoder:
         else:
             event = yield from self.decode_target(TARGET_ONLY_TOKENS, left)
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)
-        if event.finish_reason is None:  # else the answer's end has cut it short
-            spent = {what: seconds - before[what] for what, seconds in self.stats.seconds.items()}
+        if event.finish_reason is None:  # else the end of the answer may have cut it
+            spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}
             target = sum(spent.values()) - spent["draft"]
-            self.draft_length.observe(min(n, left - 1), len(event.tokens), spent["draft"], target, timed=typical)
+            self.draft_length.observe(min(n, left - 1), len(event.tokens), spent["draft"], target, timed=timed)
         return event
 
     def check(self, draft: Draft, rule: Rule, left: int) -> Generator[Request, Any, Event]:
@@ -178,7 +177,7 @@ class Decoder:
         return rule if rule.lossless or not (self.strict or self.outside_thinking()) else EXACT
 
     def outside_thinking(self) -> bool:
-        """Whether only the thinking may be relaxed, and it has not begun or is over."""
+        """Whether only the thinking may be relaxed, and it has not started or has ended."""
         return self.job.thinking is not None and not self.thinking_open
 
     def fit(self, draft: Draft, rule: Rule) -> tuple[Draft, list[int]]:
@@ -189,16 +188,16 @@ class Decoder:
         return draft, rule.layout(draft.tokens)
 
     def check_repetition(self, new: int) -> None:
-        """Loose acceptance can lead into a loop. If it does, the target alone decides from here on."""
-        # A prompt may repeat itself as it likes.
-        loop = self.job.repetition_guard.look(self.context[len(self.job.prompt) :], new)
+        """If a loose rule has led into a loop, use `exact` from here on."""
+        # Repetition in the prompt does not count.
+        loop = self.job.repetition_guard.find(self.context[len(self.job.prompt) :], new)
         if loop is not None:
             self.strict = True
             self.stats.loops += 1
             what = f"{self.job.rule.name} wrote {loop.period} tokens {loop.repeats} times in a row; going on with exact"
             text = self.job.text_of(list(loop.block))
-            quoted = repr(text if len(text) <= QUOTED else text[: QUOTED - 3] + "...")
-            # A log of other people's texts records no more than what happened.
+            quoted = repr(text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 3] + "...")
+            # A server's log does not quote its users' texts.
             log.warning("%s: %s", what, quoted, extra={"public": what})
 
     def pending(self) -> list[int]:
@@ -206,7 +205,7 @@ class Decoder:
         return self.context[self.target.length(self.slot) :]
 
     def cut(self, tokens: list[int], left: int) -> tuple[int, FinishReason | None]:
-        """How many of these tokens belong to the answer, and why it ends there, if it does."""
+        """How many of these tokens belong to the answer, and its finish reason if it ends there."""
         ends = [i + 1 for i, token in enumerate(tokens) if token in self.job.stop][:1]
         count = min([len(tokens), left, *ends])
         halted = self.job.halt(tokens[:count]) if self.job.halt else None
@@ -217,7 +216,7 @@ class Decoder:
         return count, "length" if count == left else None
 
     def commit(self, tokens: list[int], logprobs: list[TokenLogprob] | None, finish: FinishReason | None) -> Event:
-        """Make tokens part of the context and forget what the target scored beyond them."""
+        """Append tokens to the context and drop what the target cached after them."""
         self.context += tokens
         if self.job.thinking is not None:
             begin, end = self.job.thinking

@@ -1,10 +1,10 @@
-"""How many tokens to draft next: a fixed number, or as many as have been paying off. Knows numbers and nothing else.
+"""How many tokens to draft next: a fixed number, or the number with the highest expected speed.
 
-Drafting n tokens pays if the tokens it is expected to bring come sooner than they would otherwise:
-    rate(n) = (1 + s_1 + s_1 s_2 + ... + s_1 ... s_n) / (draft(n) + target(n)),     rate(0) = 1 / target alone
-s_i is the chance that draft token i stands if those before it did, learnt from this very text; draft(n) and target(n)
-are seconds, measured while running. `AdaptiveLength` takes the length with the best rate, which may be 0. So that it
-is never wrong for ever, it tries other lengths now and then, paid for by a small share of the time that passed.
+The expected tokens per second of a draft of n tokens are
+    rate(n) = (1 + s_1 + s_1 s_2 + ... + s_1 ... s_n) / (draft(n) + target(n)),     rate(0) = 1 / target(0)
+s_i is the probability that draft token i is accepted if those before it were, estimated from the text so far; draft(n)
+and target(n) are seconds, measured while running. `AdaptiveLength` takes the length with the best rate, which may be 0.
+Now and then it tries other lengths, for a small share of the time, so that a wrong estimate is corrected.
 Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acceptance rate for all positions.
 """
 
@@ -17,16 +17,15 @@ from typing import Protocol
 
 
 class DraftLengthPolicy(Protocol):
-    """Decides the length of a sequence's next draft, and is told how the last one did."""
+    """Decides the length of a sequence's next draft and observes the results."""
 
     def length(self) -> int:
-        """How many tokens to draft; 0: the target writes a few tokens alone."""
+        """How many tokens to draft; 0: target only for a few tokens."""
         ...
 
-    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        """A draft of `asked` tokens brought `tokens`, the target's own included, in so many seconds of each model.
-
-        `timed` False: the seconds are not what such a step takes as a rule, since a prompt had to be read, say.
+    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        """A round with a draft of `requested` tokens committed `tokens`, the bonus token included, in `draft` and
+        `target` seconds. `timed` False: do not learn from the seconds; they include prefill, say.
         """
         ...
 
@@ -40,119 +39,121 @@ class FixedLength:
     def length(self) -> int:
         return self.n
 
-    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
         pass
 
 
-FADE = 0.95  # what a step leaves of the weight of older ones
-OPTIMISM = 0.7  # the chance of an accepted token before anything is known, worth DOUBT tokens
-DOUBT = 2.0
-RECENT = 15  # measurements of one length; their median counts, so that a hiccup does not
-BELIEVED = 3.0  # times longer than expected that a step may seem to take
-STIFF = 8.0  # tokens squared: how reluctantly the target's seconds are believed to grow with the draft
-SPENT_ON_TRIALS = 0.02  # share of the time that may be lost by trying lengths which seem worse
-FIRST = (4, 4, 0, 0)  # tried before anything is known; each twice, since the first time is often slow
-TARGET_ONLY_TOKENS = 4  # tokens that the target writes when it writes alone
-TICK = 1e-9  # no clock is finer
+DECAY = 0.95  # of the weight of older rounds, per round
+PRIOR_ACCEPTANCE = 0.7  # acceptance rate before any draft
+PRIOR_TOKENS = 2.0  # weight of a prior, in tokens
+RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not
+MAX_SLOWDOWN = 3.0  # a round's seconds are clipped to this many times the expected ones
+RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
+EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
+MAX_DRAFT_TOKENS = 16  # longest draft that is considered
+INITIAL_LENGTHS = (4, 4, 0, 0)  # tried first; each twice, since the first time is often slow
+TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft
+MIN_SECONDS = 1e-9  # against division by zero
 
 
 def rates(chances: Iterable[float], draft: Callable[[int], float], target: Callable[[int], float]) -> list[float]:
-    """Tokens a second (or whatever `draft` and `target` count in) of drafts of 0, 1, ... tokens, of which the i-th
-    stands with the i-th chance if those before it did."""
-    tokens = survival = 1.0
-    found = [1.0 / max(target(0), TICK)]
+    """Tokens per second (or per whatever `draft` and `target` count in) with drafts of 0, 1, ... tokens, of which the
+    i-th is accepted with the i-th chance if those before it were."""
+    tokens = all_accepted = 1.0
+    found = [1.0 / max(target(0), MIN_SECONDS)]
     for n, chance in enumerate(chances, 1):
-        survival *= chance
-        tokens += survival
-        found.append(tokens / max(draft(n) + target(n), TICK))
+        all_accepted *= chance
+        tokens += all_accepted
+        found.append(tokens / max(draft(n) + target(n), MIN_SECONDS))
     return found
 
 
 class AdaptiveLength:
-    """Learns while running. One may serve several sequences, at a time or one after the other."""
+    """Learns while running. One may serve several sequences, at the same time or one after the other."""
 
-    def __init__(self, longest: int = 16, shortest: int = 1) -> None:
-        self.longest, self.shortest = max(longest, shortest), shortest  # of a draft that is made at all
-        self.hits, self.trials = [0.0] * self.longest, [0.0] * self.longest  # by position, older ones weigh less
-        self.draft, self.target = Seconds(grow_from_nothing=True), Seconds()
-        self.rates: list[float] = []  # tokens per second to be expected of drafts of 0, 1, ... tokens
+    def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1) -> None:
+        self.max_tokens, self.min_tokens = max(max_tokens, min_tokens), min_tokens  # of a draft that is not empty
+        # By position; older rounds weigh less.
+        self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
+        self.draft, self.target = Seconds(through_zero=True), Seconds()
+        self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
-        self.credit = 0.0  # seconds that may be lost by trials
-        self.plan = deque(self._within(n) for n in FIRST)
-        self.turn = 0
+        self.credit = 0.0  # seconds that may be lost by trying other lengths
+        self.planned = deque(self._clamp(n) for n in INITIAL_LENGTHS)
+        self.next_candidate = 0
 
     def length(self) -> int:
-        if self.plan:
-            return self.plan.popleft()
-        if not self.draft.lengths:  # sequences that began together may all have been reading their prompts
-            return self._within(FIRST[0])
-        trial = self._trial()
-        if trial is None:
+        if self.planned:
+            return self.planned.popleft()
+        if not self.draft.timed:  # sequences that started together may all have been in prefill
+            return self._clamp(INITIAL_LENGTHS[0])
+        other = self._explore()
+        if other is None:
             return self.best
-        if not self.best:  # a drafter that was left alone has to catch up first, which says nothing about its speed
-            self.plan.append(trial)
-        return trial
+        if not self.best:  # the drafter has to catch up first, so its first round is not timed
+            self.planned.append(other)
+        return other
 
-    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        asked = min(asked, self.longest)
+    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        requested = min(requested, self.max_tokens)
         if self.rates:
             lost = draft + target - tokens / self.rates[self.best]
-            self.credit += SPENT_ON_TRIALS * (draft + target) - (max(lost, 0.0) if asked != self.best else 0.0)
-        if asked:
-            self._count(asked, tokens - 1)
+            self.credit += EXPLORATION * (draft + target) - (max(lost, 0.0) if requested != self.best else 0.0)
+        if requested:
+            self._count(requested, tokens - 1)
         if timed:
-            self.draft.add(asked, draft)
-            self.target.add(asked, target if asked else target / max(tokens, 1))
-        if self.target.seen:
-            self._rate()
+            self.draft.add(requested, draft)
+            self.target.add(requested, target if requested else target / max(tokens, 1))
+        if self.target.recent:
+            self._update_rates()
 
-    def _count(self, asked: int, accepted: int) -> None:
-        """Every position up to the first that fell was put to the test; a draft that ended early fell there."""
-        for i in range(self.longest):
-            self.hits[i] *= FADE
-            self.trials[i] *= FADE
-        for i in range(min(asked, accepted + 1)):
-            self.hits[i] += i < accepted
-            self.trials[i] += 1
+    def _count(self, requested: int, accepted: int) -> None:
+        """Every position up to the first rejected one was tested; a draft that ended early counts as rejected there."""
+        for i in range(self.max_tokens):
+            self.accepted[i] *= DECAY
+            self.tested[i] *= DECAY
+        for i in range(min(requested, accepted + 1)):
+            self.accepted[i] += i < accepted
+            self.tested[i] += 1
 
-    def _rate(self) -> None:
-        """What each length is worth, by all that is known now."""
-        usual = (DOUBT * OPTIMISM + sum(self.hits)) / (DOUBT + sum(self.trials))
-        chances = [(h + DOUBT * usual) / (t + DOUBT) for h, t in zip(self.hits, self.trials, strict=True)]
-        known = rates(chances, self.draft.of, self.target.of)
-        self.rates = [rate if n == 0 or n >= self.shortest else 0.0 for n, rate in enumerate(known)]
+    def _update_rates(self) -> None:
+        mean = (PRIOR_TOKENS * PRIOR_ACCEPTANCE + sum(self.accepted)) / (PRIOR_TOKENS + sum(self.tested))
+        counts = zip(self.accepted, self.tested, strict=True)
+        chances = [(accepted + PRIOR_TOKENS * mean) / (tested + PRIOR_TOKENS) for accepted, tested in counts]
+        estimates = rates(chances, self.draft.of, self.target.of)
+        self.rates = [rate if n == 0 or n >= self.min_tokens else 0.0 for n, rate in enumerate(estimates)]
         self.best = self.rates.index(max(self.rates))
 
-    def _trial(self) -> int | None:
-        """Another length whose turn it is, if what it is likely to lose can be afforded."""
+    def _explore(self) -> int | None:
+        """The next other length to try, if the expected loss is covered by the credit."""
         best = self.best
-        others = (0, 2 * best, best + 1, best - 1, best // 2) if best else (self.shortest + 1, self.shortest)
-        n = self._within(others[self.turn % len(others)])
+        others = (0, 2 * best, best + 1, best - 1, best // 2) if best else (self.min_tokens + 1, self.min_tokens)
+        n = self._clamp(others[self.next_candidate % len(others)])
         if not self.rates or n == best:
-            self.turn += 1
+            self.next_candidate += 1
             return None
-        steps = 1 if best else 2
+        rounds = 1 if best else 2
         seconds = self.draft.of(n) + self.target.of(n) if n else TARGET_ONLY_TOKENS * self.target.of(0)
-        loss = steps * seconds * (1 - self.rates[n] / self.rates[best])
+        loss = rounds * seconds * (1 - self.rates[n] / self.rates[best])
         if self.credit <= loss:
             return None
-        self.turn += 1
+        self.next_candidate += 1
         return n
 
-    def _within(self, n: int) -> int:
-        return min(max(n, self.shortest), self.longest) if n > 0 else 0
+    def _clamp(self, n: int) -> int:
+        return min(max(n, self.min_tokens), self.max_tokens) if n > 0 else 0
 
 
 class DraftLengths:
-    """An `AdaptiveLength` for each combination of rule and drafter, so that later prompts begin with what earlier ones
-    taught; combinations not asked for in a long time are forgotten."""
+    """An `AdaptiveLength` per combination of rule and drafter, so that later prompts start from earlier estimates. The
+    least recently used are dropped."""
 
     def __init__(self, size: int = 64) -> None:
         self.size = size
         self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
 
-    def of(self, key: Hashable, shortest: int) -> AdaptiveLength:
-        policy = self._policies.setdefault(key, AdaptiveLength(shortest=shortest))
+    def of(self, key: Hashable, min_tokens: int) -> AdaptiveLength:
+        policy = self._policies.setdefault(key, AdaptiveLength(min_tokens=min_tokens))
         self._policies.move_to_end(key)
         if len(self._policies) > self.size:
             self._policies.popitem(last=False)
@@ -163,46 +164,46 @@ class DraftLengths:
 
 
 class Seconds:
-    """What drafts of each length took, and what others would take: a straight line, as far as nothing else is known."""
+    """Seconds by draft length: the median of recent rounds, and a linear fit for lengths not measured."""
 
-    def __init__(self, grow_from_nothing: bool = False) -> None:
-        self.grow_from_nothing = grow_from_nothing  # the line begins at no seconds for no tokens
-        self.seen: dict[int, deque[float]] = {}
-        self.usual: dict[int, float] = {}  # length -> the median of what was seen lately
-        self.middle = self.level = self.slope = 0.0  # the line
+    def __init__(self, through_zero: bool = False) -> None:
+        self.through_zero = through_zero  # the line has 0 seconds at 0 tokens
+        self.recent: dict[int, deque[float]] = {}
+        self.median: dict[int, float] = {}  # of the recent ones
+        self.mean_length = self.mean_seconds = self.slope = 0.0  # the line
 
     @property
-    def lengths(self) -> bool:
+    def timed(self) -> bool:
         """Whether a draft of any length has been timed."""
-        return any(n > 0 for n in self.usual)
+        return any(n > 0 for n in self.median)
 
     def add(self, n: int, seconds: float) -> None:
-        expected = self.of(n) if n in self.usual or (n and self.lengths) else 0.0
-        if expected > 0.0:  # one step is not believed to be many times slower than others
-            seconds = min(seconds, BELIEVED * expected)
-        recent = self.seen.setdefault(n, deque(maxlen=RECENT))
+        expected = self.of(n) if n in self.median or (n and self.timed) else 0.0
+        if expected > 0.0:
+            seconds = min(seconds, MAX_SLOWDOWN * expected)
+        recent = self.recent.setdefault(n, deque(maxlen=RECENT))
         recent.append(seconds)
-        self.usual[n] = sorted(recent)[(len(recent) - 1) // 2]
-        self._fit([(m, usual, len(self.seen[m])) for m, usual in self.usual.items() if m])
+        self.median[n] = sorted(recent)[(len(recent) - 1) // 2]
+        self._fit([(m, median, len(self.recent[m])) for m, median in self.median.items() if m])
 
     def of(self, n: int) -> float:
-        """What a draft of n tokens is expected to take."""
-        if n == 0 and 0 in self.usual:  # another kind of pass, which is not on the line
-            return self.usual[0]
-        line = max(self.level + self.slope * (n - self.middle), 0.0)
-        weight = len(self.seen.get(n, ()))
-        return (line + weight * self.usual[n]) / (1 + weight) if weight else line
+        """Expected seconds of a draft of n tokens."""
+        if n == 0 and 0 in self.median:  # another kind of pass, which is not on the line
+            return self.median[0]
+        line = max(self.mean_seconds + self.slope * (n - self.mean_length), 0.0)
+        weight = len(self.recent.get(n, ()))
+        return (line + weight * self.median[n]) / (1 + weight) if weight else line
 
     def _fit(self, points: list[tuple[int, float, int]]) -> None:
         """Least squares over (length, seconds, weight)."""
         weight = sum(w for *_, w in points)
         if not points:
-            self.level = self.usual[0]
-        elif self.grow_from_nothing:
+            self.mean_seconds = self.median[0]
+        elif self.through_zero:
             self.slope = sum(s * w for _, s, w in points) / sum(n * w for n, _, w in points)
         else:
-            self.middle = sum(n * w for n, _, w in points) / weight
-            self.level = sum(s * w for _, s, w in points) / weight
-            spread = sum(w * (n - self.middle) ** 2 for n, _, w in points)
-            rise = sum(w * (n - self.middle) * (s - self.level) for n, s, w in points)
-            self.slope = max(rise / (spread + STIFF), 0.0)
+            self.mean_length = sum(n * w for n, _, w in points) / weight
+            self.mean_seconds = sum(s * w for _, s, w in points) / weight
+            variance = sum(w * (n - self.mean_length) ** 2 for n, _, w in points)
+            covariance = sum(w * (n - self.mean_length) * (s - self.mean_seconds) for n, s, w in points)
+            self.slope = max(covariance / (variance + RIDGE), 0.0)

@@ -1,10 +1,10 @@
 """The Executor answers the requests of all live sequences. It schedules passes, not sequences.
 
-In each tick, every runner with work makes one pass, drafts first: what they propose is scored in the same tick,
-together with whatever waits already, so that sequences synchronise. If any sequence waits for a score or has a prompt
-to read, the pass is ragged: prompt chunks, score rows, and one row for each sequence that is decoding. If all are only
-decoding, it is a fused decode of a few tokens, so that nobody who comes to score waits longer than that; a single
-sequence decodes all its tokens at once. Verification is one call for each rule.
+In each tick, every runner with work makes one pass, drafts first: their proposals are scored in the same tick, with
+whatever is waiting already, so that sequences synchronise. If any sequence waits for a score or is in prefill, the pass
+is ragged: prompt chunks, score rows, and one row per decoding sequence. If all are decoding, it is a fused decode of a
+few tokens, so that no score waits longer than that; a single sequence decodes all its tokens at once. Verification is
+one call per rule.
 
 Threads may share an executor: `lock` is held while anything changes.
 """
@@ -15,11 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from semspec.errors import SemspecError
 from semspec.loop.stats import Stats
+from semspec.loop.work import DecodeWork, ScoreWork, Task, Work
 from semspec.sampling.draw import logprobs_of, next_tokens
 from semspec.types import (
     Acquire,
@@ -29,105 +29,18 @@ from semspec.types import (
     Request,
     Runner,
     Score,
-    ScoreOutput,
     SequenceGenerator,
     Verdict,
     VerifyRequest,
 )
-from semspec.verify.base import collate, join_segments, verdicts
+from semspec.verify.batch import collate, join_segments, verdicts
 
-SHORT = 64  # tokens up to which a feed counts as a round's and not as a prompt
+MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
 
 NOT_NUMBERS = (
     "the model's logits are not numbers (NaN), so no token can be drawn; its weights may be damaged, or its dtype too "
     "narrow: try --dtype float32"
 )
-
-
-class ScoreWork:
-    """A Score, in passes of limited size."""
-
-    def __init__(self, task: Task, request: Score) -> None:
-        self.task, self.request = task, request
-        self.fed = 0
-        self.parts: list[ScoreOutput] = []
-
-    @property
-    def waiting(self) -> int:
-        return len(self.request.tokens) - self.fed
-
-    def next_pass(self, budget: int) -> Score:
-        """The next chunk, with those of the wanted rows that are in it."""
-        end = min(self.fed + budget, len(self.request.tokens))
-        wanted = max(self.fed, len(self.request.tokens) - self.request.keep)
-        tokens = self.request.tokens[self.fed : end]
-        self.fed = end
-        return replace(self.request, tokens=tokens, keep=max(0, end - wanted))
-
-    def take(self, rows: ScoreOutput) -> None:
-        if len(rows.logits) or not self.waiting:  # chunks of a prompt return nothing
-            self.parts.append(rows)
-
-    @property
-    def result(self) -> ScoreOutput:
-        return ScoreOutput.join(self.parts)
-
-
-class DecodeWork:
-    """A Decode: first its tokens are fed, then it generates."""
-
-    def __init__(self, task: Task, request: Decode) -> None:
-        self.task, self.request = task, request
-        self.feed = request.tokens
-        self.done: list[DecodeOutput] = []
-        self.written = 0
-        self.stopped = False
-
-    @property
-    def waiting(self) -> int:
-        return len(self.feed)
-
-    @property
-    def finished(self) -> bool:
-        return self.stopped or self.written >= self.request.n
-
-    def next_pass(self, budget: int) -> Score:
-        """The next chunk of the feed; the last row of the last chunk predicts a token."""
-        tokens, self.feed = self.feed[:budget], self.feed[budget:]
-        return Score(self.request.runner, self.request.slot, tokens, 0 if self.feed else 1, self.request.layers)
-
-    def next_decode(self, n: int) -> Decode:
-        return replace(self.request, tokens=self.feed, n=min(n, self.request.n - self.written))
-
-    def take(self, out: DecodeOutput) -> None:
-        self.done.append(out)
-        self.written += len(out.tokens)
-        self.stopped = out.tokens[-1] in self.request.stop
-        self.feed = out.tokens[-1:]
-
-    @property
-    def result(self) -> DecodeOutput:
-        return DecodeOutput.join(self.done)
-
-
-Work = ScoreWork | DecodeWork
-
-
-class Task:
-    """One sequence in the Executor: its generator, what it waits for, and the events nobody has taken yet."""
-
-    def __init__(self, decoding: SequenceGenerator, stats: Stats) -> None:
-        self.decoding, self.stats = decoding, stats
-        self.requests: list[Request] = []
-        self.results: dict[int, Any] = {}  # request index -> result
-        self.single = True  # the generator yielded one request, not a tuple
-        self.events: deque[Event] = deque()
-        self.done = False
-        self.error: Exception | None = None
-
-    @property
-    def answered(self) -> bool:
-        return len(self.results) == len(self.requests)
 
 
 class Executor:
@@ -144,7 +57,7 @@ class Executor:
         self.lock = threading.RLock()
 
     def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
-        """Take a sequence in. Nothing runs before the next tick."""
+        """Add a sequence. Nothing runs before the next tick."""
         task = Task(decoding, stats)
         with self.lock:
             self.tasks.append(task)
@@ -157,7 +70,7 @@ class Executor:
                 self._end(task)
 
     def discard(self, task: Task) -> None:
-        """The same for destructors, which may run in the middle of a tick: waits for nothing, then it is done after."""
+        """Cancel without blocking, for destructors, which may run in the middle of a tick; then at the next tick."""
         self._discarded.append(task)
         if not self._ticking and self.lock.acquire(blocking=False):
             try:
@@ -182,7 +95,7 @@ class Executor:
             try:
                 self._tick()
             except BaseException:
-                # An interrupt may come between feeding a slot and recording it. No sequence can be trusted to go on.
+                # An interrupt may come between feeding a slot and recording it: no sequence is in a known state.
                 for task in list(self.tasks):
                     self._end(task, SemspecError("decoding was interrupted in the middle of a pass; ask again"))
                 raise
@@ -190,20 +103,19 @@ class Executor:
                 self._ticking = False
 
     def _tick(self) -> None:
-        began, busy = self.clock(), 0.0
+        start, busy = self.clock(), 0.0
         live = list(self.tasks)
         self._advance(live)
         while self._verify_requests:  # cheap, and what follows can still join this tick's passes
             busy += self._verify()
             self._advance(live)
-        # Passes of a tick follow each other, so a sequence that is done drafting loses nothing by joining the target's
-        # pass of this tick. If it waited for the next one, halves of a batch would alternate for ever, and each round
-        # would cost two target passes.
+        # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
+        # of a batch would alternate for ever, and each round would cost two target passes.
         for runner in sorted(self._work, key=lambda runner: not self._drafts(runner)):
             if self._work[runner]:
                 busy += self._pass(self._work[runner])
                 self._advance(live)
-        share = max(self.clock() - began - busy, 0.0) / max(len(live), 1)
+        share = max(self.clock() - start - busy, 0.0) / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share
 
@@ -226,16 +138,16 @@ class Executor:
         answer = None if not results else results[0] if task.single else tuple(results)
         task.requests, task.results = [], {}
         try:
-            asked = task.decoding.send(answer)
+            yielded = task.decoding.send(answer)
         except StopIteration:
             return self._end(task)
-        except Exception as error:  # one sequence's failure is its own
+        except Exception as error:  # fails this sequence only
             return self._end(task, error)
-        if isinstance(asked, Event):
-            task.events.append(asked)
+        if isinstance(yielded, Event):
+            task.events.append(yielded)
             return
-        task.single = not isinstance(asked, tuple)
-        task.requests = list(asked) if isinstance(asked, tuple) else [asked]
+        task.single = not isinstance(yielded, tuple)
+        task.requests = list(yielded) if isinstance(yielded, tuple) else [yielded]
         for request in task.requests:
             if isinstance(request, Acquire):
                 self._slots.append(task)
@@ -248,7 +160,7 @@ class Executor:
                 return self._end(task, TypeError(f"a decoding generator yielded {request!r}, which is no request"))
 
     def _grant(self, task: Task) -> bool:
-        """Give a waiting sequence all the slots it asked for, if they are free."""
+        """Give a waiting sequence all the slots it requested, if they are free."""
         (request,) = task.requests
         assert isinstance(request, Acquire)
         needed = [sum(other is runner for other in request.runners) for runner in request.runners]
@@ -277,8 +189,8 @@ class Executor:
     # -- verification
 
     def _verify(self) -> float:
-        """Verify everything that waits, rule by rule. Returns the seconds it took."""
-        began = self.clock()
+        """Verify all waiting drafts, rule by rule. Returns the seconds it took."""
+        start = self.clock()
         waiting, self._verify_requests = self._verify_requests, []
         groups: dict[tuple[Any, ...], list[tuple[Task, VerifyRequest]]] = {}
         for task, request in waiting:
@@ -295,7 +207,7 @@ class Executor:
                 answers = join_segments(verdicts(rule.verify(collate(requests))), requests)
                 for request, verdict in zip(requests, answers, strict=True):
                     self._add_logprobs(request, verdict)
-            except Exception as error:  # a faulty rule fails the sequences that use it
+            except Exception as error:  # fails the sequences that use this rule
                 self._fail((task for task, _ in group), error)
                 continue
             for (task, request), verdict in zip(group, answers, strict=True):
@@ -307,7 +219,7 @@ class Executor:
                 else:
                     what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"
                     self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {what}"))
-        seconds = self.clock() - began
+        seconds = self.clock() - start
         for task, _ in waiting:
             task.stats.seconds["judge"] += seconds / len(waiting)
         return seconds
@@ -327,20 +239,20 @@ class Executor:
         """One pass on one runner. Returns the seconds it took."""
         runner = work[0].request.runner
         reading = [w for w in work if isinstance(w, ScoreWork) or w.waiting > self.chunk]
-        began = self.clock()
+        start = self.clock()
         served = self._ragged_pass(runner, work) if reading else self._decode(runner, work)
-        seconds = self.clock() - began
+        seconds = self.clock() - start
         for item in served:
             item.task.stats.seconds["draft" if item.request.drafting else "score"] += seconds / len(served)
         return seconds
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> list[Work]:
         """Prompt chunks, score rows and one row for each decoding sequence, up to the budget."""
-        short = [w for w in work if w.waiting <= SHORT]
-        prompts = [w for w in work if w.waiting > SHORT]
+        rounds = [w for w in work if w.waiting <= MAX_ROUND_TOKENS]
+        prompts = [w for w in work if w.waiting > MAX_ROUND_TOKENS]
         budget, chunks = self.budget, []
-        for item in short + prompts:  # short ones go first, but leave a share to prompts
-            limit = budget - (self.budget // 4 if prompts and item.waiting <= SHORT else 0)
+        for item in rounds + prompts:  # rounds go first, but leave a share of the budget to prompts
+            limit = budget - (self.budget // 4 if prompts and item.waiting <= MAX_ROUND_TOKENS else 0)
             if limit > 0:
                 chunk = item.next_pass(limit)
                 budget -= len(chunk.tokens)
@@ -368,11 +280,11 @@ class Executor:
         return [item for item, _ in chunks]
 
     def _decode(self, runner: Runner, work: list[Work]) -> list[Work]:
-        """All sequences decode a few tokens; a single one decodes all it wants."""
+        """All sequences decode a few tokens; a single one decodes all it requested."""
         decodes = [w for w in work if isinstance(w, DecodeWork)]
-        most = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
+        n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
         try:
-            out = runner.decode([w.next_decode(most) for w in decodes])
+            out = runner.decode([w.next_decode(n) for w in decodes])
         except Exception as error:
             self._fail((w.task for w in decodes), error)
             return list(decodes)
@@ -397,7 +309,7 @@ class Executor:
         self._answer(item.task, item.request, item.result)
 
     def _fail(self, tasks: Iterable[Task], error: Exception) -> None:
-        """A call that failed ends the sequences that were in it, and no other."""
+        """End the sequences that were in a failed call, and no others."""
         for task in list(tasks):
             if not task.done:
                 self._end(task, error)

@@ -1,7 +1,7 @@
-"""What passes cost on this very device, against what its memory allows, and what drafts can bring at such costs.
+"""What passes cost on this device, the limit set by its memory bandwidth, and the speedup drafts can give.
 
-The limit of a pass is the time in which the device could copy the bytes that the pass must read: weights, keys and
-values. Nothing that decodes token by token can be faster; how near a runner comes says what is left to gain.
+The limit of a pass is the time to read its weights, keys and values at the bandwidth of a large copy. No pass can be
+faster, so the distance of a runner to it is what is left to gain.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from typing import Any
 
 import torch
 
-from semspec.loop.draft_length import rates
+from semspec.loop.draft_length import MAX_DRAFT_TOKENS, rates
 from semspec.model.memory_plan import MemoryPlan
 from semspec.types import Decode, Runner, Sampling, Score
 
-CONTEXT = 128  # tokens that lie before a pass
-SECONDS = 1.0  # for each figure
-LONGEST = 16  # drafts that are thought about
+CONTEXT = 128  # tokens in the cache before a pass
+MEASURE_SECONDS = 1.0  # spent on each measurement
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes; many times what a cache holds
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}  # many times the size of a cache
 
 
-def usual(work: Callable[[], Any]) -> float:
-    """Seconds that it takes; the quartile, since what disturbs only adds. The first time is not counted."""
+def seconds_of(work: Callable[[], Any]) -> float:
+    """The lower quartile of repeated runs, since noise only adds. The first run is warm-up."""
     work()
     times: list[float] = []
-    while sum(times) < SECONDS and len(times) < 50:
-        began = time.perf_counter()
+    while sum(times) < MEASURE_SECONDS and len(times) < 50:
+        start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 4]
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that a large copy moves, read and written."""
-    size = COPIED.get(device.type, COPIED["cpu"])
+    """Bytes per second, read and written, of a large copy."""
+    size = COPY_BYTES.get(device.type, COPY_BYTES["cpu"])
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
@@ -44,11 +43,11 @@ def bandwidth(device: torch.device) -> float:
         target.copy_(source)
         _wait(device)
 
-    return 2 * size / usual(copy)
+    return 2 * size / seconds_of(copy)
 
 
 def pass_cost(runner: Runner, rows: int) -> float:
-    """Milliseconds of a pass over so many tokens of one sequence."""
+    """Milliseconds of a pass over this many tokens of one sequence."""
     rows = min(rows, runner.capacity // 2)
     before = min(CONTEXT, runner.capacity - rows)
     slot = runner.acquire()
@@ -59,13 +58,13 @@ def pass_cost(runner: Runner, rows: int) -> float:
         _wait(runner.device)
         runner.truncate(slot, before)
 
-    seconds = usual(work)
+    seconds = seconds_of(work)
     runner.release(slot)
     return seconds * 1000
 
 
 def token_cost(runner: Runner) -> float:
-    """Milliseconds of each further token that a model writes by itself."""
+    """Milliseconds per token of autoregressive decoding, without the cost of a call."""
     few, many = 4, 20
     before = max(1, min(CONTEXT, runner.capacity - many))
     slot = runner.acquire()
@@ -75,31 +74,33 @@ def token_cost(runner: Runner) -> float:
         runner.decode([Decode(runner, slot, [1], min(n, runner.capacity - before), Sampling(), 0)])
         runner.truncate(slot, before)
 
-    short, long = usual(lambda: work(few)), usual(lambda: work(many))
+    short, long = seconds_of(lambda: work(few)), seconds_of(lambda: work(many))
     runner.release(slot)
     return max(long - short, 0.0) * 1000 / (many - few)
 
 
 def best_drafts(target: dict[int, float], token: float) -> list[dict[str, float]]:
-    """For each chance that a draft token is accepted: the draft length that pays most, the tokens that a step with it
-    gives, and how many times as fast as the target alone that is. Length 0: drafting does not pay.
+    """For each acceptance rate: the best draft length (0: drafting does not pay), its tokens per round, and its speedup
+    over the target without drafts.
 
-    `target` are milliseconds of passes by tokens, `token` those of a draft token.
+    `target`: milliseconds of passes by tokens; `token`: those of a draft token.
     """
-    alone = target[min(target)]
+    target_only = target[min(target)]
     found = []
     for acceptance in ACCEPTANCES:
         speeds = rates(
-            [acceptance] * LONGEST, lambda n: n * token, lambda n: between(target, n + 1) if n else alone
-        )  # fmt: skip
+            [acceptance] * MAX_DRAFT_TOKENS,
+            lambda n: n * token,
+            lambda n: interpolate(target, n + 1) if n else target_only,
+        )
         n = speeds.index(max(speeds))
         tokens = sum(acceptance**i for i in range(n + 1))
-        found.append({"acceptance": acceptance, "draft_tokens": n, "tau": tokens, "speedup": speeds[n] * alone})
+        found.append({"acceptance": acceptance, "draft_tokens": n, "tau": tokens, "speedup": speeds[n] * target_only})
     return found
 
 
-def between(costs: dict[int, float], tokens: int) -> float:
-    """On straight lines from one measured size to the next."""
+def interpolate(costs: dict[int, float], tokens: int) -> float:
+    """Linear between measured sizes, constant outside."""
     below = max((n for n in costs if n <= tokens), default=min(costs))
     above = min((n for n in costs if n >= tokens), default=max(costs))
     if below == above:
@@ -110,7 +111,7 @@ def between(costs: dict[int, float], tokens: int) -> float:
 def profile(
     runners: Sequence[Runner], plans: Sequence[MemoryPlan], passes: Sequence[dict[str, float]]
 ) -> dict[str, Any]:  # fmt: skip
-    """Of a target and, where there is one, its draft; `passes`: milliseconds by tokens, as measured for each."""
+    """Of a target and its draft model, if any; `passes`: measured milliseconds by tokens, for each."""
     speeds = {device: bandwidth(device) for device in {plan.device for plan in plans}}
     limits = [
         None if plan.read is None else (plan.read + CONTEXT * plan.per_token) / speeds[plan.device] * 1000

@@ -1,9 +1,8 @@
-"""Finding loops: a block of tokens that is written again and again.
+"""Finding loops: a block of tokens that is generated again and again.
 
-A model that loops agrees with its draft perfectly and writes many tokens per second, so loops look like success in
-every figure of speed. A loop here is strict, because honest texts repeat themselves too: the copies must be equal
-token for token, stand directly behind one another, and be both many and long. The block is returned with its place,
-so that a person can look at what was found.
+A model in a loop agrees with its draft perfectly, so loops look like success in every measure of speed. The definition
+is strict, because normal texts repeat themselves too: the copies must be equal token for token, follow each other
+directly, and be both many and long.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 
 from semspec.errors import BadRequest
 
-REPEATS, TOKENS, PERIOD = 4, 32, 128  # a loop: copies in a row, tokens they have together, and the longest block
-LONGEST_PERIOD = 1024  # that may be asked for: after every step all periods are tried
+REPEATS, TOKENS, PERIOD = 4, 32, 128  # a loop: min copies in a row, min tokens in all, max tokens of the block
+MAX_PERIOD = 1024  # of a request: every round tries all periods
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`block` stands `repeats` times in a row, beginning at token `start`."""
+    """`block` occurs `repeats` times in a row from token `start` on."""
 
     start: int
     period: int
@@ -28,35 +27,35 @@ class Loop:
 
     @property
     def end(self) -> int:
-        """One behind the last token of the last whole copy."""
+        """The index after the last whole copy."""
         return self.start + self.period * self.repeats
 
 
 def find_loop(
     tokens: Sequence[int], min_repeats: int = REPEATS, min_tokens: int = TOKENS, max_period: int = PERIOD
 ) -> Loop | None:
-    """The loop that covers most tokens, wherever it stands; of equals the one with the shortest block, then the first.
+    """The loop that covers most tokens; of equals the one with the shortest block, then the first.
 
-    Whole copies only are counted: at least `min_repeats` of them, at least `min_tokens` tokens together.
+    Only whole copies count: `min_repeats` or more of them, `min_tokens` or more tokens in all.
 
-    A text with period p has `tokens[i] == tokens[i - p]` over the whole loop but its first copy. That stretch is long,
-    so it is enough to look at every so many places and to walk on from those that match: about one look per token for
-    all periods together on ordinary text, and never more than `max_period` looks per token.
+    In a loop of period p, `tokens[i] == tokens[i - p]` everywhere but in its first copy. That run of matches is long,
+    so it is enough to test every `stride`-th position and to extend those that match: about one comparison per token
+    for all periods together on normal text, and never more than `max_period` per token.
     """
     if min_repeats < 2 or max_period < 1:
         raise BadRequest(f"A loop needs two copies of one token at least: {min_repeats=}, {max_period=}.")
     best: Loop | None = None
     for period in range(1, min(max_period, len(tokens) // min_repeats) + 1):
-        stride = max(min_tokens, min_repeats * period) - period  # a loop's stretch of matches is no shorter
-        place = period + stride - 1
-        while place < len(tokens):
-            if tokens[place] != tokens[place - period]:
-                place += stride
+        stride = max(min_tokens, min_repeats * period) - period  # a loop has no shorter run of matches
+        at = period + stride - 1
+        while at < len(tokens):
+            if tokens[at] != tokens[at - period]:
+                at += stride
                 continue
-            first = place
+            first = at
             while first > period and tokens[first - 1] == tokens[first - 1 - period]:
                 first -= 1
-            last = place
+            last = at
             while last + 1 < len(tokens) and tokens[last + 1] == tokens[last + 1 - period]:
                 last += 1
             start = first - period
@@ -65,28 +64,26 @@ def find_loop(
             enough = repeats >= min_repeats and covered >= min_tokens
             if enough and (best is None or covered > best.period * best.repeats):
                 best = Loop(start, period, repeats, tuple(tokens[start : start + period]))
-            place = last + 1 + stride  # last + 1 does not match: the next stretch begins behind it
+            at = last + 1 + stride  # last + 1 does not match: the next run starts after it
     return best
 
 
 @dataclass(frozen=True, slots=True)
 class RepetitionGuard:
-    """When a text that is being written counts as going in circles."""
+    """Detects repetition while a text is generated."""
 
-    repeats: int = REPEATS  # copies in a row; 0: never
+    repeats: int = REPEATS  # copies in a row that make a loop; 0: off
     period: int = PERIOD  # tokens of the longest block
 
     def __post_init__(self) -> None:
         if self.repeats < 0 or self.repeats == 1:
             raise BadRequest(f"loop_repeats is {self.repeats}; give 0 (off) or the copies that make a loop, 2 or more")
-        if not 1 <= self.period <= LONGEST_PERIOD:
-            raise BadRequest(
-                f"loop_period is {self.period}; give the longest block that is looked for, 1 to {LONGEST_PERIOD} tokens"
-            )
+        if not 1 <= self.period <= MAX_PERIOD:
+            raise BadRequest(f"loop_period is {self.period}; give the longest block to find, 1 to {MAX_PERIOD} tokens")
 
-    def look(self, written: Sequence[int], new: int) -> Loop | None:
-        """A loop that the last `new` tokens have completed. Earlier ones would have been found when they were."""
+    def find(self, tokens: Sequence[int], new: int) -> Loop | None:
+        """A loop that the last `new` tokens have completed; earlier rounds have looked for earlier ones."""
         if not self.repeats:
             return None
-        longest = max(self.repeats * self.period, TOKENS + self.period)  # that a loop has to be to count as one
-        return find_loop(written[-longest - new :], self.repeats, max_period=self.period)
+        longest = max(self.repeats * self.period, TOKENS + self.period)  # a loop that has just become one
+        return find_loop(tokens[-longest - new :], self.repeats, max_period=self.period)

@@ -1,4 +1,4 @@
-"""Counting what happened: one small accumulator, the histogram first and the rest derived from it."""
+"""Counts of a run: histograms by round, from which the rest is derived."""
 
 from __future__ import annotations
 
@@ -7,45 +7,43 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-SECONDS = ("draft", "score", "judge", "host")
+SECONDS = ("draft", "score", "judge", "host")  # keys of result files; "judge" is verification
 
 
 @dataclass(slots=True)
 class Stats:
     """Counts of committed tokens only: tokens == accepted + bonus, always.
 
-    A pass over several sequences is shared equally among them, so that `seconds` of pooled stats add up to wall time.
+    The time of a pass over several sequences is split equally, so that `seconds` of pooled stats add up to wall time.
     """
 
-    drafts: Counter[int] = field(default_factory=Counter)  # draft length -> steps
-    histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> steps
+    drafts: Counter[int] = field(default_factory=Counter)  # draft length -> rounds
+    histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> rounds
     relaxed: int = 0
     bonus: int = 0
-    step_outcomes: Counter[str] = field(
-        default_factory=Counter
-    )  # steps of reasoning, by what became of them; see stepwise.py
-    loops: int = 0  # times a loose rule went in circles and was replaced by `exact`
-    target_passes: int = 0  # passes over the target that judged or wrote; prefill is not among them
+    step_outcomes: Counter[str] = field(default_factory=Counter)  # outcome -> reasoning steps; see step_decoder.py
+    loops: int = 0  # times a loose rule repeated itself and was replaced by `exact`
+    target_passes: int = 0  # that verified or generated; prefill does not count
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
 
     def observe(self, drafted: int, accepted: int, relaxed: int = 0, bonus: int = 1) -> None:
-        """Record one step."""
+        """Record one round."""
         self.drafts[drafted] += 1
         self.histogram[accepted] += 1
         self.relaxed += relaxed
         self.bonus += bonus
 
     @property
-    def steps(self) -> int:
+    def rounds(self) -> int:
         return self.histogram.total()
 
     @property
     def drafted(self) -> int:
-        return sum(n * steps for n, steps in self.drafts.items())
+        return sum(n * rounds for n, rounds in self.drafts.items())
 
     @property
     def accepted(self) -> int:
-        return sum(n * steps for n, steps in self.histogram.items())
+        return sum(n * rounds for n, rounds in self.histogram.items())
 
     @property
     def tokens(self) -> int:
@@ -53,8 +51,8 @@ class Stats:
 
     @property
     def tau(self) -> float:
-        """Mean acceptance length, the bonus token included: 1 + accepted / steps."""
-        return 1.0 + self.accepted / self.steps if self.steps else 1.0
+        """Mean acceptance length, the bonus token included: 1 + accepted / rounds."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else 1.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -62,15 +60,15 @@ class Stats:
 
     @property
     def accepted_per_position(self) -> list[int]:
-        """Entry i: steps in which draft token i stood."""
+        """Entry i: rounds in which draft token i was accepted."""
         longest = max(self.histogram, default=0)
-        return [sum(steps for n, steps in self.histogram.items() if n > i) for i in range(longest)]
+        return [sum(rounds for n, rounds in self.histogram.items() if n > i) for i in range(longest)]
 
     @property
     def drafted_per_position(self) -> list[int]:
-        """Entry i: steps in which a draft token i was proposed."""
+        """Entry i: rounds in which a draft token i was proposed."""
         longest = max(self.drafts, default=0)
-        return [sum(steps for n, steps in self.drafts.items() if n > i) for i in range(longest)]
+        return [sum(rounds for n, rounds in self.drafts.items() if n > i) for i in range(longest)]
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
@@ -90,7 +88,7 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "steps": self.steps,
+            "steps": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "relaxed": self.relaxed,

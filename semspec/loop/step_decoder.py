@@ -3,12 +3,12 @@
 The target writes the first step, or as many as `StepRule.lead` says. Then the draft writes one, or, while it is
 confident, several (`StepRule.steps`); the target reads them in one pass, and the rule accepts or rejects each. If all
 are accepted, the target adds one token and the draft continues; the first rejected step is written by the target,
-beginning with its own choice at the step's first token, which the pass has computed already.
+starting with its own choice at the step's first token, which the pass has computed already.
 
 A draft model with an early exit (`draft_min_p`, `draft_max_entropy`) stops inside a step. The part it has written is
 verified token by token, the target adds the token at which the draft was not confident, and the draft goes on from
-there. Ending the thinking is the target's business: a draft step that would is thrown away, or with `keep` verified
-token by token. What follows the thinking, the target writes alone.
+there. Only the target may end the thinking: a draft step that would is dropped, or with `keep` verified token by token.
+What follows the thinking is written by the target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from semspec.text.steps import Step, StepEnd
 from semspec.types import Draft, DraftedStep, Drafter, Event, Request, Runner, StepOutcome
 from semspec.verify.step_rule import StepRule
 
-Ending = StepEnd | Literal["unfinished", "no room"]
+Ending = StepEnd | Literal["unfinished", "no space"]
 WHOLE = ("blank line", "length")
 
 
@@ -38,7 +38,7 @@ class StepDecoder(Decoder):
         self.rewriter = job.rewriter
         self.step = Step(self.steps)
         self.step_start = len(self.context)  # where it began
-        self.lead = job.rule.lead  # steps that the target is still to write before the draft may
+        self.lead = job.rule.lead  # steps left for the target to write before the draft may
         self.drafting = self.lead == 0  # the draft writes next
         self.target_only = False  # the target writes the rest
 
@@ -53,10 +53,10 @@ class StepDecoder(Decoder):
             return (yield from self.check_steps(draft, left, ending))
         if draft.step_ends:
             return (yield from self.check_steps(draft.first(draft.step_ends[-1]), left))
-        self.target_only = self.step_rule.hand_over or ending == "no room"
+        self.target_only = self.step_rule.hand_over or ending == "no space"
         self.drafting = False
-        self.drafter.accept(len(self.context) - 1)  # it may be asked to speed up what the target writes
-        self.round += 1  # new noise: a draft thrown away for how it ends is no sample of the draft any more
+        self.drafter.accept(len(self.context) - 1)  # it may draft for `rewrite` next
+        self.round += 1  # new noise: that of a draft dropped for how it ends would bias the next
         drafted = self.draft_steps(draft)
         event = yield from self.target_writes(left)
         if draft.tokens:
@@ -64,7 +64,7 @@ class StepDecoder(Decoder):
         return event
 
     def propose(self, left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
-        """The draft's steps, perhaps with words after the last whole one; and how the last of all ended."""
+        """The draft's steps, perhaps with a part of another after the last whole one; and how the last of all ended."""
         rule, step = self.step_rule, copy.copy(self.step)
         left = min(left, self.target.capacity - len(self.context)) - 1  # the target's own token must fit as well
         tokens, steps, ends = list[int](), list[Draft](), list[int]()
@@ -79,14 +79,14 @@ class StepDecoder(Decoder):
             if len(ends) == rule.steps or rule.confidence(written, self.job.sampling) < rule.ahead:
                 break
             step, left = Step(self.steps), min(left, rule.max_step_tokens)
-        if ending == "no room" and ends:  # for another step in this draft, but perhaps in the next
+        if ending == "no space" and ends:  # for another step in this draft, but perhaps in the next
             ending = "unfinished"
         draft = Draft.join(steps)
         draft.step_ends = tuple(ends)
         return draft, ending
 
     def propose_step(self, step: Step, before: list[int], left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
-        """One step after these new tokens: as much of it as the draft is confident of and as fits."""
+        """One step after these new tokens, as far as the draft is confident and the slot has space."""
         parts, tokens = list[Draft](), list(before)
         while step.end is None and left > len(tokens):
             n = min(step.tokens_left, left - len(tokens))
@@ -99,10 +99,10 @@ class StepDecoder(Decoder):
             step.feed(part.tokens)
             if part.early_exit:
                 return Draft.join(parts), "unfinished"
-        return Draft.join(parts), step.end or "no room"
+        return Draft.join(parts), step.end or "no space"
 
     def check_steps(self, draft: Draft, left: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:
-        """Let the target check the draft. With an ending, the target finishes what follows its whole steps."""
+        """Verify the draft. With an ending, the target finishes what follows the whole steps."""
         drafted = self.draft_steps(draft)
         if self.step_rule.refereed:
             whole, draft = draft, self.ask_referee(draft, drafted)
@@ -112,24 +112,24 @@ class StepDecoder(Decoder):
         outcomes: list[StepOutcome] = ["accepted"] * accepted
         self.drafting = accepted == len(draft.step_ends) and ending is None
         if accepted < len(draft.step_ends):
-            outcomes += ["refused"] if len(event.tokens) > event.accepted else []  # else the text has ended inside it
+            outcomes += ["refused"] if len(event.tokens) > event.accepted else []  # else the text ended inside it
         elif ending:
             outcomes.append("handed over")
         self.record(event, outcomes, drafted)
         self.track_steps(event.tokens, accepted)
         if outcomes[-1:] == ["handed over"]:
-            self.target_only = self.target_only or self.step_rule.hand_over or ending == "no room"
+            self.target_only = self.target_only or self.step_rule.hand_over or ending == "no space"
         return event
 
     def draft_steps(self, draft: Draft) -> list[tuple[int, list[int]]]:
-        """The draft's steps, the first with what is committed of it already: new tokens before each, and its own."""
+        """Of each of the draft's steps, the number of new tokens before it, and its tokens, committed ones included."""
         prompt, so_far = len(self.job.prompt), len(self.context)
         ends = [self.step_start - prompt, *(so_far - prompt + end for _, end in draft.segments)]
         new = self.context[prompt:] + draft.tokens
         return [(begin, new[begin:end]) for begin, end in pairwise(ends)]
 
     def ask_referee(self, draft: Draft, drafted: list[tuple[int, list[int]]]) -> Draft:
-        """The draft with a referee's word on each step, cut after the first invalid one."""
+        """The draft with the referee's decision on each step, cut after the first invalid one."""
         assert self.job.referee is not None
         new, valid = self.context[len(self.job.prompt) :] + draft.tokens, list[bool]()
         for end, (start, step) in zip(draft.step_ends, drafted, strict=False):
@@ -141,14 +141,14 @@ class StepDecoder(Decoder):
         return draft
 
     def record(self, event: Event, outcomes: Sequence[StepOutcome], drafted: list[tuple[int, list[int]]]) -> None:
-        """Keep what the draft proposed, whatever became of it."""
+        """Record the drafted steps with their outcomes."""
         for outcome, (start, step) in zip(outcomes, drafted, strict=False):
-            if len(step) > 1 or outcome != "handed over":  # an end marker alone is no step
+            if len(step) > 1 or outcome != "handed over":  # an end marker by itself is no step
                 self.stats.step_outcomes[outcome] += 1
                 event.drafted_steps.append(DraftedStep(outcome, step, start))
 
     def target_writes(self, left: int) -> Generator[Request, Any, Event]:
-        """The target continues its step, or the rest of the text: alone, or sped up by the draft (`rewrite`)."""
+        """The target continues its step, or the rest of the text, with token-level speculation if `rewrite` says so."""
         n = min(self.step_rule.rewrite_tokens, left - 1)
         if self.rewriter is None or n < 1:
             event = yield from self.decode_target(min(DECODE_TOKENS, self.step.tokens_left), left, self.steps.stops)
@@ -160,7 +160,7 @@ class StepDecoder(Decoder):
         return event
 
     def track_steps(self, tokens: Sequence[int], accepted_steps: int = 0) -> None:
-        """See where committed tokens end steps, the first few of which are the draft's, and who writes next."""
+        """Follow step ends in committed tokens and decide which model writes next. The first steps are the draft's."""
         while tokens and not self.target_only:
             taken = self.step.feed(tokens)
             if taken is None:
@@ -171,7 +171,7 @@ class StepDecoder(Decoder):
             if accepted_steps:
                 accepted_steps -= 1
             else:
-                marker = self.target_only and self.step.length == 1  # an end marker alone is no step
+                marker = self.target_only and self.step.length == 1  # an end marker by itself is no step
                 self.stats.step_outcomes["target"] += not marker
                 self.drafting = self.lead == 0
             self.step = Step(self.steps)

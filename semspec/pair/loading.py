@@ -1,4 +1,4 @@
-"""From the names of models to a pair: find, plan, load."""
+"""Loading a pair of models: find them, plan memory, load."""
 
 from __future__ import annotations
 
@@ -33,21 +33,19 @@ def load(
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
-    package. `slots` sequences are decoded at a time, each of at most `context` tokens; further ones wait.
+    package. `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
 
-    `sparse` is a plan, or its folder, that says what the target may leave out when it checks a draft (docs/sparse.md).
+    `sparse` is a plan, or its folder, of what the target may skip when it scores a draft (docs/sparse.md).
 
-    With `allow_lossy` off the pair answers as the target alone would, whatever a request says: it refuses lossy
-    verifiers, and here a plan.
+    With `allow_lossy` off every answer keeps the target's distribution: lossy verifiers and sparse plans are refused.
 
-    `report` is told in one line, before anything is loaded, what memory will be taken.
+    `report` is called with one line on the memory needed, before anything is loaded.
     """
     if slots < 1:
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
     if sparse is not None and not allow_lossy:
         raise BadRequest(
-            "by a sparse plan no draft is checked without loss, and allow_lossy is off; load the target without the "
-            "plan, or allow lossy answers"
+            "a sparse plan is lossy, and allow_lossy is off; load the target without the plan, or allow lossy answers"
         )
     if target == "pocket" and draft is None:
         draft = "pocket-draft"
@@ -56,43 +54,45 @@ def load(
     tokenizer = load_tokenizer(source.path)
     eos = source.stop | _end_of_text(source.path, tokenizer)
     plans = [source.plan(device, dtype, slots, context)]
-    if plan is not None and plan.attention is not None:  # what blocks are known by is kept beside them
-        each, by = plans[0].per_token, plan.attention.vectors_per_block
-        plans[0] = replace(plans[0], per_token=each + each * by // (2 * plan.attention.block))
+    if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
+        per_token, attention = plans[0].per_token, plan.attention
+        extra = per_token * attention.vectors_per_block // (2 * attention.block)
+        plans[0] = replace(plans[0], per_token=per_token + extra)
     if draft is None:
         _announce(plans, report)
-        alone = source.load(device, dtype, slots, context)
+        runner = source.load(device, dtype, slots, context)
         if plan is not None:
-            apply(plan, alone)
-        return Pair(alone, tokenizer, eos=eos, allow_lossy=allow_lossy)
-    partner = Source.find(SHIPPED.get(str(draft), draft))
-    common = common_vocabulary(tokenizer, load_tokenizer(partner.path), source.vocab, partner.vocab)
-    place, room = device if draft_device is None else draft_device, min(plans[0].context, partner.context)
-    # The same weights serve both, but not of a model that transformers runs: that one is loaded twice.
-    twins = partner.path == source.path and place == device and source.shape is not None
-    second = partner.plan(place, dtype, slots, room)
-    _announce([*plans, replace(second, weights=0) if twins else second], report)
+            apply(plan, runner)
+        return Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy)
+    draft_source = Source.find(SHIPPED.get(str(draft), draft))
+    common = common_vocabulary(tokenizer, load_tokenizer(draft_source.path), source.vocab, draft_source.vocab)
+    draft_device = device if draft_device is None else draft_device
+    draft_context = min(plans[0].context, draft_source.context)
+    # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
+    shared = draft_source.path == source.path and draft_device == device and source.shape is not None
+    draft_plan = draft_source.plan(draft_device, dtype, slots, draft_context)
+    _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], report)
     runner = source.load(device, dtype, slots, context)
     if plan is not None:
         apply(plan, runner)
-    if twins and isinstance(runner, ModelRunner):
-        drafter: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
+    if shared and isinstance(runner, ModelRunner):
+        draft_runner: Runner = ModelRunner(runner.transformer, slots, runner.capacity)
     else:
-        drafter = partner.load(place, dtype, slots, room)
-    runner.vocab = drafter.vocab = common
+        draft_runner = draft_source.load(draft_device, dtype, slots, draft_context)
+    runner.vocab = draft_runner.vocab = common
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
-    return Pair(runner, tokenizer, drafter, eos, probe_folder=shipped, allow_lossy=allow_lossy)
+    return Pair(runner, tokenizer, draft_runner, eos, probe_folder=shipped, allow_lossy=allow_lossy)
 
 
 def _announce(plans: list[MemoryPlan], report: Callable[[str], None] | None) -> None:
-    """Say what memory will be taken, and refuse what cannot be had."""
+    """Report the memory needed, and refuse if there is not enough."""
     if report is not None:
         report(describe(plans))
     check(plans)
 
 
 def _end_of_text(path: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-text tokens that the tokenizer and the generation settings name beside the model's own config."""
+    """End-of-text tokens that the tokenizer and generation_config.json name besides the model's config."""
     ids = [tokenizer.eos_token_id]
     settings = path / "generation_config.json"
     if settings.is_file():

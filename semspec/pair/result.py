@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from semspec.loop.decoder import Job
-from semspec.loop.executor import Executor, Task
+from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.text.stream import TextStream
 from semspec.types import Event, FinishReason, TokenLogprob
 

@@ -16,7 +16,8 @@ from semspec.probe.evidence import NAMES, at_one, confidence, evidence
 from semspec.probe.features import FIXED, pool
 from semspec.probe_fit.data import CONFIDENCE, EVIDENCE
 from semspec.sampling.draw import process
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 
 MEAN = NAMES.index("mean")
 

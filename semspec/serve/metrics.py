@@ -58,7 +58,7 @@ class Metrics:
     def finish(self, finished: Finished) -> None:
         """A sequence has ended, whatever the outcome."""
         stats, name = finished.stats, finished.verifier
-        self.drafts.labels(name).inc(stats.steps - stats.drafts.get(0, 0))
+        self.drafts.labels(name).inc(stats.rounds - stats.drafts.get(0, 0))
         self.drafted.labels(name).inc(stats.drafted)
         self.accepted.labels(name).inc(stats.accepted)
         self.relaxed.labels(name).inc(stats.relaxed)

@@ -37,7 +37,7 @@ def metrics_of(finished: Sequence[Finished], detailed: bool = False) -> dict[str
 def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
     """Rounds without a draft are not counted, as in vLLM."""
     stats, undrafted = end.stats, end.stats.drafts.get(0, 0)
-    rounds = stats.steps - undrafted
+    rounds = stats.rounds - undrafted
     histogram = [stats.histogram.get(n, 0) for n in range(max([end.num_draft_tokens, *stats.histogram]) + 1)]
     histogram[0] -= undrafted
     report: dict[str, Any] = {

@@ -86,7 +86,7 @@ class Tally:
 
     def solve(self, result: Result, right: bool | None, dense: Result) -> None:
         self.accepted.append(result.stats.accepted)
-        self.steps.append(result.stats.steps)
+        self.steps.append(result.stats.rounds)
         self.same.append(result.tokens == dense.tokens)
         if right is not None:
             self.right.append(right)

@@ -1,9 +1,9 @@
-"""Where a step of reasoning ends, on streams of token ids: nothing is decoded or tokenised again while it runs.
+"""Where a reasoning step ends, on streams of token ids: nothing is detokenized or tokenized again at run time.
 
-A step is text up to and including a blank line. Which tokens can make one is derived once from a tokenizer's
-vocabulary, by decoding every token by itself. A blank line may lie in one token (".\\n\\n") or arise from several
-("\\n" after ":\\n", blanks between them allowed). Blank lines in front of the first word belong to the step that
-follows, so no step is empty. A step also ends with the end of thinking, with the end of the text, and at a limit.
+A step is text up to and including a blank line. Which tokens can form one is derived once from a tokenizer's
+vocabulary, by decoding every token by itself. A blank line may be inside one token (".\\n\\n") or formed by several
+("\\n" after ":\\n", spaces between them allowed). Blank lines before the first word belong to the step that follows,
+so no step is empty. A step also ends at the end of thinking, at the end of the text, and at `max_tokens`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ StepEnd = Literal["blank line", "length", "end of thinking", "end of text"]
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The tokens that matter to where steps end."""
+    """The tokens that decide where steps end."""
 
-    delimiters: frozenset[int]  # the token's own text ends in a blank line
-    openers: frozenset[int]  # it ends in a line that has begun and is blank so far
-    closers: frozenset[int]  # it has no visible text and ends in a newline: closes a line that was blank so far
-    blanks: frozenset[int]  # it has no visible text
+    delimiters: frozenset[int]  # end in a blank line
+    openers: frozenset[int]  # end in a newline, perhaps with spaces after it: open a line that is blank so far
+    closers: frozenset[int]  # only whitespace, ending in a newline: close a line that is blank so far
+    blanks: frozenset[int]  # only whitespace
     end_of_thinking: int | None = None
     end_of_text: frozenset[int] = frozenset()
     max_tokens: int = MAX_STEP_TOKENS
@@ -47,9 +47,9 @@ class Steps:
         end_of_text: Iterable[int] = (),
         max_step_tokens: int = MAX_STEP_TOKENS,
     ) -> Steps:
-        """Read from the vocabulary. Takes about a second for a large one: keep the result."""
+        """From the vocabulary. Takes about a second for a large one: keep the result."""
         ids = sorted(tokenizer.get_vocab().values())
-        # Decoders may drop a space at the start of a text, which changes none of the questions asked here.
+        # Decoders may drop a space at the start of a text, which does not matter here.
         texts = tokenizer.batch_decode(
             [[i] for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -66,16 +66,16 @@ class Steps:
 
     @property
     def stops(self) -> frozenset[int]:
-        """Tokens at which writing has to pause, because a step may end there; `Step` says whether it does."""
+        """Tokens at which decoding has to pause because a step may end there; `Step` decides whether it does."""
         ends = self.delimiters | self.closers | self.end_of_text
         return ends if self.end_of_thinking is None else ends | {self.end_of_thinking}
 
     def step_end(self, tokens: Sequence[int]) -> int | None:
-        """How many of these tokens make the first step, or None if it does not end within them."""
+        """How many of these tokens belong to the first step, or None if it does not end within them."""
         return Step(self).feed(tokens)
 
     def cuts(self, tokens: Sequence[int]) -> list[int]:
-        """The places behind which steps end; a last step that is not finished has none."""
+        """The indices after the last token of each step; an unfinished last step has none."""
         step, cuts = Step(self), []
         for i, token in enumerate(tokens):
             if step.feed([token]) is not None:
@@ -85,14 +85,14 @@ class Steps:
 
 
 class Step:
-    """One step on its way, fed token by token or in pieces of any size."""
+    """One step in progress, fed token by token or in chunks of any size."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.length = 0
         self.end: StepEnd | None = None
-        self._visible = False  # something has been said
-        self._new_line = False  # since the last line's end, nothing visible
+        self._visible = False  # the step has visible text
+        self._new_line = False  # nothing visible since the last newline
 
     @property
     def tokens_left(self) -> int:
@@ -100,7 +100,7 @@ class Step:
         return 0 if self.end else self.steps.max_tokens - self.length
 
     def feed(self, tokens: Sequence[int]) -> int | None:
-        """Add tokens; if the step ends within them, says how many of them belong to it, and takes no more."""
+        """Add tokens up to the end of the step. Returns how many of them belong to it, or None if it goes on."""
         assert self.end is None, "this step has ended; the next tokens belong to another"
         for i, token in enumerate(tokens):
             self.end = self._add(token)

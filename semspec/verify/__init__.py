@@ -1,6 +1,6 @@
-"""The rules, by name. Adding one is one file here and one test file: define a `Rule`, list it below.
+"""The rules, by name. To add one, define a `Rule` in a file here, list it below and write a test file.
 
-A rule is asked for as an object, a name, or a name with options: "fly:window=4,theta=0.3".
+A request gives a rule as an object, a name, or a name with options: "fly:window=4,theta=0.3".
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from semspec.errors import BadRequest
 from semspec.registry import Registry
 from semspec.verify.adaptive import Adaptive
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.block import Block
 from semspec.verify.controls import AcceptAll, Random
 from semspec.verify.ensemble import Ensemble
@@ -41,10 +42,10 @@ def make(spec: str | Rule) -> Rule:
     """A rule from its name and options."""
     if isinstance(spec, Rule):
         try:
-            hash(spec)  # drafts are grouped by their rules
+            hash(spec)  # drafts are verified in groups of equal rules
         except TypeError as error:
             raise BadRequest(
-                f"verifier {spec.name!r} cannot be compared with others ({error}); make it a dataclass(frozen=True) "
+                f"verifier {spec.name!r} cannot be hashed ({error}); make it a dataclass(frozen=True) "
                 "whose fields can be hashed"
             ) from error
         return spec

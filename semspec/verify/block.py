@@ -1,10 +1,10 @@
-"""`block`: block verification. The target's distribution, with at least as many accepted tokens as `sampling`.
+"""`block`: block verification, which keeps the target's distribution and accepts at least as much as `sampling`.
 
-Instead of stopping at the first token that falls, the draft is judged as a block and the longest good prefix stands.
+Instead of stopping at the first rejected token, the draft is tested as a block and the longest passing prefix accepted.
 With p_0 = 1 and p_i = min(1, p_{i-1} * M(x_i) / m(x_i)), M the target's and m the draft's probability, prefix i of a
 draft of length K passes its test with probability
     h_i = Z_i / (Z_i + 1 - p_i),   Z_i = sum over x of max(p_i * M(x) - m(x), 0)   for i < K,   h_K = p_K;
-the longest passing prefix tau stands, and the next token comes from norm(max(p_tau * M - m, 0)), or M if tau = K.
+the longest passing prefix tau is accepted, and the next token comes from norm(max(p_tau * M - m, 0)), or M if tau = K.
 Source: Sun et al. 2025 (arXiv 2403.10444).
 """
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.sampling import after_rejection
 
 
@@ -28,15 +29,15 @@ class Block(Rule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         weight, passing = _tests(drafts)  # [B, K + 1] p_i and h_i
-        # Prefix i is tested with the noise of its last token; the empty prefix always stands.
+        # Prefix i is tested with the noise of its last token; the empty prefix always passes.
         u = torch.cat([torch.zeros_like(weight[:, :1]), drafts.uniform(ACCEPT)[:, :-1]], 1)
-        stands = (u <= passing) & (drafts.positions <= drafts.counts[:, None])
-        accepted = torch.where(stands, drafts.positions, 0).amax(-1)
+        passes = (u <= passing) & (drafts.positions <= drafts.counts[:, None])
+        accepted = torch.where(passes, drafts.positions, 0).amax(-1)
         return Decisions(accepted, after_rejection(drafts, accepted, weight.gather(1, accepted[:, None])[:, 0]))
 
 
 def _tests(drafts: DraftBatch) -> tuple[Tensor, Tensor]:
-    """[B, K + 1] p_i and h_i, one position after the other, so that only [B, V] is ever laid out."""
+    """[B, K + 1] p_i and h_i, position by position, so that no [B, K, V] tensor is made."""
     ratio = drafts.target_prob_of_draft() / drafts.draft_prob_of_draft()  # [B, K]
     weight = torch.ones_like(drafts.counts, dtype=torch.float32)  # [B] p_0
     weights, passing = [], []

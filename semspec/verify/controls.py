@@ -1,8 +1,8 @@
-"""Controls, not methods: the honest baselines of any loose rule. Lossy.
+"""Controls, not methods: baselines for loose rules. Lossy.
 
-`accept-all` keeps every draft token (that is not protected): what the draft would write, at the target's price.
-`random` lets a mismatch stand with a given probability, whatever it is: a loose rule that is no better than `random` at
-the same rate of relaxed tokens has learnt nothing about meaning.
+`accept-all` accepts every draft token that is not protected: the draft's text at the target's cost. `random` accepts a
+mismatch with a fixed probability: a loose rule that is no better at the same rate of relaxed tokens has learnt nothing
+about meaning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 
@@ -25,7 +26,7 @@ class AcceptAll(Rule):
         return conclude(drafts, drafts.exists)
 
     def reason(self, evidence: Sequence[float]) -> str:
-        return "every draft token stands"
+        return "every draft token is accepted"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""`ensemble`: the draft is judged by a mixture of both models instead of by the target alone. Lossy.
+"""`ensemble`: the draft is verified against a mixture of both models instead of the target. Lossy.
 
     v = weight * p + (1 - weight) * q
-When sampling, draft token x, drawn from q, stands with probability v(x) / q(x) = 1 - weight + weight * p(x) / q(x); the
-residual of v over q is that of p over q, so a rejected token is replaced as in `sampling`. When greedy, it stands if
-it is the best token of v. With weight 1 the rule is `sampling`, and when greedy `exact`.
+When sampling, draft token x, drawn from q, is accepted with probability v(x) / q(x) = 1 - weight + weight * p(x) /
+q(x). The residual of v over q is that of p over q, so a rejected token is replaced as in `sampling`. When greedy, x is
+accepted if it is the best token of v. With weight 1 the rule is `sampling`, and when greedy `exact`.
 Source: transformers' assistant_ensemble_weight. There a greedy mismatch is replaced by the best token of v; here by
-the target's own, so that the mixture can let draft tokens in but never writes a third word.
-May break: where the draft is sure and wrong, 1 - weight of its mistakes pass, whatever the target knows.
-Needs the draft's probabilities. A looked-up draft counts as certain, so little of the target's doubt is heard.
+the target's own, so that the mixture can accept draft tokens but never adds a third token.
+May break: where the draft is confident and wrong, 1 - weight of its mistakes pass, whatever the target predicts.
+Needs the draft's probabilities. A lookup draft counts as certain, so the target's doubts have little weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 from semspec.verify.sampling import trial
 
@@ -37,7 +38,7 @@ class Ensemble(Rule):
             raise BadRequest(f"ensemble's weight is {self.weight}; give the target's share, above 0 and at most 1")
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        stands, choice = trial(drafts)
+        passes, choice = trial(drafts)
         own, others = drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token()  # [B, K, V]
         mixed = self.weight * own + (1 - self.weight) * others
         allowed = drafts.ids == mixed.argmax(-1)
@@ -47,7 +48,7 @@ class Ensemble(Rule):
             allowed = torch.where(drafts.greedy[:, None], allowed, passed)
         at = drafts.safe_ids[..., None]
         return conclude(
-            drafts, allowed, choice, stands, evidence=(own.gather(-1, at)[..., 0], others.gather(-1, at)[..., 0])
+            drafts, allowed, choice, passes, evidence=(own.gather(-1, at)[..., 0], others.gather(-1, at)[..., 0])
         )
 
     def reason(self, evidence: Sequence[float]) -> str:

@@ -1,15 +1,14 @@
-"""`fly`: training-free loose acceptance by an entropy gate and a deferred window. Lossy.
+"""`fly`: a mismatch is accepted if the target is undecided there and agrees with the draft afterwards. Lossy.
 
-At a draft token y_j that is not the target's choice, the rule asks two things. Was the target undecided there? (the
-gate: entropy E_j >= theta.) And does it go along with the draft afterwards? (the window: the next W draft tokens are
-all the target's own choices, and lie within the draft.) If both, the mismatch is a rewording and stands.
+A draft token y_j that is not the target's choice is accepted as a rewording under two conditions. The gate: the target
+is undecided there, entropy E_j >= theta. The window: the next W draft tokens exist and are all the target's choices.
     E_j = - sum of p log p over the 3 largest p, in nats         entropy="partial", as in the released code
     E_j = - sum of p log p over the vocabulary / log |V|         entropy="full", as printed in the paper; with large
                                                                  vocabularies theta 0.3 is then almost never reached
-Matches are the raw ones, so two mismatches closer than the window spoil each other. The code's window of 6 counts the
-mismatch itself (reading="code": 5 following matches); the paper's does not. With a draft too short for the window,
-the window is one less than the draft. When sampling, the target draws twice, and a draft token that is either draw
-counts as a match; the first draw is what replaces a rejected token.
+Of two mismatches closer than the window the first is rejected, even if the second is accepted. The code's window of 6
+counts the mismatch itself (reading="code": 5 following matches); the paper's does not. With a draft too short for the
+window, the window is one less than the draft. When sampling, the target draws twice, and a draft token that is either
+draw counts as a match; the first draw replaces a rejected token.
 Source: Li et al. 2025, arXiv 2511.22972, and its released code.
 """
 
@@ -23,7 +22,8 @@ from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import SECOND
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
 
 
@@ -31,7 +31,7 @@ from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
 class Fly(Rule):
     name = "fly"
     lossless = False
-    draft_tokens = 15  # the paper's: a window has to fit behind a mismatch, or nothing is relaxed
+    draft_tokens = 15  # the paper's: a window has to fit after a mismatch, or nothing is relaxed
 
     window: int = 6
     theta: float = 0.3
@@ -47,7 +47,7 @@ class Fly(Rule):
         if self.entropy not in ("partial", "full"):
             raise BadRequest(f"fly's entropy is {self.entropy!r}; give partial (the code's) or full (the paper's)")
         if self.reading not in ("paper", "code"):
-            raise BadRequest(f"fly's reading is {self.reading!r}; give paper (window behind) or code (includes it)")
+            raise BadRequest(f"fly's reading is {self.reading!r}; give paper (window after it) or code (includes it)")
         if self.top < 1:
             raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
 
@@ -86,7 +86,7 @@ class Fly(Rule):
     def _followed(self, drafts: DraftBatch, match: Tensor, needed: Tensor) -> Tensor:
         """[B, K] whether a whole window of matches follows within the draft"""
         at = drafts.positions[:-1]  # [K]
-        # Matches among the tokens j+1 .. j+needed, from running sums: before[i] counts the matches in front of i.
+        # Matches among the tokens j+1 .. j+needed, from running sums: before[i] counts the matches before i.
         before = torch.cat([torch.zeros_like(drafts.counts)[:, None], match.long().cumsum(-1)], 1)  # [B, K + 1]
         end = (at + 1 + needed).clamp_max(match.shape[1])
         following = before.gather(1, end) - before[:, 1:]

@@ -1,8 +1,7 @@
-"""What loose rules share: a draft token may stand although the target would have written another.
+"""What loose rules share: a draft token may be accepted although the target chose another.
 
-A rule only says which draft tokens it allows. Here it is made sure that the target's own choice always stands, and that
-nothing is relaxed where it would be dangerous: special, control and end-of-thinking tokens are never let in against
-the target's choice, and never pushed aside where the target chose them.
+A rule only says which draft tokens it allows. `conclude` also accepts the target's own choice everywhere, and never
+relaxes a protected token (special, control, end of thinking), whether the draft proposed it or the target chose it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semspec.verify.base import Decisions, DraftBatch, accepted_prefix
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 def conclude(
@@ -20,10 +19,10 @@ def conclude(
     agrees: Tensor | None = None,
     evidence: tuple[Tensor, ...] = (),
 ) -> Decisions:
-    """Decisions of a rule that allows these draft tokens [B, K] beside the target's own choice [B, K + 1].
+    """Decisions of a rule that allows these draft tokens [B, K] besides the target's own choice [B, K + 1].
 
-    Where the target agrees [B, K] is by default where it chose the draft's token; a rule that compares distributions
-    says instead what speculative sampling lets stand, and its choice is what that would put in a token's place.
+    `agrees` [B, K] is by default where the target chose the draft's token. A rule that compares distributions passes
+    what speculative sampling accepts, and as `choice` what it draws after a rejection.
     """
     choice = drafts.target_choice() if choice is None else choice
     agrees = drafts.ids == choice[:, :-1] if agrees is None else agrees

@@ -1,4 +1,4 @@
-"""`margin`: a draft token stands if it is nearly as likely as the target's best. Lossy.
+"""`margin`: a draft token is accepted if it is nearly as likely as the target's best. Lossy.
 
     p(y_j) >= ratio * p(best)
 Source: margin gates as in "Margins, Not Windows" (arXiv 2609.02897) and MARS (arXiv 2601.15498), which reject where the
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 

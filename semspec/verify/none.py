@@ -1,7 +1,7 @@
-"""`none`: no speculation. The target writes alone, through the same loop, runner and sampling code.
+"""`none`: no speculation, the target only, through the same loop, runner and sampling code.
 
-This is the baseline that every speed is measured against, so it is not handicapped: the loop lets the target roll.
-Should a pass be judged all the same, nothing of a draft stands and the target's own token follows.
+This is the baseline of every speedup, so it is not handicapped: the loop lets the target decode several tokens at once.
+If a draft is verified all the same, all of it is rejected and the target's own token follows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a probe of the target is shown of a draft beside states: evidence, from logits that were paid for anyway."""
+"""The inputs of a target probe besides hidden states: evidence, from logits that are computed anyway."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semspec.probe.evidence import at_one, confidence, evidence
-from semspec.verify.base import DraftBatch
+from semspec.verify.batch import DraftBatch
 
 
 def probe_inputs(
@@ -18,14 +18,13 @@ def probe_inputs(
     counts: Tensor | None = None,
     sampled: bool = True,
 ) -> Tensor | None:
-    """[B, E] all the evidence there is, for a probe that wants these groups of it; None: it wants none. With counts
-    [B] only the first so many tokens of each step are looked at. `sampled`: the draft drew its tokens as the target
-    does; else its logits are as the model gave them.
+    """[B, E] the evidence for a probe that uses these groups of it; None: it uses none. With counts [B] only the
+    first so many tokens of each step count. `sampled`: the draft's logits have the request's temperature applied.
 
-    How sure the draft was is behind the rest, and only for a probe that asks: its logits are not kept otherwise."""
+    The draft's confidence comes last, and only for a probe that uses it: the draft's logits are not kept otherwise."""
     if not groups:
         return None
-    assert numbers is not None, "a rule judges once it is bound to a pair"
+    assert numbers is not None, "bind the rule to a pair first"
     ids = drafts.safe_ids
     exists = drafts.exists if counts is None else drafts.positions[:-1] < counts[:, None]
     found = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
@@ -34,7 +33,7 @@ def probe_inputs(
     assert drafts.draft_logits is not None
     own, sampling = drafts.draft_logits, drafts.target_sampling
     if sampled and not sampling.all_greedy:
-        place = torch.arange(len(own), device=own.device)
-        whose = torch.searchsorted(drafts.first_draft.contiguous(), place, right=True) - 1  # [D]
-        own = at_one(own, sampling.temperature[drafts.first_row[whose]])
+        row = torch.arange(len(own), device=own.device)
+        draft = torch.searchsorted(drafts.first_draft.contiguous(), row, right=True) - 1  # [D] which draft a row is of
+        own = at_one(own, sampling.temperature[drafts.first_row[draft]])
     return torch.cat([found, confidence(own, drafts.draft_rows, ids, exists)], -1)

@@ -1,13 +1,13 @@
-"""`reflective`: the draft is read a second time, behind a short remark, and both readings are weighed together. Lossy.
+"""`reflective`: the target reads the draft twice, the second time after a prompt, and both logits are mixed. Lossy.
 
 One target pass goes over [draft, prompt, the same draft again]. The second copy gives, for the same tokens, logits of a
 target that has seen where the draft leads. With z the first reading's logits and z' the second's,
     fused = (1 - alpha) * z + alpha * z'
-and a draft token stands if it is what the target writes from the fused logits, with the same noise if it samples. With
+and a draft token is accepted if the target chooses it from the fused logits, with the same noise if it samples. With
 alpha 0 the rule is `exact`. A rejected token is replaced by the first reading's choice, the target's own (the paper
 writes from the fused logits throughout).
-Source: Reflective Verification, Wang et al. 2025 (arXiv 2505.18629). Its prompt has not been seen; ours is an option.
-May break: a text that stands written is likely to be written again, so a large alpha talks the target into anything.
+Source: Reflective Verification, Wang et al. 2025 (arXiv 2505.18629). Its prompt is not known to us; ours is an option.
+May break: text that is in the context is likely to be repeated, so a large alpha makes the target accept anything.
 Needs the target's rows and draft ids only, but 2 K + the prompt's length of them in every pass.
 """
 
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.base import Rule, RuleResources
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
@@ -50,10 +51,10 @@ class Reflective(Rule):
     def _fused(self, drafts: DraftBatch) -> DraftBatch:
         """The same drafts under the fused logits."""
         first, rows = drafts.target_logits.float(), drafts.rows
-        # [B, K + 1] the rows of the second copy. A draft of no tokens has none, and nothing to be judged by them.
+        # [B, K + 1] the rows of the second copy. An empty draft has none, and nothing to verify.
         second = (rows + drafts.counts[:, None] + len(self.tokens)).clamp_max(len(first) - 1)
         fused = (1 - self.alpha) * first[rows] + self.alpha * first[second]
-        # Behind a shorter draft's end, `rows` names its bonus row again, and writes the same there again.
+        # After a shorter draft's end, `rows` repeats its bonus row, so the same values are put there again.
         return replace(drafts, target_logits=first.index_put((rows,), fused))
 
     def reason(self, evidence: Sequence[float]) -> str:

@@ -1,8 +1,8 @@
-"""`sampling`: speculative sampling, rejection with a residual. The text has exactly the target's distribution.
+"""`sampling`: speculative sampling with exactly the target's distribution.
 
-Draft token x, drawn from q, stands with probability min(1, p(x) / q(x)), p being the target's distribution. The first
-that falls is replaced by a draw from norm(max(p - q, 0)); if none falls, the bonus token is drawn from p. At
-temperature 0 both distributions are certain and the rule is `exact`.
+Draft token x, drawn from q, is accepted with probability min(1, p(x) / q(x)), p being the target's distribution. The
+first rejected token is replaced by a draw from norm(max(p - q, 0)); if none is rejected, the bonus token is drawn from
+p. At temperature 0 both distributions are certain and the rule is `exact`.
 Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from semspec.sampling.draw import choose
 from semspec.sampling.noise import ACCEPT, RESIDUAL
-from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 @dataclass(frozen=True)
@@ -31,22 +32,22 @@ class SpeculativeSampling(Rule):
 
 
 def trial(drafts: DraftBatch) -> tuple[Tensor, Tensor]:
-    """What the rule would do at each draft token if it came to it, for rules that loosen it.
+    """What speculative sampling would do at each draft token if all before it were accepted, for rules that relax it.
 
-    [B, K] whether the token would stand, [B, K + 1] what would be written in its place, or behind the draft.
+    [B, K] whether it accepts the token, [B, K + 1] what it draws after a rejection there, or after the whole draft.
     """
     if drafts.target_sampling.all_greedy:
         choice = drafts.target_choice()
         return drafts.ids == choice[:, :-1], choice
     p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()
-    plain = torch.ones_like(drafts.counts, dtype=p.dtype)
-    places = [torch.full_like(drafts.counts, k).minimum(drafts.counts) for k in range(p.shape[1] + 1)]
-    instead = [after_rejection(drafts, place, plain) for place in places]
-    return drafts.uniform(ACCEPT)[:, :-1] * q < p, torch.stack(instead, 1)
+    ones = torch.ones_like(drafts.counts, dtype=p.dtype)
+    accepted = [torch.full_like(drafts.counts, k).minimum(drafts.counts) for k in range(p.shape[1] + 1)]
+    drawn = [after_rejection(drafts, count, ones) for count in accepted]
+    return drafts.uniform(ACCEPT)[:, :-1] * q < p, torch.stack(drawn, 1)
 
 
 def after_rejection(drafts: DraftBatch, accepted: Tensor, scale: Tensor) -> Tensor:
-    """[B] draw from norm(max(scale * p - q, 0)) behind the accepted tokens; behind the whole draft, from p itself."""
+    """[B] draw from norm(max(scale * p - q, 0)) after the accepted tokens; after the whole draft, from p itself."""
     p, q = drafts.target_distribution(accepted), drafts.draft_distribution(accepted)  # [B, V]
     whole = accepted >= drafts.counts
     residual = (torch.where(whole, 1.0, scale)[:, None] * p - q).clamp_min(0)

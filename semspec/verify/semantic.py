@@ -1,13 +1,13 @@
-"""`semantic`: a step stands if the target would say the same, in whatever words. Lossy.
+"""`semantic`: a reasoning step is accepted if the target would write one of the same meaning. Lossy.
 
-With p and q the probabilities that the draft and the target write a step of this meaning here, as their probes read
-them from the states that predicted the step's tokens:
-    stands if u < min(1, q / p), u uniform            tau=0, the paper's ratio test lifted to steps
-    stands if q >= tau * p                            tau>0, deterministic
-A step whose every token is among the target's `top` likeliest stands without being asked (the released code's fast
-path; 0: off). A ratio below `floor` never stands (0: off). p is taken as at least 0.02, labels being shares of 20.
-May break: a probe sees an average of states, in which one wrong digit drowns. The target's probe may be fitted to see
-evidence of the logits beside it (`semspec probe fit --target-evidence`), which is not the paper's.
+With p and q the probabilities that the draft and the target write a step of this meaning here, as their probes estimate
+them from the hidden states that predicted the step's tokens:
+    accepted if u < min(1, q / p), u uniform          tau=0, the paper's ratio test lifted to steps
+    accepted if q >= tau * p                          tau>0, deterministic
+A step whose every token is among the target's `top` likeliest is accepted without the probes (the released code's fast
+path; 0: off). A ratio below `floor` is always rejected (0: off). p is clamped to 0.02 or more: labels are shares of 20.
+May break: a probe sees an average of states, in which one wrong digit is lost. The target's probe may be fitted with
+evidence from the logits as well (`semspec probe fit --target-evidence`), which the paper does not do.
 Needs both models' hidden states and both probes: `semspec probe fit`.
 Source: SemanticSpec, arXiv 2602.03708, and its released code.
 """
@@ -24,11 +24,12 @@ from semspec.errors import BadRequest
 from semspec.probe.head import Probe
 from semspec.sampling.noise import ACCEPT
 from semspec.types import Draft, Sampling
-from semspec.verify.base import Decisions, DraftBatch, Rule, RuleResources
+from semspec.verify.base import Rule, RuleResources
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.step_rule import StepRule
 
-LEAST = 0.02  # the smallest p that a ratio is trusted with
+MIN_DRAFT_PROB = 0.02  # the draft's probability is clamped to this or more
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Semantic(StepRule):
     tau: float = 0.0
     top: int = 2
     floor: float = 0.0
-    # Folder with the probes of both models; "": those that came with the pair. Clients of a server may not name one.
+    # Folder with the probes of both models; "": the pair's own. Clients of a server may not name one.
     probes: str = field(default="", metadata={"path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})
     draft_probe: Probe | None = field(default=None, metadata={"option": False})
@@ -75,19 +76,19 @@ class Semantic(StepRule):
         return float(self.draft_probe(draft.hidden, first, count))
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        assert self.target_probe and self.draft_probe, "a rule judges once it is bound to a pair"
+        assert self.target_probe and self.draft_probe, "bind the rule to a pair first"
         assert drafts.draft_hidden is not None
-        shown = probe_inputs(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
-        q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, shown)
+        inputs = probe_inputs(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
+        q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, inputs)
         p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
-        p = p.to(q.device).clamp_min(LEAST)
+        p = p.to(q.device).clamp_min(MIN_DRAFT_PROB)
         # Products, not quotients: the same test, and nothing to divide by.
-        means_it = q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q
-        usual = self._usual(drafts)
-        return self.conclude(drafts, usual | (means_it & (q >= self.floor * p)), (q, p, usual))
+        passes = q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q
+        in_top = self._in_top(drafts)
+        return self.conclude(drafts, in_top | (passes & (q >= self.floor * p)), (q, p, in_top))
 
-    def _usual(self, drafts: DraftBatch) -> Tensor:
-        """[B] whether the target had every token of the step among its likeliest"""
+    def _in_top(self, drafts: DraftBatch) -> Tensor:
+        """[B] whether every token of the step is among the target's `top` likeliest"""
         if not self.top:
             return drafts.counts < 0
         top = drafts.target_logits.topk(min(self.top, drafts.target_logits.shape[-1]), dim=-1).indices  # [R, top]
@@ -95,7 +96,7 @@ class Semantic(StepRule):
         return (inside | ~drafts.exists).all(-1)
 
     def reason(self, evidence: Sequence[float]) -> str:
-        q, p, usual = evidence
-        if usual:
+        q, p, in_top = evidence
+        if in_top:
             return f"every token of the step is among the target's {self.top} likeliest"
-        return f"the target says this with {q:.2f}, the draft with {p:.2f}"
+        return f"probability of this meaning: target {q:.2f}, draft {p:.2f}"

@@ -1,18 +1,18 @@
-"""`cascade-rule`: speculative cascades. The draft's token stands unless it pays to defer to the target. Lossy.
+"""`cascade-rule`: speculative cascades, which accept the draft's token unless it pays to defer to the target. Lossy.
 
-A deferral rule looks at both models' distributions, q the draft's and p the target's, and says whether to defer:
-    chow    max q < 1 - alpha                        the draft is unsure
-    diff    max q < max p - alpha                    the target is surer, by more than alpha
+A deferral rule compares both models' distributions, q the draft's and p the target's, and decides whether to defer:
+    chow    max q < 1 - alpha                        the draft is not confident
+    diff    max q < max p - alpha                    the target is more confident, by more than alpha
     opt     max q < max p - alpha * TV(p, q)         the same, with a discount where deferring would mostly be rejected
-    token   p(y_j) < (1 - alpha) * max p             the target thinks little of this very token
-Where it does not defer, the draft token stands; where it defers, it is judged as in `sampling`. Larger alphas defer
-less. TV is the total variation distance, half the sum of |p - q|: the chance that `sampling` rejects.
+    token   p(y_j) < (1 - alpha) * max p             the target finds this token unlikely
+Where it does not defer, the draft token is accepted; where it defers, it is tested as in `sampling`. Larger alphas
+defer less. TV is the total variation distance, half the sum of |p - q|: the chance that `sampling` rejects.
 diff at alpha -1 always defers and is `sampling`; token at alpha 0 is `exact` when greedy, at alpha 1 `accept-all`.
 Source: Narasimhan et al. 2024 (arXiv 2405.19261). Of its token-specific rules this is the multiplicative one; tokens
-outside its set are judged against p here, not against the paper's mixture.
-May break: chow never asks the target, and a small model can be sure and wrong; the others compare how sure both
-are, not of what.
-Needs the draft's probabilities. A looked-up draft counts as certain, so only `token` makes sense with it.
+outside its set are tested against p here, not against the paper's mixture.
+May break: chow ignores the target, and a small model can be confident and wrong; diff and opt compare how confident
+both are, not of what.
+Needs the draft's probabilities. A lookup draft counts as certain, so only `token` makes sense with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 from semspec.verify.sampling import trial
 
@@ -45,7 +46,7 @@ class SpeculativeCascade(Rule):
             raise BadRequest(f"cascade-rule's alpha is {self.alpha}; with defer={self.defer} give {lowest:g} to 1")
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        stands, choice = trial(drafts)
+        passes, choice = trial(drafts)
         p, q = drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token()  # [B, K, V]
         sure, draft_sure = p.amax(-1), q.amax(-1)  # [B, K]
         of_token = drafts.belief_in_draft()
@@ -57,7 +58,7 @@ class SpeculativeCascade(Rule):
             defers = draft_sure < sure - self.alpha * total_variation(p, q)
         else:
             defers = of_token < (1 - self.alpha) * sure
-        return conclude(drafts, ~defers, choice, stands, evidence=(draft_sure, sure, of_token))
+        return conclude(drafts, ~defers, choice, passes, evidence=(draft_sure, sure, of_token))
 
     def reason(self, evidence: Sequence[float]) -> str:
         draft_sure, sure, of_token = evidence

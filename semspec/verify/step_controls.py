@@ -1,9 +1,9 @@
-"""Controls of step rules, not methods. Lossy.
+"""Controls, not methods: baselines for step rules. Lossy.
 
-`random-step` lets steps stand at a given rate, whatever they say: a step rule that is no better at the same rate has
-understood nothing. `accept-all-steps` and `accept-no-step` are its ends: the draft's steps (but for what no step rule
-leaves to it), and the target's own text at the price of drafts in vain. `oracle` lets exactly those stand that a
-referee calls valid, who must come with the task: the ceiling of every step rule.
+`random-step` accepts steps at a given rate, whatever is in them: a step rule that is no better at the same rate has
+learnt nothing. `accept-all-steps` and `accept-no-step` are the extremes: the draft's steps (except protected tokens and
+the end of thinking), and the target's text with all drafts wasted. `oracle` accepts exactly the steps that the task's
+referee calls valid: the upper bound of every step rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
 
 
@@ -46,7 +46,7 @@ class AcceptAllSteps(StepRule):
         return self.conclude(drafts, torch.ones_like(drafts.counts, dtype=torch.bool))
 
     def reason(self, evidence: Sequence[float]) -> str:
-        return "every draft step stands"
+        return "every draft step is accepted"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Oracle(StepRule):
     refereed = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        assert drafts.valid is not None, "the loop brings a referee's word"
+        assert drafts.valid is not None, "the loop asks the referee first"
         return self.conclude(drafts, drafts.valid)
 
     def reason(self, evidence: Sequence[float]) -> str:

@@ -1,14 +1,14 @@
-"""What step rules share: the draft is a whole step of reasoning, or several, and each stands or falls as one.
+"""What step rules share: the draft is one or more whole reasoning steps, and each is accepted or rejected as a whole.
 
-A step rule only says of each step whether it stands. Here the rest is settled: what the target adds behind a step that
-stands (the bonus token), what it writes first in place of one that falls, and that no step brings in a special,
-control or end-of-thinking token, or leaves out one, against the target's choice. All step rules are lossy: nothing
-makes up for the difference between the models' distributions over steps.
+A step rule only decides which steps are accepted. `conclude` does the rest: the target's token after an accepted step
+(the bonus token), its first token instead of a rejected one, and protected tokens (special, control, end of thinking),
+which no step may add or leave out against the target's choice. All step rules are lossy: nothing corrects for the
+difference between the models' distributions over steps.
 
-What is no whole step (the draft stopped inside) is not asked about: it stands as far as the target would have written
-it too. So does the beginning of a step that falls, with `keep`. "Would have written" means the target's own draws: the
-draft's are no sample of the draft's distribution any more once a judge has picked among them, so the trial of
-`sampling` would give a wrong digit the chance p/q, where the target's own draw gives it p.
+A part of a step (the draft stopped inside) is verified token by token: it is accepted as far as the target chooses the
+same tokens. So is the beginning of a rejected step, with `keep`. These choices are the target's own draws, not the test
+of `sampling`: once a rule has selected among steps, their tokens are no sample of the draft's distribution, and the
+test would accept a wrong digit with probability p/q instead of p.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from semspec.sampling import noise
 from semspec.sampling.draw import choose, process
 from semspec.text.steps import MAX_STEP_TOKENS
 from semspec.types import Draft, Sampling
-from semspec.verify.base import Decisions, DraftBatch, Rule, accepted_prefix
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
 @dataclass(frozen=True)
 class StepRule(Rule):
-    """A rule whose unit is a step of reasoning. See `stepwise` for the loop around it."""
+    """A rule whose unit is a reasoning step. Its loop is loop/step_decoder.py."""
 
     unit = "step"
     lossless = False
     refereed: ClassVar[bool] = False  # the loop asks a referee first, see `oracle`
-    several: ClassVar[bool] = True  # it can judge more than one step in one pass
+    several: ClassVar[bool] = True  # it can verify more than one step in one pass
 
     lead: int = 1  # steps that the target writes before the draft may
-    max_step_tokens: int = MAX_STEP_TOKENS  # the longest step; no draft of several is longer either
-    steps: int = 1  # how many the draft may write ahead, for one pass of the target to check
-    ahead: float = 0.5  # how sure the draft must be of a step to write another behind it, see `sure`
-    hand_over: bool = True  # once the draft wants to end the thinking, the target writes the rest alone
-    keep: bool = False  # of a step that falls, keep the beginning that the target would have written as well
-    rewrite: str = ""  # the token rule by which the draft helps the target with what it writes; "": not at all
-    rewrite_tokens: int = 4  # how far the draft then writes ahead
-    sample: bool = True  # the draft draws its steps as the request says; off: it writes what it finds best
-    bonus: float = 0.1  # temperature of the token the target adds to a step that stands, if the request's is not lower
+    max_step_tokens: int = MAX_STEP_TOKENS  # of one step, and of a draft of several
+    steps: int = 1  # most steps in a draft, all verified in one pass of the target
+    ahead: float = 0.5  # the draft's `confidence` in a step from which it drafts another after it
+    hand_over: bool = True  # once the draft wants to end the thinking, the target writes the rest
+    keep: bool = False  # of a rejected step, accept the beginning that the target would have written as well
+    rewrite: str = ""  # token rule for speculation on what the target writes; "": no speculation there
+    rewrite_tokens: int = 4  # draft length of that
+    sample: bool = True  # the draft samples its steps as the request says; off: it is greedy
+    bonus: float = 0.1  # temperature of the token after an accepted step, if the request's is not lower
 
     def __post_init__(self) -> None:
         if self.lead < 0:
@@ -71,7 +72,7 @@ class StepRule(Rule):
 
     @property
     def policy(self) -> dict[str, Any]:
-        """What decides which steps it meets, for those who keep some: its options, and its probes by their digests."""
+        """What decides which steps it verifies, for collections of them: its options, and the digests of its probes."""
         # Under their former names, as collections and cards on disk have them.
         own = {f.metadata.get("was", f.name): getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
         options = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
@@ -83,8 +84,8 @@ class StepRule(Rule):
         return self.steps > 1
 
     def confidence(self, draft: Draft, sampling: Sampling) -> float:
-        """How sure the draft is of the step that it has just written, from 0 to 1: the geometric mean of its tokens'
-        probabilities. Rules that know the draft better say it better."""
+        """The draft's confidence in the step it has just written, from 0 to 1: by default the geometric mean of its
+        tokens' probabilities."""
         return math.exp(self.draft_logprobs(draft, sampling).mean().item())
 
     def draft_logprobs(self, draft: Draft, sampling: Sampling) -> Tensor:
@@ -96,27 +97,27 @@ class StepRule(Rule):
         return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
 
     def conclude(
-        self, drafts: DraftBatch, stands: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None
+        self, drafts: DraftBatch, passes: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None
     ) -> Decisions:
-        """Decisions from which steps stand [B]; evidence [B] each is the whole step's. Of one that falls, a part [B] of
-        so many tokens may stand all the same."""
+        """Decisions from which steps pass [B]; evidence [B] each is the whole step's. Of a rejected step, a `part` [B]
+        of so many tokens may be accepted all the same."""
         choice = drafts.target_choice()  # [B, K + 1]
         differs = (drafts.ids != choice[:, :-1]) & drafts.exists
         if drafts.protected is not None:
             special = differs & (drafts.protected[drafts.safe_ids] | drafts.protected[choice[:, :-1]])
-            stands = stands & ~special.any(-1)
+            passes = passes & ~special.any(-1)
             part = None if part is None else torch.minimum(part, accepted_prefix(~special, drafts.exists))
         same = torch.zeros_like(drafts.counts)
         if self.keep or drafts.whole is not None:
             same = accepted_prefix(~differs, drafts.exists)
         if drafts.whole is not None:
-            stands = stands & drafts.whole
+            passes = passes & drafts.whole
             same = same if self.keep else torch.where(drafts.whole, 0, same)
             part = None if part is None else torch.where(drafts.whole, part, 0)
         same = same if part is None else torch.maximum(same, part)
-        accepted = torch.where(stands, drafts.counts, same)
+        accepted = torch.where(passes, drafts.counts, same)
         own = choice.gather(1, same[:, None])[:, 0]
-        follows = torch.where(stands & (drafts.counts > 0), self._bonus(drafts, choice), own)
+        follows = torch.where(passes & (drafts.counts > 0), self._bonus(drafts, choice), own)
         whole = [e.float()[:, None].expand(drafts.ids.shape) for e in evidence]
         return Decisions(
             accepted,

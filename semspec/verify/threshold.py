@@ -1,12 +1,12 @@
-"""`threshold`: a draft token stands if the target gives it enough probability, or by a coin in its favour. Lossy.
+"""`threshold`: a draft token is accepted if the target gives it enough probability, or by chance. Lossy.
 
     p(y_j) >= single,   or   u <= p(y_j) / acc   for a coin u
 Source: SGLang's speculative_accept_threshold_single and _acc, which start at 1 and 1, where nothing is relaxed. There
 p accumulates over a tree's siblings; a draft here is a chain, so each token has its own. The coin is the target's own
-draw and, if that is another token, a second toss, so that together they let y_j stand with probability p / acc, and a
+draw and, if that is another token, a second toss, so that together they accept y_j with probability p / acc, and a
 rejected token is replaced by what the target drew: p without y_j. When greedy, only `single` counts, and p is the
-target's belief at temperature 1 (SGLang's greedy path has no thresholds at all).
-May break: a low `single` lets in any word the target finds thinkable, however sure it is of another.
+target's probability at temperature 1 (SGLang's greedy path has no thresholds at all).
+May break: a low `single` accepts any token that is possible, however confident the target is of another.
 Needs the target's rows and draft ids only.
 """
 
@@ -19,7 +19,8 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 

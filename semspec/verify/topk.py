@@ -1,4 +1,4 @@
-"""`topk`: a draft token stands if it is among the target's N best and not far below the best. Lossy.
+"""`topk`: a draft token is accepted if it is among the target's N best and not far below the best. Lossy.
 
     rank(y_j) <= top   and   p(y_j) >= p(best) - delta
 Source: relaxed acceptance in TensorRT-LLM (there inside the thinking phase; its documentation starts at 1 and 0,
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 

@@ -1,4 +1,4 @@
-"""`typical`: a draft token stands if it is not surprising, given how undecided the target is. Lossy.
+"""`typical`: a draft token is accepted if it is not surprising, given how undecided the target is. Lossy.
 
     p(y_j) > min(epsilon, alpha * exp(-H(p)))      H the entropy of the target's distribution, in nats
 Source: typical acceptance, Medusa (Cai et al. 2024, arXiv 2401.10774); constants as vLLM shipped them.
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from semspec.errors import BadRequest
-from semspec.verify.base import Decisions, DraftBatch, Rule
+from semspec.verify.base import Rule
+from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude
 
 

@@ -17,8 +17,8 @@ from tests.checkpoints import make_model, make_tokenizer, save
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "SECONDS", 0.01)
-    monkeypatch.setattr(costs, "COPIED", {"cpu": 2**16})
+    monkeypatch.setattr(costs, "MEASURE_SECONDS", 0.01)
+    monkeypatch.setattr(costs, "COPY_BYTES", {"cpu": 2**16})
 
 
 def told(*arguments: object) -> dict:

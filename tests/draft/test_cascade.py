@@ -48,15 +48,15 @@ def test_any_stack_proposes_what_its_model_would(k: int, n: int, errs: list[bool
     for level in range(3):
         draft = FakeRunner(draft_language, VOCAB)
         assert decode(stacks(draft)[level], "exact", k, n) == plain
-        assert not draft.held, "slots are given back"
+        assert not draft.held, "slots are released"
 
 
 def test_repetitive_text_takes_fewer_passes_over_the_draft_model():
     plain, cascaded = FakeRunner(LANGUAGE, VOCAB), FakeRunner(LANGUAGE, VOCAB)
     decode(ModelDrafter(plain), "exact", 15, 120)
     decode(CascadeDrafter(cascaded, NgramDrafter()), "exact", 15, 120)
-    rolled = sum(n for p in plain.diary for n in p.rows.values())
-    assert len(cascaded.diary) < 0.6 * rolled
+    passes = sum(n for p in plain.diary for n in p.rows.values())
+    assert len(cascaded.diary) < 0.6 * passes
 
 
 @pytest.mark.parametrize("verifier", ["sampling", "block"])
@@ -70,15 +70,15 @@ def test_a_short_context_is_respected():
     draft = FakeRunner(LANGUAGE, VOCAB, capacity=len(PROMPT) + 10)
     events = decode(CascadeDrafter(draft, NgramDrafter()), "exact", 6, 30)
     assert [t for tokens, *_ in events for t in tokens] == greedy(LANGUAGE, PROMPT, 30)
-    assert events[-1][1] == 0, "beyond its context the draft is silent"
+    assert events[-1][1] == 0, "after the end of its context there are no drafts"
 
 
-def test_lookup_forgets_text_that_did_not_stand():
-    kept, shown = NgramDrafter(), NgramDrafter()
+def test_lookup_forgets_rejected_text():
+    plain, drafted = NgramDrafter(), NgramDrafter()
     context = [1, 2, 3, 4, 1, 2]
-    for drafter in (kept, shown):
+    for drafter in (plain, drafted):
         drafter.begin([])
         drafter._index(context)
-    shown._index([*context, 5, 6, 1, 2])  # a draft that fell
-    shown.accept(len(context))
-    assert shown._follower == kept._follower and len(shown._history) == len(context)
+    drafted._index([*context, 5, 6, 1, 2])  # a rejected draft
+    drafted.accept(len(context))
+    assert drafted._follower == plain._follower and len(drafted._history) == len(context)

@@ -1,4 +1,4 @@
-"""DraftBatch that end where the draft model is early_exit: the same tokens as ever, but fewer of them."""
+"""Drafts that end where the draft model is not confident: the same tokens, but fewer of them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def is_unsure(early_exit: EarlyExit, row: list[float]) -> bool:
 
 
 @given(rows, st.sampled_from([0.0, 0.45, 0.7]), st.sampled_from([None, 0.3, 0.9]))
-def test_sure_counts_the_tokens_before_the_first_doubt(logits: list[list[float]], p: float, entropy: float | None):
+def test_the_confident_prefix_is_that_of_plain_python(logits: list[list[float]], p: float, entropy: float | None):
     early_exit = EarlyExit(p, entropy)
-    doubts = [is_unsure(early_exit, row) for row in logits]
-    assert early_exit.confident_prefix(torch.tensor(logits)) == [*doubts, True].index(True)
+    unsure = [is_unsure(early_exit, row) for row in logits]
+    assert early_exit.confident_prefix(torch.tensor(logits)) == [*unsure, True].index(True)
     assert early_exit.enabled is (p > 0 or entropy is not None)
 
 
@@ -55,27 +55,27 @@ def drafts(early_exit: EarlyExit, drafter: str, verifier: str = "exact", k: int 
 @pytest.mark.parametrize(
     "early_exit", [EarlyExit(0.6), EarlyExit(max_entropy=0.8), EarlyExit(0.5, 1.2), EarlyExit(0.999)]
 )
-def test_a_draft_ends_in_front_of_the_first_token_it_doubts(early_exit: EarlyExit, drafter: str):
+def test_a_draft_ends_before_the_first_unsure_token(early_exit: EarlyExit, drafter: str):
     context = list(PROMPT)
     for event in drafts(early_exit, drafter)[:-1]:
         written = greedy(LANGUAGE, context, 10)
-        doubts = [is_unsure(early_exit, LANGUAGE(context + written[:i])) for i in range(10)]
-        room = 60 - (len(context) - len(PROMPT)) - 1
-        assert event.drafted == min(max([*doubts, True].index(True), 1), room), "but one token at least"
+        unsure = [is_unsure(early_exit, LANGUAGE(context + written[:i])) for i in range(10)]
+        left = 60 - (len(context) - len(PROMPT)) - 1
+        assert event.drafted == min(max([*unsure, True].index(True), 1), left), "but at least one token"
         context += event.tokens
     assert context[len(PROMPT) :] == greedy(LANGUAGE, PROMPT, len(context) - len(PROMPT))
 
 
-def test_no_more_is_written_than_the_chunk_that_holds_the_doubt():
+def test_no_more_is_drafted_than_the_chunk_of_the_first_unsure_token():
     runner = FakeRunner(LANGUAGE, VOCAB)
     drafter = ModelDrafter(runner, EarlyExit(0.999))
     drafter.begin([runner.acquire()])
     asking = drafter.propose(PROMPT, verify.make("exact").request(20, Sampling(), 0))
-    rolled = [next(asking)]
+    requests = [next(asking)]
     with pytest.raises(StopIteration) as done:
-        rolled.append(asking.send(runner.decode([rolled[0]])[0]))
+        requests.append(asking.send(runner.decode([requests[0]])[0]))
     draft: Draft = done.value.value
-    assert [r.n for r in rolled] == [CHUNK] and len(draft.tokens) < CHUNK and draft.logits is None
+    assert [r.n for r in requests] == [CHUNK] and len(draft.tokens) < CHUNK and draft.logits is None
 
 
 @pytest.mark.parametrize("verifier", ["sampling", "block"])
@@ -91,7 +91,7 @@ def test_drawn_drafts_are_the_same_tokens_and_carry_their_distributions(verifier
 def test_a_rule_with_a_window_keeps_its_window():
     written, lengths = 0, []
     for event in drafts(EarlyExit(0.999), "model", "fly:window=3"):
-        if 60 - written > 4:  # room for a whole one
+        if 60 - written > 4:  # a whole window fits
             lengths.append(event.drafted)
         written += len(event.tokens)
-    assert min(lengths) == 4, "the mismatch and three behind it, however unsure the model is"
+    assert min(lengths) == 4, "the mismatch and three after it, however unsure the model is"

@@ -21,14 +21,14 @@ PROMPT = [1, 2, 3, 4, 5]
 WARM = Sampling(1.0, seed=3)
 
 
-def begun(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
+def new_drafter(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
     runner = FakeRunner(LANGUAGE, VOCAB, capacity=capacity)
     drafter = ModelDrafter(runner)
     drafter.begin([runner.acquire()])
     return runner, drafter
 
 
-def asked(drafter: ModelDrafter, rule: str) -> Decode:
+def first_request(drafter: ModelDrafter, rule: str) -> Decode:
     request = next(drafter.propose(PROMPT, make(rule).request(K, WARM, 2)))
     assert isinstance(request, Decode)
     return request
@@ -50,19 +50,19 @@ def propose(
 
 
 def test_it_needs_one_slot_of_its_runner() -> None:
-    runner, drafter = begun()
+    runner, drafter = new_drafter()
     assert drafter.runners == [runner] and runner.free == runner.slots - 1
 
 
-def test_a_rule_that_compares_tokens_gets_the_best_guess() -> None:
-    runner, drafter = begun()
+def test_a_rule_that_compares_tokens_gets_greedy_drafts() -> None:
+    runner, drafter = new_drafter()
     draft = propose(runner, drafter, PROMPT)
     assert draft.tokens == greedy(LANGUAGE, PROMPT, K)
     assert draft.logits is None
 
 
 def test_a_rule_that_compares_distributions_gets_draws_and_what_they_were_drawn_from() -> None:
-    runner, drafter = begun()
+    runner, drafter = new_drafter()
     draft = propose(runner, drafter, PROMPT, rule="sampling", round=1)
     assert draft.logits is not None and draft.logits.shape == (K, VOCAB)
     for i, token in enumerate(draft.tokens):
@@ -76,14 +76,14 @@ def test_a_rule_that_compares_distributions_gets_draws_and_what_they_were_drawn_
 def test_drafts_are_drawn_afresh_in_every_round() -> None:
     drawn = set()
     for round in range(12):
-        runner, drafter = begun()
+        runner, drafter = new_drafter()
         drawn.add(tuple(propose(runner, drafter, PROMPT, rule="sampling", round=round).tokens))
     assert len(drawn) > 6
 
 
-def test_the_request_says_whose_account_it_is_on_and_which_noise_it_uses() -> None:
-    _, drafter = begun()
-    plain, compared = asked(drafter, "exact"), asked(drafter, "block")
+def test_the_request_is_for_drafting_and_names_its_noise() -> None:
+    _, drafter = new_drafter()
+    plain, compared = first_request(drafter, "exact"), first_request(drafter, "block")
     assert plain.drafting and plain.sampling.greedy and not plain.keep_logits
     assert compared.drafting and compared.sampling == WARM and compared.keep_logits
     assert compared.stream == noise.stream(noise.DRAFT, 2)
@@ -95,7 +95,7 @@ def test_the_request_says_whose_account_it_is_on_and_which_noise_it_uses() -> No
 def test_after_any_verdict_the_cache_is_a_prefix_of_the_text_and_the_next_draft_is_right(
     accepted: int, rule: str
 ) -> None:
-    runner, drafter = begun()
+    runner, drafter = new_drafter()
     draft = propose(runner, drafter, PROMPT, rule=rule)
     drafter.accept(len(PROMPT) + accepted)
     correction = (draft.tokens[min(accepted, K - 1)] + 1) % VOCAB
@@ -103,9 +103,9 @@ def test_after_any_verdict_the_cache_is_a_prefix_of_the_text_and_the_next_draft_
 
     held = runner.held[0]
     assert held == context[: len(held)]
-    assert len(held) == len(PROMPT) + min(accepted, K - 1), "all that stands, but for a last token never fed"
+    assert len(held) == len(PROMPT) + min(accepted, K - 1), "all accepted tokens, but for a last one never fed"
 
-    fresh_runner, fresh = begun()
+    fresh_runner, fresh = new_drafter()
     again = propose(runner, drafter, context, rule=rule, round=1)
     expected = propose(fresh_runner, fresh, context, rule=rule, round=1)
     assert again.tokens == expected.tokens
@@ -113,10 +113,10 @@ def test_after_any_verdict_the_cache_is_a_prefix_of_the_text_and_the_next_draft_
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.integers(0, VOCAB - 1)), max_size=8))
-def test_through_any_course_of_verdicts_it_drafts_as_if_it_had_just_begun(course: list[tuple[int, int, int]]) -> None:
-    runner, drafter = begun(capacity=200)
+def test_after_any_verdicts_it_drafts_as_if_new(verdicts: list[tuple[int, int, int]]) -> None:
+    runner, drafter = new_drafter(capacity=200)
     context = list(PROMPT)
-    for n, accepted, correction in course:
+    for n, accepted, correction in verdicts:
         draft = propose(runner, drafter, context, n)
         assert draft.tokens == greedy(LANGUAGE, context, n)
         accepted = min(accepted, n)
@@ -125,24 +125,24 @@ def test_through_any_course_of_verdicts_it_drafts_as_if_it_had_just_begun(course
         assert runner.held[0] == context[: len(runner.held[0])] and len(runner.held[0]) < len(context)
 
 
-@pytest.mark.parametrize(("length", "room"), [(5, 4), (7, 4), (8, 3), (9, 2), (10, 1), (11, 0), (13, 0)])
-def test_it_drafts_no_further_than_its_own_context_reaches(length: int, room: int) -> None:
-    runner, drafter = begun(capacity=10)
+@pytest.mark.parametrize(("length", "left"), [(5, 4), (7, 4), (8, 3), (9, 2), (10, 1), (11, 0), (13, 0)])
+def test_it_drafts_no_further_than_its_own_capacity(length: int, left: int) -> None:
+    runner, drafter = new_drafter(capacity=10)
     context = [i % VOCAB for i in range(length)]
     draft = propose(runner, drafter, context)  # the FakeRunner asserts that no slot overflows
-    assert draft.tokens == greedy(LANGUAGE, context, room)
+    assert draft.tokens == greedy(LANGUAGE, context, left)
     drafter.accept(length)
     assert runner.length(0) <= length
 
 
-def test_nothing_wanted_nothing_asked() -> None:
-    runner, drafter = begun()
+def test_a_request_for_no_tokens_makes_no_pass() -> None:
+    runner, drafter = new_drafter()
     assert propose(runner, drafter, PROMPT, n=0).tokens == []
     assert runner.diary == []
 
 
 def test_close_gives_the_slot_back_once() -> None:
-    runner, drafter = begun()
+    runner, drafter = new_drafter()
     propose(runner, drafter, PROMPT)
     drafter.close()
     drafter.close()

@@ -16,7 +16,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # few tokens, many
 
 def propose(drafter: Drafter, context: list[int], n: int) -> list[int]:
     asking = drafter.propose(context, Exact().request(n, Sampling(), 0))
-    with pytest.raises(StopIteration) as done:  # it asks for nothing
+    with pytest.raises(StopIteration) as done:  # it yields no request
         next(asking)
     draft = done.value.value
     assert draft.logits is None, "a lookup is certain"
@@ -24,17 +24,17 @@ def propose(drafter: Drafter, context: list[int], n: int) -> list[int]:
 
 
 def brute_force(context: list[int], n: int, longest: int, shortest: int, earliest: bool) -> list[int]:
-    """By the definition: try every length, look at every place."""
+    """By the definition: try every length at every position."""
     for size in range(longest, shortest - 1, -1):
         if size >= len(context):
             continue
         suffix = context[-size:]
-        places = [i for i in range(len(context) - size) if context[i : i + size] == suffix]
-        if places:
-            place = min(places) if earliest else max(places)
+        matches = [i for i in range(len(context) - size) if context[i : i + size] == suffix]
+        if matches:
+            match = min(matches) if earliest else max(matches)
             text = list(context)
             for i in range(n):
-                text.append(text[place + size + i])  # what has just been written may be copied again
+                text.append(text[match + size + i])  # what has just been copied may be copied again
             return text[len(context) :]
     return []
 
@@ -51,17 +51,17 @@ def test_it_proposes_what_a_search_through_the_context_finds(
 
 @given(texts, st.lists(st.integers(1, 5), max_size=10), st.booleans())
 def test_an_index_that_grows_with_the_text_equals_one_built_anew(
-    context: list[int], steps: list[int], earliest: bool
+    context: list[int], growths: list[int], earliest: bool
 ) -> None:
     growing = NgramDrafter(earliest=earliest)
     growing.begin([])
     length = 1
-    for step in [*steps, len(context)]:
+    for growth in [*growths, len(context)]:
         text = context[:length]
         fresh = NgramDrafter(earliest=earliest)
         assert propose(growing, text, 6) == propose(fresh, text, 6) == brute_force(text, 6, 4, 1, earliest)
         growing.accept(length)
-        length = min(length + step, len(context))
+        length = min(length + growth, len(context))
 
 
 def drafted(context: list[int], n: int = 3, **options: int) -> list[int]:
@@ -79,7 +79,7 @@ def test_the_latest_occurrence_wins_unless_the_earliest_is_asked_for() -> None:
     assert drafted(context, earliest=True) == [7, 7, 7]
 
 
-def test_a_match_at_the_end_goes_round_again() -> None:
+def test_a_match_at_the_end_repeats_itself() -> None:
     assert drafted([5, 6, 5], n=5) == [6, 5, 6, 5, 6]
     assert drafted([4, 4], n=3) == [4, 4, 4]
 

@@ -1,4 +1,4 @@
-"""The loop, with fake models: what is accepted, what the caches hold after every step, what is counted."""
+"""The loop, with fake models: what is accepted, what the caches hold after every round, what is counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 def decode(target: FakeRunner, drafter: Drafter, verifier: str = "exact", k: int = 4, n: int = 40, **job: object):
-    """Decode alone; returns tokens, events and stats."""
+    """Decode one sequence; returns tokens, events and stats."""
     stats, executor = Stats(), Executor()
     made = Job(PROMPT, verify.make(verifier), k, n, **job)  # type: ignore[arg-type]
     task = executor.submit(Decoder(made, target, drafter, stats).decode(), stats)
@@ -36,7 +36,7 @@ def decode(target: FakeRunner, drafter: Drafter, verifier: str = "exact", k: int
 
 
 def wrong(logits: Logits) -> Logits:
-    """A model whose favourite is the other's least favourite."""
+    """A model whose most likely token is the other's least likely."""
     return lambda context: [-x for x in logits(context)]
 
 
@@ -45,7 +45,7 @@ def test_a_draft_that_is_never_right_costs_one_pass_a_token():
     target, draft = FakeRunner(language, VOCAB), FakeRunner(wrong(language), VOCAB)
     tokens, events, stats = decode(target, ModelDrafter(draft))
     assert tokens == greedy(language, PROMPT, 40)
-    assert stats.accepted == 0 and stats.tau == 1.0 and stats.steps == stats.target_passes == 40
+    assert stats.accepted == 0 and stats.tau == 1.0 and stats.rounds == stats.target_passes == 40
     assert {o for e in events for o in e.origins} == {"target"}
 
 
@@ -58,14 +58,14 @@ def test_a_draft_that_is_always_right_is_accepted_whole():
 
 
 def test_a_draft_that_is_right_at_times_is_cut_at_its_first_mistake():
-    # The target counts up; the draft slips at every position divisible by 7.
+    # The target counts up; the draft is wrong at every position divisible by 7.
     target_tokens = [i % VOCAB for i in range(60)]
     draft_tokens = [(i + (i % 7 == 0)) % VOCAB for i in range(60)]
     target = FakeRunner(script(target_tokens, VOCAB, len(PROMPT)), VOCAB)
     draft = FakeRunner(script(draft_tokens, VOCAB, len(PROMPT)), VOCAB)
     tokens, events, stats = decode(target, ModelDrafter(draft), k=4, n=14)
     assert tokens == target_tokens[:14]
-    # Position 0 wrong; then 1-4 right and a bonus at 5; 6 right, 7 wrong; 8-11 right and 12; the last alone.
+    # Position 0 wrong; then 1-4 right and a bonus at 5; 6 right, 7 wrong; 8-11 right and 12; the last without a draft.
     assert [e.accepted for e in events] == [0, 4, 1, 4, 0]
     assert [e.drafted for e in events] == [4, 4, 4, 4, 0]
     assert events[2].origins == ["draft", "target"]
@@ -88,7 +88,7 @@ def sequence_of(pattern: list[bool], k: int, n: int, verifier: str) -> tuple[Dec
     st.integers(1, 40),
     st.sampled_from(["exact", "sampling", "block"]),
 )
-def test_caches_positions_and_counts_hold_after_every_step(pattern: list[bool], k: int, n: int, verifier: str):
+def test_caches_positions_and_counts_after_every_round(pattern: list[bool], k: int, n: int, verifier: str):
     sequence, target, draft = sequence_of(pattern, k, n, verifier)
     executor = Executor()
     task = executor.submit(sequence.decode(), sequence.stats)
@@ -100,7 +100,7 @@ def test_caches_positions_and_counts_hold_after_every_step(pattern: list[bool], 
             tokens += event.tokens
             at = len(PROMPT) + len(tokens) - len(event.tokens)
             right = [pattern[(at + i) % len(pattern)] for i in range(event.drafted)]
-            assert event.accepted == ([*right, False].index(False)), "accepted up to the first slip"
+            assert event.accepted == ([*right, False].index(False)), "accepted up to the first wrong token"
             assert tokens == expected[: len(tokens)]
             assert event.origins == ["draft"] * event.accepted + ["target"]
         assert sequence.stats.tokens == len(tokens)
@@ -121,7 +121,7 @@ def drain(task) -> list[Event]:
 
 @dataclass
 class Watched(FakeRunner):
-    """Checks at every pass that the slot continues the true sequence, give or take the draft in flight."""
+    """Checks at every pass that the slot continues the true sequence, up to the draft being scored."""
 
     def score(self, requests):
         for r in requests:
@@ -134,11 +134,11 @@ def test_exact_equals_none_for_every_draft_length_and_drafter(k: int):
     language, other = chain(VOCAB, seed=1, memory=2), chain(VOCAB, seed=2)
     half = blend(language, other, lambda c: len(c) % 3 == 0)
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=k), Sampling(1.3, top_k=5, top_p=0.9, seed=7 * k)):
-        alone, _, _ = decode(FakeRunner(language, VOCAB), NoDrafter(), "none", sampling=sampling)
+        target_only, _, _ = decode(FakeRunner(language, VOCAB), NoDrafter(), "none", sampling=sampling)
         for drafter in (ModelDrafter(FakeRunner(half, VOCAB)), NgramDrafter(), NoDrafter()):
             target = Watched(language, VOCAB)
-            target.truth = PROMPT + alone  # type: ignore[attr-defined]
-            assert decode(target, drafter, "exact", k=k, sampling=sampling)[0] == alone
+            target.truth = PROMPT + target_only  # type: ignore[attr-defined]
+            assert decode(target, drafter, "exact", k=k, sampling=sampling)[0] == target_only
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_model_that_drafts_for_itself_has_everything_accepted(verifier: str, t
     runner = FakeRunner(language, VOCAB)  # one runner serves both, in two slots
     _, _, stats = decode(runner, ModelDrafter(runner), verifier, k=4, n=50, sampling=sampling)
     assert stats.accepted == stats.drafted
-    assert stats.target_passes == stats.steps == 10
+    assert stats.target_passes == stats.rounds == 10
 
 
 def test_the_end_of_text_token_ends_the_answer_inside_a_draft():
@@ -188,7 +188,7 @@ def test_halt_cuts_tokens_and_ends_the_answer():
     assert seen[:5] == tokens, "halt sees every committed token once"
 
 
-def test_a_draft_model_with_a_shorter_context_falls_silent_and_the_target_goes_on():
+def test_a_draft_model_with_a_shorter_context_stops_drafting_and_the_target_goes_on():
     language = chain(VOCAB)
     draft = FakeRunner(language, VOCAB, capacity=len(PROMPT) + 12)
     tokens, events, stats = decode(FakeRunner(language, VOCAB), ModelDrafter(draft), k=5, n=30)
@@ -198,7 +198,7 @@ def test_a_draft_model_with_a_shorter_context_falls_silent_and_the_target_goes_o
 
 @dataclass(frozen=True)
 class Twice(Exact):
-    """Scores the draft a second time behind a separator, as reflective verification does; judges by the first copy."""
+    """Scores the draft a second time after a separator, as reflective verification does; verifies the first copy."""
 
     name = "twice"
 
@@ -206,7 +206,7 @@ class Twice(Exact):
         return [*draft, 0, *draft]
 
 
-def test_a_layout_is_scored_and_thrown_away():
+def test_a_layout_is_scored_and_dropped():
     language = chain(VOCAB, seed=4)
     half = blend(language, wrong(language), lambda c: len(c) % 3 == 0)
     target = FakeRunner(language, VOCAB)
@@ -233,7 +233,7 @@ def test_a_layout_is_shortened_where_the_context_ends():
 
 @dataclass(frozen=True)
 class Curious(Exact):
-    """Wants hidden states of both models, as semantic rules do."""
+    """Needs hidden states of both models, as semantic rules do."""
 
     name = "curious"
     layers = (1,)
@@ -282,7 +282,7 @@ def run(job: Job, target: Logits, draft: Logits) -> tuple[list[int], list[str], 
     return [t for e in task.events for t in e.tokens], [o for e in task.events for o in e.origins], stats
 
 
-def test_only_thinking_is_relaxed_where_that_is_asked_for():
+def test_only_thinking_is_relaxed_if_so_requested():
     begin, end = 8, 9
     target = script([1, begin, 2, 3, 4, 5, end, 6, 7, 1, 2, 3], VOCAB, len(PROMPT))
     draft = script([2, begin, 3, 3, 5, 5, end, 7, 7, 2, 2, 2], VOCAB, len(PROMPT))  # wrong at every other token
@@ -290,7 +290,7 @@ def test_only_thinking_is_relaxed_where_that_is_asked_for():
     protected[[begin, end]] = True
     job = Job(PROMPT, verify.make("accept-all"), 4, 12, protected=protected, thinking=(begin, end))
     tokens, origins, stats = run(job, target, draft)
-    # The step in which thinking begins is judged strictly to its end, so the 2 behind it is the target's.
+    # The round in which thinking begins is verified by `exact` to its end, so the 2 after it is the target's.
     assert tokens == [1, begin, 2, 3, 5, 5, end, 6, 7, 1, 2, 3]
     assert [i for i, o in enumerate(origins) if o == "relaxed"] == [4] and stats.relaxed == 1
     everywhere = Job(PROMPT, verify.make("accept-all"), 4, 12, protected=protected)
@@ -307,7 +307,7 @@ def test_only_thinking_is_relaxed_where_that_is_asked_for():
     assert run(inside, script([1], VOCAB, 0), script([2], VOCAB, 0))[2].relaxed > 0, "a prompt may open the thinking"
 
 
-def test_a_loose_rule_that_goes_in_circles_is_replaced_by_exact(caplog: pytest.LogCaptureFixture):
+def test_a_loose_rule_that_repeats_itself_is_replaced_by_exact(caplog: pytest.LogCaptureFixture):
     target, draft = chain(VOCAB, seed=2), script([3, 4], VOCAB, 0)
     tokens, origins, stats = run(Job(PROMPT, verify.make("accept-all"), 6, 120), target, draft)
     assert stats.loops == 1 and "accept-all wrote" in caplog.text and "going on with exact" in caplog.text
@@ -317,7 +317,7 @@ def test_a_loose_rule_that_goes_in_circles_is_replaced_by_exact(caplog: pytest.L
     after = relaxed[-1] + 10
     assert tokens[after:] == greedy(target, PROMPT + tokens[:after], 120 - after)
     assert run(Job(PROMPT, verify.make("exact"), 6, 120), script([3, 4], VOCAB, 0), draft)[2].loops == 0, (
-        "not its fault"
+        "a lossless rule is not replaced"
     )
 
 
@@ -328,13 +328,13 @@ def test_a_prompt_that_repeats_itself_makes_no_rule_strict():
 
 
 def periodic(period: int) -> Logits:
-    """A model that writes blocks of so many tokens, none of which repeats within itself."""
+    """A model that repeats a block of so many tokens without repetition inside."""
     block = [*[int(c) for n in range(period) for c in f"{n:03d}"][: period - 1], 10]
     return script(block, VOCAB, len(PROMPT))
 
 
 @pytest.mark.parametrize(
-    ("watch", "period", "found_after"),
+    ("guard", "period", "found_after"),
     [
         (RepetitionGuard(), 128, 512),  # the longest block that counts by default
         (RepetitionGuard(), 129, None),
@@ -342,27 +342,24 @@ def periodic(period: int) -> Logits:
         (RepetitionGuard(period=16), 20, None),
         (RepetitionGuard(period=20), 20, 80),
         (RepetitionGuard(repeats=0), 20, None),
-        (RepetitionGuard(repeats=2, period=1), 1, 32),  # a word said twice is no loop yet
+        (RepetitionGuard(repeats=2, period=1), 1, 32),  # a token twice is no loop yet
     ],
 )
 @pytest.mark.parametrize("k", [1, 7])
-def test_how_long_and_how_often_a_loop_is_can_be_set(
-    watch: RepetitionGuard, period: int, found_after: int | None, k: int
-):
+def test_period_and_repeats_of_a_loop_are_options(guard: RepetitionGuard, period: int, found_after: int | None, k: int):
     language, executor = periodic(period), Executor()
-    job = Job(PROMPT, verify.make("accept-all"), k, 600, repetition_guard=watch)
+    job = Job(PROMPT, verify.make("accept-all"), k, 600, repetition_guard=guard)
     decoder = Decoder(job, FakeRunner(language, VOCAB), ModelDrafter(FakeRunner(language, VOCAB)), Stats())
     task = executor.submit(decoder.decode(), decoder.stats)
     while not task.done and not decoder.strict:
         executor.tick()
     assert task.error is None and decoder.stats.loops == (found_after is not None)
     if found_after is not None:
-        assert found_after <= len(decoder.context) - len(PROMPT) <= found_after + k, "as soon as it is one"
+        assert found_after <= len(decoder.context) - len(PROMPT) <= found_after + k, "in the round that completes it"
 
 
 def test_what_repeats_is_quoted_as_text_and_shortened(caplog: pytest.LogCaptureFixture):
-    spell = "".join
-    job = Job(PROMPT, verify.make("accept-all"), 6, 60, text_of=lambda tokens: spell("ab"[t == 4] for t in tokens))
+    job = Job(PROMPT, verify.make("accept-all"), 6, 60, text_of=lambda tokens: "".join("ab"[t == 4] for t in tokens))
     run(job, script([3, 4], VOCAB, len(PROMPT)), script([3, 4], VOCAB, len(PROMPT)))
     assert caplog.messages == ["accept-all wrote 2 tokens 17 times in a row; going on with exact: 'ab'"]
     assert caplog.records[0].public == caplog.messages[0].removesuffix(": 'ab'")  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""The whole path (loop, drafter, Executor, collate, rule) writes text distributed as the target's, over many rounds.
+"""The whole path (loop, drafter, Executor, collate, rule) generates text distributed as the target's, over many rounds.
 
-Rules by themselves are tested in tests/verify with 100,000 draws; here a slip of the loop would show, such as noise
+Rules by themselves are tested in tests/verify with 100,000 draws; here a mistake of the loop would show, such as noise
 that is used twice.
 """
 
@@ -27,24 +27,24 @@ VOCAB, LENGTH, DRAWS = 3, 4, 6000
 
 
 def remembered(language: Logits) -> Logits:
-    kept = cache(lambda context: language(list(context)))
-    return lambda context: kept(tuple(context[-4:]))
+    cached = cache(lambda context: language(list(context)))
+    return lambda context: cached(tuple(context[-4:]))
 
 
 TARGET = remembered(chain(VOCAB, seed=1, memory=2, sharpness=1.2))
 DRAFT = remembered(chain(VOCAB, seed=9, memory=2, sharpness=1.2))
 
 
-def likelihood(words: tuple[int, ...]) -> float:
+def likelihood(tokens: tuple[int, ...]) -> float:
     context, p = [1], 1.0
-    for word in words:
-        p *= torch.tensor(TARGET(context)).softmax(-1)[word].item()
-        context.append(word)
+    for token in tokens:
+        p *= torch.tensor(TARGET(context)).softmax(-1)[token].item()
+        context.append(token)
     return p
 
 
 class Restless:
-    """A pace that reacts to every acceptance, and lets the target write alone now and then."""
+    """A policy that reacts to every acceptance and has target-only rounds now and then."""
 
     def __init__(self) -> None:
         self.n = 2
@@ -52,14 +52,14 @@ class Restless:
     def length(self) -> int:
         return self.n
 
-    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        self.n = (asked + 2 * tokens) % 4
+    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        self.n = (requested + 2 * tokens) % 4
 
 
 def p_value(
     kind: type[Decoder],
     verifier: str,
-    pace: Callable[[], int | DraftLengthPolicy] = lambda: 3,
+    policy: Callable[[], int | DraftLengthPolicy] = lambda: 3,
     min_p: float = 0.0,
     draws: int = DRAWS,
 ) -> float:
@@ -68,19 +68,19 @@ def p_value(
     target, draft = FakeRunner(TARGET, VOCAB, slots=500), FakeRunner(DRAFT, VOCAB, slots=500)
     tasks = []
     for seed in range(draws):
-        stats, job = Stats(), Job([1], rule, pace(), LENGTH, Sampling(1.0, seed=seed))
+        stats, job = Stats(), Job([1], rule, policy(), LENGTH, Sampling(1.0, seed=seed))
         tasks.append(executor.submit(kind(job, target, ModelDrafter(draft, EarlyExit(min_p)), stats).decode(), stats))
     executor.run()
     counts = torch.zeros(VOCAB**LENGTH)
     for task in tasks:
-        words = [t for event in task.events for t in event.tokens]
-        counts[sum(w * VOCAB ** (LENGTH - 1 - i) for i, w in enumerate(words))] += 1
-    expected = torch.tensor([likelihood(words) for words in product(range(VOCAB), repeat=LENGTH)])
+        tokens = [t for event in task.events for t in event.tokens]
+        counts[sum(w * VOCAB ** (LENGTH - 1 - i) for i, w in enumerate(tokens))] += 1
+    expected = torch.tensor([likelihood(tokens) for tokens in product(range(VOCAB), repeat=LENGTH)])
     return chi_square(counts, expected)
 
 
 class Stuck(Decoder):
-    """A loop that forgets to count its rounds, so that noise comes back."""
+    """A loop that does not count its rounds, so that noise is used twice."""
 
     @property
     def round(self) -> int:  # type: ignore[override]
@@ -92,7 +92,7 @@ class Stuck(Decoder):
 
 
 @pytest.mark.parametrize("verifier", ["sampling", "block", "exact"])
-def test_the_loop_writes_what_the_target_would(verifier: str):
+def test_the_loop_has_the_targets_distribution(verifier: str):
     assert p_value(Decoder, verifier) > 1e-4
 
 
@@ -101,17 +101,17 @@ def test_lengths_that_move_and_drafts_that_end_early_change_nothing():
 
 
 def test_drafts_that_end_because_of_what_was_drawn_would_be_caught(monkeypatch: pytest.MonkeyPatch):
-    """Why doubt is a matter of distributions: leaving out tokens that were unlikely draws makes them rarer."""
+    """Why early exit depends on distributions: leaving out tokens that were unlikely draws makes them rarer."""
 
-    def unlikely(self: ModelDrafter, rolled: DecodeOutput) -> int:
-        assert rolled.logits is not None
-        probs = rolled.logits.softmax(-1).gather(-1, torch.tensor(rolled.tokens)[:, None])[:, 0]
+    def unlikely(self: ModelDrafter, out: DecodeOutput) -> int:
+        assert out.logits is not None
+        probs = out.logits.softmax(-1).gather(-1, torch.tensor(out.tokens)[:, None])[:, 0]
         return int((probs > 0.4).long().cumprod(0).sum())
 
     monkeypatch.setattr(verify.Rule, "min_draft_tokens", lambda rule: 0)
-    monkeypatch.setattr(ModelDrafter, "_confident", unlikely)
+    monkeypatch.setattr(ModelDrafter, "_num_confident", unlikely)
     assert p_value(Decoder, "sampling", min_p=0.5, draws=4000) < 1e-6
 
 
-def test_noise_that_comes_back_is_caught():
+def test_noise_that_is_used_twice_is_caught():
     assert p_value(Stuck, "block") < 1e-6

@@ -18,7 +18,7 @@ from semspec.loop.stats import Stats
 from tests.fakes import Clock, FakeRunner, blend, chain, greedy
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-Chance = Callable[[int, int], float]  # position in the draft, tokens so far -> that the token stands
+Chance = Callable[[int, int], float]  # position in the draft, tokens so far -> that the token is accepted
 
 
 @dataclass
@@ -26,35 +26,35 @@ class NoSpeculation:
     def length(self) -> int:
         return 0
 
-    def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
         pass
 
 
 @dataclass
 class World:
-    """Decoding as a game of chance with a price: a target pass is 1 and `row` more a token, a draft token `price`."""
+    """A simulation: a target pass takes 1 and `row` more per token, a draft token `cost`."""
 
     chance: Chance
-    price: float
+    cost: float
     row: float = 0.0
     noise: float = 0.0  # of the clock
-    hiccup: float = 1.0  # what one step in a hundred is slowed down by
+    hiccup: float = 1.0  # slowdown of one round in a hundred
     seed: int = 0
     used: Counter[int] = field(default_factory=Counter)
 
-    def seconds(self, pace: DraftLengthPolicy, tokens: int = 2000) -> float:
+    def seconds(self, policy: DraftLengthPolicy, tokens: int = 2000) -> float:
         """Per token."""
-        rng, clock, done, behind = random.Random(self.seed), 0.0, 0, True
+        rng, clock, done, catching_up = random.Random(self.seed), 0.0, 0, True
         while done < tokens:
-            n = pace.length()
+            n = policy.length()
             accepted = 0
             while accepted < n and rng.random() < self.chance(accepted, done):
                 accepted += 1
             slow = (1 + self.noise * (2 * rng.random() - 1)) * (self.hiccup if rng.random() < 0.01 else 1.0)
             got = accepted + 1 if n else TARGET_ONLY_TOKENS
-            draft, target = slow * self.price * n, slow * ((1 + self.row * n) if n else TARGET_ONLY_TOKENS)
-            pace.observe(n, got, draft, target, timed=not (behind and n) and done > 0)
-            behind = n == 0
+            draft, target = slow * self.cost * n, slow * ((1 + self.row * n) if n else TARGET_ONLY_TOKENS)
+            policy.observe(n, got, draft, target, timed=not (catching_up and n) and done > 0)
+            catching_up = n == 0
             clock, done = clock + draft + target, done + got
             self.used[n] += 1
         return clock / done
@@ -63,28 +63,28 @@ class World:
 def against(world: Callable[[int], World], tokens: int = 2000, runs: int = 2) -> tuple[float, float]:
     """How `AdaptiveLength` compares with the best fixed length, and with no drafts: seconds over seconds."""
 
-    def mean(pace: Callable[[], DraftLengthPolicy]) -> float:
-        return sum(world(seed).seconds(pace(), tokens) for seed in range(runs)) / runs
+    def mean(policy: Callable[[], DraftLengthPolicy]) -> float:
+        return sum(world(seed).seconds(policy(), tokens) for seed in range(runs)) / runs
 
     auto = mean(AdaptiveLength)
     return auto / min(mean(lambda n=n: FixedLength(n)) for n in LENGTHS), auto / mean(NoSpeculation)  # type: ignore[misc]
 
 
-def steady(chance: float, price: float, row: float = 0.0, runs: int = 3, **clock: float) -> tuple[float, float]:
-    """The same where every draft token has the same chance, so that fixed lengths can be had from a formula."""
+def steady(chance: float, cost: float, row: float = 0.0, runs: int = 3, **clock: float) -> tuple[float, float]:
+    """The same where every draft token has the same chance, so that fixed lengths have a formula."""
     slow = 0.99 + 0.01 * clock.get("hiccup", 1.0)
-    fixed = [slow * (1 + (row + price) * n) / sum(chance**i for i in range(n + 1)) for n in range(1, 17)]
-    worlds = [World(lambda i, n: chance, price, row, seed=seed, **clock) for seed in range(runs)]
+    fixed = [slow * (1 + (row + cost) * n) / sum(chance**i for i in range(n + 1)) for n in range(1, 17)]
+    worlds = [World(lambda i, n: chance, cost, row, seed=seed, **clock) for seed in range(runs)]
     auto = sum(world.seconds(AdaptiveLength(), 3000) for world in worlds) / runs
     return auto / min(fixed), auto / slow
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.8, 0.9, 1.0])
-@pytest.mark.parametrize("price", [0.02, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.3, 1.0])
 @pytest.mark.parametrize("row", [0.0, 0.05])
-def test_it_is_near_the_best_fixed_length_and_never_much_slower_than_no_drafts(chance: float, price: float, row: float):
-    best, alone = steady(chance, price, row)
-    assert best < 1.10 and alone < 1.05
+def test_it_is_near_the_best_fixed_length_and_never_much_slower_than_no_drafts(chance: float, cost: float, row: float):
+    best, target_only = steady(chance, cost, row)
+    assert best < 1.10 and target_only < 1.05
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_it_is_near_the_best_fixed_length_and_never_much_slower_than_no_drafts(c
         lambda i, n: min(0.98, 0.4 + 0.15 * i),
         lambda i, n: 0.95 - 0.12 * i,
     ],
-    ids=["falls", "rises", "bursts", "later positions better", "later positions worse"],
+    ids=["decreasing", "increasing", "bursts", "later positions better", "later positions worse"],
 )
-@pytest.mark.parametrize("price", [0.05, 0.2, 0.5])
-def test_it_follows_a_text_that_changes(chance: Chance, price: float):
-    best, alone = against(lambda seed: World(chance, price, 0.02, seed=seed))
-    assert best < 1.10 and alone < 1.05
+@pytest.mark.parametrize("cost", [0.05, 0.2, 0.5])
+def test_it_follows_a_text_that_changes(chance: Chance, cost: float):
+    best, target_only = against(lambda seed: World(chance, cost, 0.02, seed=seed))
+    assert best < 1.10 and target_only < 1.05
 
 
 def test_where_texts_change_it_beats_every_fixed_length():
@@ -109,38 +109,38 @@ def test_where_texts_change_it_beats_every_fixed_length():
     assert best < 0.9
 
 
-@pytest.mark.parametrize(("chance", "price"), [(0.3, 0.05), (0.3, 1.0), (0.8, 0.1), (0.8, 1.0), (0.9, 0.3)])
-def test_a_clock_that_stutters_does_not_lead_it_astray(chance: float, price: float):
-    best, alone = steady(chance, price, runs=5, noise=0.3, hiccup=5.0)
-    assert best < 1.10 and alone < 1.05
+@pytest.mark.parametrize(("chance", "cost"), [(0.3, 0.05), (0.3, 1.0), (0.8, 0.1), (0.8, 1.0), (0.9, 0.3)])
+def test_a_clock_that_stutters_does_not_mislead_it(chance: float, cost: float):
+    best, target_only = steady(chance, cost, runs=5, noise=0.3, hiccup=5.0)
+    assert best < 1.10 and target_only < 1.05
 
 
 def test_hopeless_drafts_are_tried_again_but_rarely():
     world = World(lambda i, n: 0.0, 0.5)
     world.seconds(AdaptiveLength(), 4000)
-    drafted = sum(steps for n, steps in world.used.items() if n)
+    drafted = sum(rounds for n, rounds in world.used.items() if n)
     assert 4 < drafted < 0.05 * 4000
 
 
-def test_a_short_draft_that_a_rule_cannot_judge_is_never_made():
+def test_no_draft_is_shorter_than_the_rules_minimum():
     world = World(lambda i, n: 0.5, 0.1)
-    world.seconds(AdaptiveLength(shortest=7), 2000)
+    world.seconds(AdaptiveLength(min_tokens=7), 2000)
     assert min(n for n in world.used if n) == 7 and verify.make("fly").min_draft_tokens() == 7
-    assert AdaptiveLength(longest=4, shortest=9).longest == 9
+    assert AdaptiveLength(max_tokens=4, min_tokens=9).max_tokens == 9
 
 
-def test_seconds_of_lengths_never_tried_lie_on_a_line():
-    target, draft = Seconds(), Seconds(grow_from_nothing=True)
+def test_seconds_of_lengths_never_tried_are_on_a_line():
+    target, draft = Seconds(), Seconds(through_zero=True)
     for n in (2, 10) * 20:
         target.add(n, 1.0 + 0.1 * n)
         draft.add(n, 0.2 * n)
     assert target.of(6) == pytest.approx(1.6, rel=0.02) and target.of(16) == pytest.approx(2.6, rel=0.05)
     assert draft.of(5) == pytest.approx(1.0)
     target.add(0, 0.5)
-    assert target.of(0) == 0.5 and target.of(1) == pytest.approx(1.1, rel=0.05), "writing alone is not on the line"
+    assert target.of(0) == 0.5 and target.of(1) == pytest.approx(1.1, rel=0.05), "target-only is not on the line"
 
 
-def test_one_slow_step_is_not_believed():
+def test_one_slow_round_is_clipped():
     target = Seconds()
     for _ in range(5):
         target.add(4, 1.0)
@@ -161,14 +161,14 @@ LANGUAGE, OTHER = chain(VOCAB, seed=1), chain(VOCAB, seed=2)
 
 
 def run(
-    pace: int | DraftLengthPolicy, price: float, chance: float, verifier: str = "exact", n: int = 600
+    policy: int | DraftLengthPolicy, cost: float, chance: float, verifier: str = "exact", n: int = 600
 ) -> tuple[list[int], Stats, float]:
     clock = Clock()
     target = FakeRunner(LANGUAGE, VOCAB, clock=clock, seconds=1.0)
     errs = blend(LANGUAGE, OTHER, lambda context: random.Random(repr(context[-4:])).random() > chance)
-    draft = FakeRunner(errs, VOCAB, clock=clock, seconds=price)
+    draft = FakeRunner(errs, VOCAB, clock=clock, seconds=cost)
     executor, stats = Executor(clock=clock), Stats()
-    decoder = Decoder(Job([1, 2, 3], verify.make(verifier), pace, n), target, ModelDrafter(draft), stats)
+    decoder = Decoder(Job([1, 2, 3], verify.make(verifier), policy, n), target, ModelDrafter(draft), stats)
     task = executor.submit(decoder.decode(), stats)
     executor.run()
     assert task.error is None and not target.held and not draft.held
@@ -176,63 +176,61 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("price", "chance", "n"), [(0.02, 0.95, 1500), (0.1, 0.8, 600), (0.5, 0.05, 400), (1.0, 0.6, 400)]
+    ("cost", "chance", "n"), [(0.02, 0.95, 1500), (0.1, 0.8, 600), (0.5, 0.05, 400), (1.0, 0.6, 400)]
 )
-def test_through_the_loop_it_writes_the_same_text_as_fast_as_it_can_be_written(price: float, chance: float, n: int):
+def test_through_the_loop_the_text_is_the_same_and_the_speed_near_the_best(cost: float, chance: float, n: int):
     expected = greedy(LANGUAGE, [1, 2, 3], n)
-    fixed = {k: run(k, price, chance, n=n) for k in (1, 2, 4, 8, 16)}
-    alone = run(1, price, chance, "none", n)
-    tokens, stats, seconds = run(AdaptiveLength(), price, chance, n=n)
-    assert tokens == expected == alone[0]
+    fixed = {k: run(k, cost, chance, n=n) for k in (1, 2, 4, 8, 16)}
+    target_only = run(1, cost, chance, "none", n)
+    tokens, stats, seconds = run(AdaptiveLength(), cost, chance, n=n)
+    assert tokens == expected == target_only[0]
     assert all(found == expected for found, *_ in fixed.values())
-    assert seconds < 1.10 * min(s for *_, s in fixed.values()) and seconds < 1.05 * alone[2]
+    assert seconds < 1.10 * min(s for *_, s in fixed.values()) and seconds < 1.05 * target_only[2]
     assert stats.tokens == n and sum(stats.seconds.values()) == pytest.approx(seconds)
 
 
-def test_reading_a_prompt_is_not_held_against_anybody():
+def test_rounds_with_prefill_are_not_timed():
     seen: list[tuple[int, bool]] = []
-    brought = 0
+    observed = 0
 
     class Watching(AdaptiveLength):
-        def observe(self, asked: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-            nonlocal brought
-            seen.append((asked, timed))
-            brought += tokens
-            super().observe(asked, tokens, draft, target, timed)
+        def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+            nonlocal observed
+            seen.append((requested, timed))
+            observed += tokens
+            super().observe(requested, tokens, draft, target, timed)
 
     _, stats, _ = run(Watching(), 0.1, 0.8, n=60)
     assert seen[:5] == [(4, False), (4, True), (0, True), (0, True), (seen[4][0], False)], (
-        "nor is what the drafter has missed while the target wrote alone"
+        "nor are those in which the drafter catches up after target-only rounds"
     )
-    assert brought < stats.tokens == 60, "nor is the last step, which the answer's end may have cut short"
+    assert observed < stats.tokens == 60, "nor is the last round, which the end of the answer may have cut"
 
 
 def test_several_sequences_can_share_what_is_learnt():
-    clock, pace = Clock(), AdaptiveLength()
+    clock, policy = Clock(), AdaptiveLength()
     target, draft = (FakeRunner(LANGUAGE, VOCAB, clock=clock, seconds=s) for s in (1.0, 0.05))
     executor, tasks = Executor(clock=clock), []
     for prompt in ([1], [2, 3], [4, 5, 6]):
         stats = Stats()
-        decoder = Decoder(Job(prompt, verify.make("exact"), pace, 200), target, ModelDrafter(draft), stats)
+        decoder = Decoder(Job(prompt, verify.make("exact"), policy, 200), target, ModelDrafter(draft), stats)
         tasks.append((prompt, executor.submit(decoder.decode(), stats)))
     executor.run()
     for prompt, task in tasks:
         assert [t for e in task.events for t in e.tokens] == greedy(LANGUAGE, prompt, 200)
-    assert pace.best >= 8, (
-        "a draft that is always right; more than a chunk takes a sequence out of step with the others"
-    )
+    assert policy.best >= 8, "a draft that is always right; more than a chunk desynchronises a sequence from the others"
 
 
-def test_what_nobody_has_timed_is_tried_at_a_modest_length():
-    pace = AdaptiveLength()
-    for n in [pace.length() for _ in range(6)]:  # six sequences at once, all of them reading their prompts
-        pace.observe(n, 1, 5.0, 5.0, timed=False)
-    pace.observe(0, 4, 0.0, 4.0)
-    assert pace.length() == 4, "drafts have not been timed, which does not make them free"
+def test_untimed_drafts_are_tried_at_the_initial_length():
+    policy = AdaptiveLength()
+    for n in [policy.length() for _ in range(6)]:  # six sequences at once, all of them in prefill
+        policy.observe(n, 1, 5.0, 5.0, timed=False)
+    policy.observe(0, 4, 0.0, 4.0)
+    assert policy.length() == 4, "drafts have not been timed, which does not make them free"
 
 
-def test_a_clock_that_stood_still_once_is_not_believed_for_ever():
-    draft = Seconds(grow_from_nothing=True)
+def test_a_measurement_of_zero_seconds_is_corrected():
+    draft = Seconds(through_zero=True)
     draft.add(4, 0.0)
     for _ in range(5):
         draft.add(4, 0.4)

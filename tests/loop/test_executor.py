@@ -1,4 +1,4 @@
-"""Scheduling, with fake runners and a fake clock: who waits for whom, who pays, what a failure takes along."""
+"""Scheduling, with fake runners and a fake clock: what waits for what, how time is split, what a failure ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from semspec import verify
 from semspec.draft import ModelDrafter
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.executor import Executor, Task
+from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.types import Acquire, Decode, Event, Sampling, Score, SequenceGenerator
 from semspec.verify.exact import Exact
 from tests.fakes import Clock, FakeRunner, chain, greedy
@@ -21,7 +22,7 @@ CHUNK = 8
 
 
 class World:
-    """A target, a draft and an Executor on one fake clock. A pass takes a second, a roll a second a token."""
+    """A target, a draft and an Executor on one fake clock. A pass takes a second, a decode a second a token."""
 
     def __init__(self, slots: int = 8, budget: int = 512) -> None:
         self.clock = Clock()
@@ -41,21 +42,21 @@ def tokens(task: Task) -> list[int]:
 
 
 def timed(decoding: SequenceGenerator, clock: Clock, waits: list[float]) -> SequenceGenerator:
-    """Pass everything through; note how long each Score took from being asked for to being answered."""
+    """Pass everything through; record how long each Score took from request to answer."""
     answer = None
     while True:
         try:
-            asked = decoding.send(answer)
+            request = decoding.send(answer)
         except StopIteration:
             return
         began = clock.now
-        answer = yield asked
-        if isinstance(asked, Score):
+        answer = yield request
+        if isinstance(request, Score):
             waits.append(clock.now - began)
 
 
 @pytest.mark.parametrize("shared_runner", [False, True])
-def test_no_score_waits_longer_than_one_chunk_behind_a_long_roll(shared_runner: bool):
+def test_no_score_waits_longer_than_one_chunk_of_a_long_decode(shared_runner: bool):
     world = World(slots=16)
     if shared_runner:
         world.draft = world.target
@@ -66,21 +67,21 @@ def test_no_score_waits_longer_than_one_chunk_behind_a_long_roll(shared_runner: 
         sequence = Decoder(job, world.target, ModelDrafter(world.draft), stats)
         world.executor.submit(timed(sequence.decode(), world.clock, waits), stats)
 
-    def long_roll() -> SequenceGenerator:
+    def long_decode() -> SequenceGenerator:
         (slot,) = yield Acquire([world.draft])
-        rolled = yield Decode(world.draft, slot, [2], 60, Sampling(), 0)
-        yield Event(rolled.tokens, ["target"] * 60)
+        out = yield Decode(world.draft, slot, [2], 60, Sampling(), 0)
+        yield Event(out.tokens, ["target"] * 60)
         world.draft.release(slot)
 
-    roller = world.executor.submit(long_roll(), Stats())
+    decoding = world.executor.submit(long_decode(), Stats())
     world.executor.run()
-    assert tokens(roller) == greedy(world.language, [2], 60)
+    assert tokens(decoding) == greedy(world.language, [2], 60)
     assert len(waits) > 50
-    assert max(waits) <= CHUNK + 1, "one chunk of somebody's roll, and its own pass"
+    assert max(waits) <= CHUNK + 1, "one chunk of another's decode, and its own pass"
     assert max(max(p.rows.values()) for p in world.draft.diary if p.kind == "roll") <= CHUNK
 
 
-def test_a_sequence_that_is_alone_rolls_in_one_piece():
+def test_a_single_sequence_decodes_in_one_call():
     world = World()
     world.submit([1, 2], k=16, n=17)
     world.executor.run()
@@ -95,17 +96,17 @@ def test_a_batch_shares_passes_and_equals_single_runs():
     batch.executor.run()
     singles = 0
     for (prompt, rule, k), task in zip(requests, tasks, strict=True):
-        alone = World()
-        single = alone.submit(prompt, rule, k)
-        alone.executor.run()
+        other = World()
+        single = other.submit(prompt, rule, k)
+        other.executor.run()
         assert tokens(task) == tokens(single)
         assert task.stats.histogram == single.stats.histogram
-        singles += len(alone.target.diary)
+        singles += len(other.target.diary)
     assert len(batch.target.diary) < singles
     assert any(len(p.rows) > 1 for p in batch.target.diary)
 
 
-def test_a_long_prompt_is_read_in_pieces_while_others_go_on():
+def test_a_long_prompt_is_prefilled_in_chunks_while_others_go_on():
     world = World(budget=64)
     short = world.submit([1, 2], k=4, n=40)
     world.executor.tick()
@@ -115,7 +116,7 @@ def test_a_long_prompt_is_read_in_pieces_while_others_go_on():
     assert tokens(short) == greedy(world.language, [1, 2], 40)
     assert max(sum(p.rows.values()) for p in world.target.diary) <= 64
     together = [p for p in world.target.diary if len(p.rows) == 2 and max(p.rows.values()) > 40]
-    assert len(together) >= 3, "the short one's scores ride along with the long one's prompt"
+    assert len(together) >= 3, "the short one's scores share passes with the long one's prompt"
 
 
 def test_prefill_is_not_counted_as_a_target_pass():
@@ -125,7 +126,7 @@ def test_prefill_is_not_counted_as_a_target_pass():
     assert task.stats.target_passes == 10
 
 
-def test_more_sequences_than_slots_wait_their_turn():
+def test_sequences_without_a_slot_wait():
     world = World(slots=2)
     tasks = [world.submit([i], n=10 + i) for i in range(1, 7)]
     world.executor.tick()
@@ -137,7 +138,7 @@ def test_more_sequences_than_slots_wait_their_turn():
 
 
 @pytest.mark.parametrize("ticks", range(12))
-def test_a_cancelled_sequence_frees_its_slots_at_once_and_harms_nobody(ticks: int):
+def test_a_cancelled_sequence_frees_its_slots_at_once_and_changes_no_other(ticks: int):
     world = World(slots=3)
     tasks = [world.submit([1 + i, 2], ["exact", "none", "block", "exact"][i], n=30) for i in range(4)]
     for _ in range(ticks):
@@ -147,7 +148,7 @@ def test_a_cancelled_sequence_frees_its_slots_at_once_and_harms_nobody(ticks: in
     holding = [t for t in gone if t not in world.executor._slots and ticks]
     for task in gone:
         world.executor.cancel(task)
-        world.executor.cancel(task)  # twice is once
+        world.executor.cancel(task)  # twice does nothing more
     assert world.target.free == free + len(holding)
     world.executor.run()
     for i, task in enumerate(tasks):
@@ -164,7 +165,7 @@ class Faulty(Exact):
         raise RuntimeError("this rule is broken")
 
 
-def test_a_faulty_rule_fails_only_those_who_asked_for_it():
+def test_a_faulty_rule_fails_only_the_sequences_that_use_it():
     world = World()
     good = world.submit([1, 2])
     stats = Stats()
@@ -205,8 +206,8 @@ def test_a_tuple_of_requests_is_answered_together():
 
     world.executor.submit(both(), Stats())
     world.executor.run()
-    ((rows, rolled),) = seen
-    assert rows.logits.shape == (2, VOCAB) and rolled.tokens == greedy(world.language, [4], 5)
+    ((rows, out),) = seen
+    assert rows.logits.shape == (2, VOCAB) and out.tokens == greedy(world.language, [4], 5)
 
 
 def test_seconds_add_up_to_the_time_that_passed():
@@ -218,22 +219,22 @@ def test_seconds_add_up_to_the_time_that_passed():
     assert total["draft"] > 0 and total["score"] > 0
 
 
-def test_hidden_states_of_pieces_are_joined():
+def test_hidden_states_of_chunks_are_joined():
     world = World(budget=16)
     got = []
 
     def scoring() -> Iterator:
         (slot,) = yield Acquire([world.target])
         got.append((yield Score(world.target, slot, [1, 2, 3, 4] * 10, 30, layers=(0, 2))))
-        rolled = yield Decode(world.target, slot, [1] * 40, 6, Sampling(), 0, keep_logits=True, layers=(1,))
-        got.append(rolled)
+        out = yield Decode(world.target, slot, [1] * 40, 6, Sampling(), 0, keep_logits=True, layers=(1,))
+        got.append(out)
         world.target.release(slot)
 
     world.executor.submit(scoring(), Stats())  # type: ignore[arg-type]
     world.executor.run()
-    rows, rolled = got
+    rows, out = got
     assert rows.logits.shape == (30, VOCAB) and rows.hidden[2].equal(rows.logits + 2) and set(rows.hidden) == {0, 2}
-    assert rolled.logits.shape == (6, VOCAB) and rolled.hidden[1].shape == (6, VOCAB)
+    assert out.logits.shape == (6, VOCAB) and out.hidden[1].shape == (6, VOCAB)
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Impossible(Exact):
         return decisions
 
 
-def test_an_impossible_verdict_ends_its_sequence_alone():
+def test_an_impossible_verdict_ends_only_its_sequence():
     world = World()
     good = world.submit([1, 2])
     stats = Stats()
@@ -257,8 +258,8 @@ def test_an_impossible_verdict_ends_its_sequence_alone():
     assert tokens(good) == greedy(world.language, [1, 2], 30) and not world.target.held
 
 
-@pytest.mark.parametrize("where", ["target", "draft", "judge"])
-def test_an_interrupt_inside_a_tick_ends_everybody_cleanly(where: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("where", ["target", "draft", "verify"])
+def test_an_interrupt_inside_a_tick_ends_all_sequences_cleanly(where: str, monkeypatch: pytest.MonkeyPatch):
     world = World()
     tasks = [world.submit([i]) for i in (1, 2)]
     for _ in range(3):
@@ -268,7 +269,7 @@ def test_an_interrupt_inside_a_tick_ends_everybody_cleanly(where: str, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if where == "judge":
+        if where == "verify":
             patch.setattr("semspec.loop.executor.collate", interrupt)
         else:
             patch.setattr(getattr(world, where), "score", interrupt)
@@ -281,7 +282,7 @@ def test_an_interrupt_inside_a_tick_ends_everybody_cleanly(where: str, monkeypat
     assert tokens(after) == greedy(world.language, [1], 30)
 
 
-def test_a_generator_that_misbehaves_ends_alone():
+def test_a_faulty_generator_ends_only_its_sequence():
     world = World()
     good = world.submit([1, 2])
 
@@ -308,7 +309,7 @@ def test_thousands_of_slots_can_be_granted_in_one_tick():
     assert all(t.error is None and len(tokens(t)) == 2 for t in tasks)
 
 
-def test_slots_that_can_never_be_had_are_an_error():
+def test_more_slots_than_there_are_is_an_error():
     world = World(slots=1)
     stats = Stats()
     decoder = Decoder(Job([1], verify.make("exact"), 4, 5), world.target, ModelDrafter(world.target), stats)
@@ -319,7 +320,7 @@ def test_slots_that_can_never_be_had_are_an_error():
     assert tokens(other) == greedy(world.language, [1, 2], 5)
 
 
-def test_a_prompt_does_not_starve_behind_many_short_steps():
+def test_a_prompt_does_not_starve_among_many_short_rounds():
     world = World(slots=64, budget=128)
     for i in range(40):
         world.submit([1 + i % 9], k=4, n=400)
@@ -330,8 +331,8 @@ def test_a_prompt_does_not_starve_behind_many_short_steps():
     assert late.done and tokens(late) == greedy(world.language, [1 + i % 9 for i in range(200)], 3)
 
 
-def test_sequences_whose_prompts_were_read_apart_still_share_every_pass():
-    """Prompts that do not fit into one pass leave sequences in different phases. If those kept them, each half would
+def test_sequences_whose_prompts_took_several_passes_still_share_every_pass():
+    """Prompts that do not fit into one pass leave sequences in different phases. If they stayed there, each half would
     have target passes of its own, and the batch would cost twice what it should."""
     world = World(budget=64)
     tasks = [world.submit([1 + i] * 20, k=8, n=120) for i in range(8)]
@@ -340,6 +341,6 @@ def test_sequences_whose_prompts_were_read_apart_still_share_every_pass():
     read, drafted = len(world.target.diary), len(world.draft.diary)
     for _ in range(4):
         world.executor.tick()
-    steps = world.target.diary[read:]
-    assert len(steps) == len(world.draft.diary[drafted:]) == 4
-    assert all(len(p.rows) == 8 for p in steps), "a pass for all, and none for some"
+    rounds = world.target.diary[read:]
+    assert len(rounds) == len(world.draft.diary[drafted:]) == 4
+    assert all(len(p.rows) == 8 for p in rounds), "every pass is for all sequences"

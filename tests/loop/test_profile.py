@@ -1,4 +1,4 @@
-"""What drafts can bring at given costs, against a plain search; measuring, against fakes that take known time."""
+"""The speedup of drafts at given costs, against a plain search; measuring, against fakes that take known time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.loop import profile as costs
+from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 from tests.fakes import FakeRunner, chain
 
@@ -34,19 +35,19 @@ def test_no_other_length_is_faster(passes: list[float], token: float) -> None:
     target = dict(zip((1, 5, 17), passes, strict=True))
     for best in costs.best_drafts(target, token):
         a = best["acceptance"]
-        for n in range(costs.LONGEST + 1):
-            seconds = n * token + (costs.between(target, n + 1) if n else target[1])
+        for n in range(MAX_DRAFT_TOKENS + 1):
+            seconds = n * token + (costs.interpolate(target, n + 1) if n else target[1])
             speed = sum(a**i for i in range(n + 1)) / seconds * target[1]
             assert speed <= best["speedup"] * (1 + 1e-9)
 
 
-def test_costs_between_two_sizes_lie_on_a_line() -> None:
+def test_costs_between_two_sizes_are_interpolated() -> None:
     measured = {1: 2.0, 5: 4.0, 9: 4.0}
-    assert [costs.between(measured, n) for n in (1, 2, 3, 5, 7, 9, 30)] == [2.0, 2.5, 3.0, 4.0, 4.0, 4.0, 4.0]
+    assert [costs.interpolate(measured, n) for n in (1, 2, 3, 5, 7, 9, 30)] == [2.0, 2.5, 3.0, 4.0, 4.0, 4.0, 4.0]
 
 
 class Timed(FakeRunner):
-    """A pass takes 5 ms and 1 more a token, a roll 100 ms and 2 more a token, on a clock that nothing else moves."""
+    """A pass takes 5 ms and 1 more a token, a decode 100 ms and 2 more a token, on a clock that nothing else moves."""
 
     now = 0.0
 
@@ -56,20 +57,20 @@ class Timed(FakeRunner):
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         began = Timed.now
-        rolled = super().decode(requests)
+        outputs = super().decode(requests)
         Timed.now = began + 0.1 + 0.002 * requests[0].n
-        return rolled
+        return outputs
 
 
-def test_passes_and_tokens_are_timed_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_and_tokens_are_timed_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs.time, "perf_counter", lambda: Timed.now)
     runner = Timed(chain(11), 11)
     assert costs.pass_cost(runner, 9) == pytest.approx(14.0)
-    assert costs.token_cost(runner) == pytest.approx(2.0), "what a roll costs besides its tokens is not in it"
+    assert costs.token_cost(runner) == pytest.approx(2.0), "what a decode call costs besides its tokens is not in it"
     assert not runner.held
 
 
 def test_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "COPIED", {"cpu": 1000})
-    monkeypatch.setattr(costs, "usual", lambda work: (work(), 0.5)[1])
+    monkeypatch.setattr(costs, "COPY_BYTES", {"cpu": 1000})
+    monkeypatch.setattr(costs, "seconds_of", lambda work: (work(), 0.5)[1])
     assert costs.bandwidth(torch.device("cpu")) == 4000.0

@@ -1,4 +1,4 @@
-"""The loop detector: against a plain search, and on the cases that must not be taken for loops."""
+"""Finding loops: against a plain search, and on the cases that are no loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semspec.loop.repetition import Loop, find_loop
 
 
 def plain_search(tokens: list[int], min_repeats: int, min_tokens: int, max_period: int) -> tuple[int, int, int] | None:
-    """Every start, every period, every count: what the definition says, word for word."""
+    """The definition: every start, every period, every count."""
     best, most = None, 0
     for period in range(1, max_period + 1):
         for start in range(len(tokens)):
@@ -48,7 +48,7 @@ def test_a_loop_at_the_end_is_reported_with_its_block() -> None:
     assert loop.end == 82
 
 
-def test_a_loop_that_the_text_leaves_again_is_found() -> None:
+def test_a_loop_inside_the_text_is_found() -> None:
     assert find_loop([1, 2, 3] + [5] * 40 + [4, 9, 6]) == Loop(3, 1, 40, (5,))
 
 
@@ -68,11 +68,11 @@ def test_the_longest_of_two_loops_is_reported() -> None:
         [token for i in range(50) for token in (1, 2, 3, 4, 5, 6, 7, 100 + i % 20)],  # a table of rows that differ
     ],
 )
-def test_honest_repetition_is_no_loop(tokens: list[int]) -> None:
+def test_normal_repetition_is_no_loop(tokens: list[int]) -> None:
     assert find_loop(tokens) is None
 
 
-def test_a_block_longer_than_the_longest_period_is_not_looked_for() -> None:
+def test_a_block_longer_than_max_period_is_no_loop() -> None:
     tokens = list(range(129)) * 4
     assert find_loop(tokens) is None
     assert find_loop(tokens, max_period=129) == Loop(0, 129, 4, tuple(range(129)))
@@ -84,8 +84,8 @@ def test_less_than_two_copies_is_refused() -> None:
 
 
 def test_long_texts_take_no_time() -> None:
-    honest = [i * i % 997 for i in range(32_000)]
+    normal = [i * i % 997 for i in range(32_000)]
     begin = process_time()
-    find_loop(honest, max_period=128)
+    find_loop(normal, max_period=128)
     find_loop([1] * 32_000)
     assert process_time() - begin < 4.0

@@ -1,4 +1,4 @@
-"""The accumulator, on samples small enough to be counted by hand."""
+"""Stats, on samples small enough to be counted by hand."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from semspec.loop.stats import SECONDS, Stats
 
-steps = st.lists(
+rounds = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()).map(lambda s: (s[0], min(s[0], s[1]), s[2])),
     max_size=20,
 )
 
 
-def observed(*steps: tuple[int, int]) -> Stats:
+def observed(*rounds: tuple[int, int]) -> Stats:
     stats = Stats()
-    for drafted, accepted in steps:
+    for drafted, accepted in rounds:
         stats.observe(drafted, accepted)
     return stats
 
 
-def test_derived_figures_of_three_steps() -> None:
+def test_derived_figures_of_three_rounds() -> None:
     stats = observed((4, 4), (4, 0), (3, 2))
-    assert stats.steps == 3
+    assert stats.rounds == 3
     assert stats.drafted == 4 + 4 + 3
     assert stats.accepted == 4 + 0 + 2
     assert stats.bonus == 3
@@ -40,20 +40,20 @@ def test_derived_figures_of_three_steps() -> None:
 
 def test_nothing_observed() -> None:
     stats = Stats()
-    assert (stats.steps, stats.drafted, stats.accepted, stats.tokens) == (0, 0, 0, 0)
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.tokens) == (0, 0, 0, 0)
     assert stats.tau == 1.0 and stats.acceptance_rate == 0.0
     assert stats.accepted_per_position == [] and stats.drafted_per_position == []
 
 
-def test_the_target_alone_writes_one_token_a_step() -> None:
+def test_without_drafts_a_round_is_one_token() -> None:
     stats = observed((0, 0), (0, 0))
     assert stats.tokens == 2 and stats.tau == 1.0 and stats.acceptance_rate == 0.0
 
 
-def test_a_last_step_without_bonus_counts_only_what_was_kept() -> None:
+def test_a_last_round_without_bonus_counts_committed_tokens_only() -> None:
     stats = Stats()
     stats.observe(drafted=5, accepted=3, bonus=0)
-    assert stats.tokens == 3 and stats.bonus == 0 and stats.steps == 1
+    assert stats.tokens == 3 and stats.bonus == 0 and stats.rounds == 1
 
 
 def test_relaxed_tokens_are_among_the_accepted() -> None:
@@ -62,20 +62,20 @@ def test_relaxed_tokens_are_among_the_accepted() -> None:
     assert stats.relaxed == 2 and stats.accepted == 3 and stats.tokens == 4
 
 
-@given(steps)
-def test_tokens_are_accepted_plus_bonus_and_positions_add_up(steps: list[tuple[int, int, bool]]) -> None:
+@given(rounds)
+def test_tokens_are_accepted_plus_bonus_and_positions_add_up(rounds: list[tuple[int, int, bool]]) -> None:
     stats = Stats()
-    for drafted, accepted, bonus in steps:
+    for drafted, accepted, bonus in rounds:
         stats.observe(drafted, accepted, bonus=int(bonus))
-    assert stats.accepted == sum(accepted for _, accepted, _ in steps)
-    assert stats.tokens == stats.accepted + stats.bonus == sum(accepted + bonus for _, accepted, bonus in steps)
+    assert stats.accepted == sum(accepted for _, accepted, _ in rounds)
+    assert stats.tokens == stats.accepted + stats.bonus == sum(accepted + bonus for _, accepted, bonus in rounds)
     assert sum(stats.accepted_per_position) == stats.accepted
-    assert sum(stats.drafted_per_position) == stats.drafted == sum(drafted for drafted, _, _ in steps)
-    assert stats.histogram.total() == stats.drafts.total() == len(steps)
+    assert sum(stats.drafted_per_position) == stats.drafted == sum(drafted for drafted, _, _ in rounds)
+    assert stats.histogram.total() == stats.drafts.total() == len(rounds)
 
 
-@given(st.lists(steps, max_size=5))
-def test_pooled_stats_are_those_of_all_steps_together(sequences: list[list[tuple[int, int, bool]]]) -> None:
+@given(st.lists(rounds, max_size=5))
+def test_pooled_stats_are_those_of_all_rounds_together(sequences: list[list[tuple[int, int, bool]]]) -> None:
     each, together = [], Stats()
     for sequence in sequences:
         stats = Stats()
@@ -86,13 +86,13 @@ def test_pooled_stats_are_those_of_all_steps_together(sequences: list[list[tuple
     assert Stats.pooled(each) == together
 
 
-def test_pooled_tau_weighs_steps_not_sequences() -> None:
+def test_pooled_tau_weighs_rounds_not_sequences() -> None:
     long, short = observed(*[(4, 0)] * 9), observed((4, 4))
     assert Stats.pooled([long, short]).tau == 1 + 4 / 10
     assert (long.tau + short.tau) / 2 == 3.0
 
 
-def test_pooling_adds_passes_and_seconds_and_leaves_the_parts_alone() -> None:
+def test_pooling_adds_passes_and_seconds_and_does_not_change_the_parts() -> None:
     one, two = observed((1, 1)), observed((2, 0))
     one.target_passes, two.target_passes = 3, 4
     one.seconds["draft"], two.seconds["draft"], two.seconds["host"] = 0.5, 0.25, 1.0
@@ -100,7 +100,7 @@ def test_pooling_adds_passes_and_seconds_and_leaves_the_parts_alone() -> None:
     assert total.target_passes == 7
     assert total.seconds == {"draft": 0.75, "score": 0.0, "judge": 0.0, "host": 1.0}
     total.observe(3, 3)
-    assert (one.steps, two.steps, total.steps) == (1, 1, 3)
+    assert (one.rounds, two.rounds, total.rounds) == (1, 1, 3)
 
 
 def test_two_accumulators_share_nothing() -> None:
@@ -114,7 +114,8 @@ def test_as_a_dictionary_it_is_json_with_every_figure() -> None:
     stats = observed((4, 4), (4, 0), (3, 2), (12, 10))
     found = json.loads(json.dumps(stats.to_dict()))
     assert list(found["histogram"]) == ["0", "2", "4", "10"], "in the order of numbers, not of text"
-    for name in ("steps", "drafted", "accepted", "relaxed", "bonus", "tokens", "target_passes"):
+    assert found["steps"] == stats.rounds, "the key of result files on disk"
+    for name in ("drafted", "accepted", "relaxed", "bonus", "tokens", "target_passes"):
         assert found[name] == getattr(stats, name)
     assert found["tau"] == pytest.approx(stats.tau)
     assert found["acceptance_rate"] == pytest.approx(16 / 23)

@@ -1,4 +1,4 @@
-"""The loop of step rules, with fake models: whose turn it is, what stands, what the caches hold."""
+"""The loop of step rules, with fake models: which model writes, what is accepted, what the caches hold."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
 from semspec.types import Sampling
 from semspec.verify import make
-from semspec.verify.base import Decisions, DraftBatch
+from semspec.verify.batch import Decisions, DraftBatch
 from tests.fakes import FakeRunner, Logits, blend
 from tests.steps_by_hand import BLANK, CLOSE, END, PROMPT, STEPS, VOCAB, Picky, by_hand, job, language, run, text
 
 
 def near(target: Logits, other: Logits) -> Logits:
-    """A draft that is of the target's opinion two times in three."""
+    """A draft that agrees with the target two times in three."""
     return blend(target, other, lambda context: (sum(context) + len(context)) % 3 == 0)
 
 
@@ -34,7 +34,7 @@ def near(target: Logits, other: Logits) -> Logits:
     st.sampled_from([(1, 1.0), (2, 0.0), (3, 0.7), (9, 0.7), (9, 0.0)]), st.sampled_from([0.0, 0.0, 0.4, 0.7]),
     st.sampled_from([8, 500]),
 )  # fmt: skip
-def test_the_loop_does_what_is_told(
+def test_the_loop_equals_a_plain_one(
     seed: int, lead: int, hand_over: bool, n: int, keep: bool, ahead: tuple[int, float], min_p: float, longest: int
 ) -> None:
     rule = Picky(
@@ -43,63 +43,63 @@ def test_the_loop_does_what_is_told(
     target, other = language(seed), language(seed + 1)
     draft = (target, other, near(target, other))[seed % 3]
     ((events, stats),) = run(job(rule, n), target=target, draft=draft, early_exit=EarlyExit(min_p))
-    wanted, fates = by_hand(rule, target, draft, n, min_p)
-    assert text(events) == wanted and stats.step_outcomes == fates
+    wanted, outcomes = by_hand(rule, target, draft, n, min_p)
+    assert text(events) == wanted and stats.step_outcomes == outcomes
     assert stats.tokens == len(text(events)) and stats.accepted == sum(e.accepted for e in events)
     assert Counter(s.outcome for e in events for s in e.drafted_steps) == Counter(
-        {k: v for k, v in fates.items() if k != "target"}
+        {k: v for k, v in outcomes.items() if k != "target"}
     )
     for event in events:
         *before, last = [step.outcome for step in event.drafted_steps] or ["accepted"]
-        assert set(before) <= {"accepted"}, "nothing behind a step that fell is anything"
+        assert set(before) <= {"accepted"}, "no outcome after a rejected step"
         for step in event.drafted_steps:
-            stands = wanted[step.start :][: len(step.tokens)] == step.tokens
-            assert stands or step.outcome != "accepted"
+            committed = wanted[step.start :][: len(step.tokens)] == step.tokens
+            assert committed or step.outcome != "accepted"
             assert (step.start in (0, *STEPS.cuts(wanted[: step.start]))) and step.tokens
         if last == "refused":
             assert event.accepted < event.drafted and event.origins[event.accepted] == "target"
 
 
-def test_every_branch_is_met() -> None:
+def test_every_branch_occurs() -> None:
     """So that the test above means something."""
-    fates: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for seed in range(80):
         target = language(seed)
         rule = Picky(hand_over=seed % 2 == 0, steps=4, ahead=0.7, keep=seed % 4 > 1)
         models = {"target": target, "draft": near(target, language(seed + 1))}
         ((events, stats),) = run(job(rule), **models, early_exit=EarlyExit(0.4 if seed % 8 > 3 else 0.0))
-        fates += stats.step_outcomes
-        fates["thought to the end"] += CLOSE in text(events)
+        outcomes += stats.step_outcomes
+        outcomes["thinking ended"] += CLOSE in text(events)
         for event in events:
-            met = [step.outcome for step in event.drafted_steps]
-            fates["several"] += met.count("accepted") > 1
-            fates["refused behind one that stood"] += met[-2:] == ["accepted", "refused"]
-            fates["handed over behind one that stood"] += met[-2:] == ["accepted", "handed over"]
-            fates["stopped inside"] += event.drafted > 0 and not met
-            fates["part behind one that stood"] += met[-1:] == ["accepted"] and event.drafted > event.accepted
-    assert min(fates.values()) >= 5 and len(fates) == 10, fates
+            seen = [step.outcome for step in event.drafted_steps]
+            outcomes["several"] += seen.count("accepted") > 1
+            outcomes["refused after an accepted one"] += seen[-2:] == ["accepted", "refused"]
+            outcomes["handed over after an accepted one"] += seen[-2:] == ["accepted", "handed over"]
+            outcomes["stopped inside"] += event.drafted > 0 and not seen
+            outcomes["part after an accepted one"] += seen[-1:] == ["accepted"] and event.drafted > event.accepted
+    assert min(outcomes.values()) >= 5 and len(outcomes) == 10, outcomes
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
-def test_when_no_step_stands_the_target_writes_what_it_would_alone(sampling: Sampling) -> None:
+def test_when_all_steps_are_rejected_the_text_is_the_targets(sampling: Sampling) -> None:
     refused = 0
     for seed in range(12):
         models = {"target": language(seed), "draft": language(seed + 1)}
-        ((alone, _),) = run(job(make("none"), sampling=sampling), **models)
+        ((baseline, _),) = run(job(make("none"), sampling=sampling), **models)
         ((refusing, stats),) = run(job(make("random-step:rate=0"), sampling=sampling), **models)
-        assert text(refusing) == text(alone) and stats.accepted == 0
-        asked = job(make("random-step:rate=0,steps=4,ahead=0,keep=true"), sampling=sampling)
-        ((refusing, stats),) = run(asked, **models, early_exit=EarlyExit(0.4))
-        assert text(refusing) == text(alone) and not stats.relaxed
+        assert text(refusing) == text(baseline) and stats.accepted == 0
+        made = job(make("random-step:rate=0,steps=4,ahead=0,keep=true"), sampling=sampling)
+        ((refusing, stats),) = run(made, **models, early_exit=EarlyExit(0.4))
+        assert text(refusing) == text(baseline) and not stats.relaxed
         ((by_name, stats),) = run(job(make("accept-no-step"), sampling=sampling), **models)
-        assert text(by_name) == text(alone) and stats.accepted == 0
+        assert text(by_name) == text(baseline) and stats.accepted == 0
         refused += stats.step_outcomes["refused"]
     assert refused > 5
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
-def test_when_every_step_stands_the_draft_writes_them_all(sampling: Sampling) -> None:
-    stood = 0
+def test_when_all_steps_are_accepted_the_draft_writes_them(sampling: Sampling) -> None:
+    accepted = 0
     for seed in range(12):
         models = {"target": language(seed), "draft": language(seed + 1)}
         ((events, stats),) = run(job(make("accept-all-steps:lead=0"), sampling=sampling), **models)
@@ -110,14 +110,14 @@ def test_when_every_step_stands_the_draft_writes_them_all(sampling: Sampling) ->
             for step in event.drafted_steps:
                 if step.outcome == "accepted":
                     assert written[step.start :][: len(step.tokens)] == step.tokens
-                    stood += 1
+                    accepted += 1
                     if sampling.greedy:  # what the draft would write there; the first token may be the target's bonus
                         context = PROMPT + written[: step.start]
                         for i, token in enumerate(step.tokens):
                             favourite = max(range(VOCAB), key=models["draft"](context).__getitem__)
                             assert token == favourite or (i == 0 and step.start > 0)
                             context = [*context, token]
-    assert stood > 20
+    assert accepted > 20
 
 
 def test_batches_of_sequences_in_different_phases_equal_singles() -> None:
@@ -137,17 +137,17 @@ def test_batches_of_sequences_in_different_phases_equal_singles() -> None:
             * 3
         )
     ]
-    for slots, unsure in ((3, EarlyExit()), (21, EarlyExit()), (5, EarlyExit(max_entropy=1.2))):
-        together = run(*jobs, **models, slots=slots, early_exit=unsure)
+    for slots, early_exit in ((3, EarlyExit()), (21, EarlyExit()), (5, EarlyExit(max_entropy=1.2))):
+        together = run(*jobs, **models, slots=slots, early_exit=early_exit)
         for one, (events, stats) in zip(jobs, together, strict=True):
-            ((alone, own),) = run(one, **models, early_exit=unsure)
-            assert text(events) == text(alone) and stats.step_outcomes == own.step_outcomes
-            assert [e.origins for e in events if e.drafted_steps] == [e.origins for e in alone if e.drafted_steps]
+            ((baseline, own),) = run(one, **models, early_exit=early_exit)
+            assert text(events) == text(baseline) and stats.step_outcomes == own.step_outcomes
+            assert [e.origins for e in events if e.drafted_steps] == [e.origins for e in baseline if e.drafted_steps]
 
 
 @dataclass(frozen=True)
 class Watching(Picky):
-    """Checks that it sees the states that predicted the step's tokens, in both models. A fake's states are logits."""
+    """Checks that it gets the states that predicted the step's tokens, in both models. A fake's states are logits."""
 
     name = "watching"
     layers = (0,)  # type: ignore[assignment]
@@ -177,8 +177,8 @@ class Watching(Picky):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_rule_sees_the_states_that_predicted_the_step(temperature: float, steps: int) -> None:
-    judged = 0
+def test_a_rule_gets_the_states_that_predicted_the_step(temperature: float, steps: int) -> None:
+    verified = 0
     for seed in range(6):
         target, draft = language(seed), language(seed + 1)
         runners = FakeRunner(target, VOCAB), FakeRunner(draft, VOCAB)
@@ -189,13 +189,13 @@ def test_a_rule_sees_the_states_that_predicted_the_step(temperature: float, step
         task = executor.submit(decoder.decode(), stats)
         executor.run()
         assert task.error is None
-        judged += stats.step_outcomes["accepted"] + stats.step_outcomes["refused"]
-    assert judged > 10
+        verified += stats.step_outcomes["accepted"] + stats.step_outcomes["refused"]
+    assert verified > 10
 
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_referee_is_asked_about_whole_steps(steps: int) -> None:
-    """Also of a step whose first word was the target's bonus, and of several in one draft, up to the first bad one."""
+    """Also for a step that starts with a bonus token, and for several in one draft, up to the first bad one."""
     asked: list[tuple[list[int], list[int]]] = []
 
     def referee(so_far: list[int], step: list[int]) -> bool:
@@ -208,7 +208,7 @@ def test_a_referee_is_asked_about_whole_steps(steps: int) -> None:
     written = text(events)
     assert len(asked) > 4 and stats.step_outcomes["accepted"] + stats.step_outcomes["refused"] == len(asked)
     assert all(sum(len(step.tokens) for step in e.drafted_steps) >= e.drafted for e in events), (
-        "no pass over what is void"
+        "what follows a bad step is not scored"
     )
     for i, (so_far, step) in enumerate(asked):
         assert so_far == written[: len(so_far)] and (not so_far or so_far[-1] == BLANK or STEPS.cuts(so_far))
@@ -236,7 +236,7 @@ def test_same_seed_same_text() -> None:
 
 
 def test_steps_ahead_save_passes() -> None:
-    """With a draft that always pleases: about as many passes fewer as there are steps in a draft."""
+    """With a draft that is always accepted: passes shrink about by the number of steps in a draft."""
     passes = []
     for steps in (1, 3):
         rule = make(f"random-step:rate=1,steps={steps},ahead=0,lead=0")
@@ -250,8 +250,8 @@ def without_end(logits: Logits) -> Logits:
     return lambda context: [-9.0 if i in (CLOSE, END) else x for i, x in enumerate(logits(context))]
 
 
-def test_states_of_a_step_in_pieces_stay_in_order() -> None:
-    """A step that pauses at a token which might have ended it is drafted in several rolls."""
+def test_states_of_a_step_in_chunks_stay_in_order() -> None:
+    """A step that pauses at a token which might have ended it is drafted in several decodes."""
     pausing = replace(STEPS, closers=frozenset([7]))  # 7 may close a blank line, but no line is blank so far
     for seed in range(5):
         target, draft = language(seed), language(seed + 1)
@@ -264,26 +264,26 @@ def test_states_of_a_step_in_pieces_stay_in_order() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=7)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("spec", ["keep=true", "rewrite=exact", "keep=true,rewrite=exact,rewrite_tokens=2,lead=2"])
-def test_what_is_refused_may_be_kept_in_part_and_written_with_help(spec: str, sampling: Sampling) -> None:
-    """Whatever helps the target, with a lossless rule the text stays its own."""
-    helped = passes = alone_passes = 0
+def test_keep_and_rewrite_do_not_change_the_targets_text(spec: str, sampling: Sampling) -> None:
+    """With a lossless rewriter the text is the target's."""
+    accepted = passes = baseline_passes = 0
     for seed in range(12):
         target = language(seed)
         models = {"target": target, "draft": lambda context: [2 * x for x in target(context)]}  # noqa: B023
-        ((alone, own),) = run(job(make("none"), sampling=sampling), **models)
+        ((baseline, own),) = run(job(make("none"), sampling=sampling), **models)
         rewriter = make("exact") if "rewrite" in spec else None
-        asked = job(make(f"random-step:rate=0,{spec}"), sampling=sampling, rewriter=rewriter)
-        ((refusing, stats),) = run(asked, **models)
-        assert text(refusing) == text(alone)
-        assert stats.tokens == len(text(alone)) and stats.accepted == sum(e.accepted for e in refusing)
-        helped += stats.accepted
-        passes, alone_passes = passes + stats.target_passes, alone_passes + own.target_passes
-    assert helped > 20 and passes < 0.9 * alone_passes
+        made = job(make(f"random-step:rate=0,{spec}"), sampling=sampling, rewriter=rewriter)
+        ((refusing, stats),) = run(made, **models)
+        assert text(refusing) == text(baseline)
+        assert stats.tokens == len(text(baseline)) and stats.accepted == sum(e.accepted for e in refusing)
+        accepted += stats.accepted
+        passes, baseline_passes = passes + stats.target_passes, baseline_passes + own.target_passes
+    assert accepted > 20 and passes < 0.9 * baseline_passes
 
 
-def test_help_after_a_draft_that_was_thrown_away_is_drawn_anew() -> None:
-    """A draft that wants to end the thinking is no sample of the draft's any more: if the rewriter got the very same
-    words, it would take them at p/q, and the target would stop thinking half as often again as it does alone."""
+def test_after_a_dropped_draft_the_rewriter_has_fresh_noise() -> None:
+    """A draft that wants to end the thinking is no sample of the draft's any more: if the rewriter got the same tokens,
+    it would accept them with p/q, and thinking would end half as often again as with the target only."""
 
     def chances(close: float) -> Logits:
         first = [-9e9, -9e9, math.log(close), math.log(1 - close), *[-9e9] * (VOCAB - 4)]
@@ -298,46 +298,46 @@ def test_help_after_a_draft_that_was_thrown_away_is_drawn_anew() -> None:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_outside_the_thinking_nothing_is_relaxed(opened: bool) -> None:
-    """Neither a step before the thoughts, nor a word behind them that a loose rewriter would let stand."""
+    """Neither a step before the thinking, nor a token after it that a loose rewriter would accept."""
     relaxed: Counter[str] = Counter()
     for seed in range(20):
         begins = 6 if opened else -1
-        asked = job(
+        made = job(
             make("random-step:rate=1,lead=0,rewrite=accept-all"), rewriter=make("accept-all"), thinking=(begins, CLOSE)
         )
         models = {"target": language(seed), "draft": language(seed + 1)}
-        ((events, _),) = run(replace(asked, prompt=[*PROMPT, 6]), **models)
+        ((events, _),) = run(replace(made, prompt=[*PROMPT, 6]), **models)
         context = [*PROMPT, 6]
         for token, origin in ((t, o) for e in events for t, o in zip(e.tokens, e.origins, strict=True)):
             inside = next((t == begins for t in reversed(context) if t in (begins, CLOSE)), False)
             relaxed["inside" if inside else "outside"] += origin == "relaxed"
-            relaxed["behind"] += CLOSE in context
+            relaxed["after"] += CLOSE in context
             context.append(token)
-    assert not relaxed["outside"] and relaxed["behind"] and bool(relaxed["inside"]) == opened
+    assert not relaxed["outside"] and relaxed["after"] and bool(relaxed["inside"]) == opened
 
 
-def test_a_loop_ends_loose_help_too() -> None:
+def test_a_loop_ends_a_loose_rewriter_too() -> None:
     def always(token: int) -> Logits:
         return lambda context: [float(i == token) for i in range(VOCAB)]
 
-    asked = job(make("random-step:rate=0,lead=99,rewrite=accept-all"), 300, rewriter=make("accept-all"))
-    ((events, stats),) = run(asked, target=always(5), draft=always(6))
+    made = job(make("random-step:rate=0,lead=99,rewrite=accept-all"), 300, rewriter=make("accept-all"))
+    ((events, stats),) = run(made, target=always(5), draft=always(6))
     last = max(i for i, event in enumerate(events) if event.relaxed)
     assert stats.loops == 1 and 3 < last < len(events) - 3
-    assert set(text(events[last + 1 :])) == {5}, "the target's own words again"
+    assert set(text(events[last + 1 :])) == {5}, "the target's own tokens again"
 
 
-def test_an_end_behind_steps_that_nobody_looked_at_hands_nothing_over() -> None:
-    """The referee calls a step bad that the target would have written too, so that `keep` keeps it. What the draft had
-    in mind behind it, an end of thinking as well, was thrown away unseen."""
+def test_an_end_after_steps_that_were_not_verified_hands_nothing_over() -> None:
+    """The referee rejects a step that the target would have written too, so `keep` accepts it. What the draft had after
+    it, an end of thinking as well, was dropped before."""
     target = without_end(language(0))
 
     def ending(context: list[int]) -> list[float]:
         return [99.0 * (i == CLOSE) for i in range(VOCAB)] if len(context) == 18 else target(context)
 
     rule = make("oracle:steps=9,ahead=0,keep=true,lead=0")
-    asked = replace(job(rule, 40, referee=lambda so_far, step: False), steps=replace(STEPS, max_tokens=4))
-    ((events, stats),) = run(asked, target=target, draft=ending)
+    made = replace(job(rule, 40, referee=lambda so_far, step: False), steps=replace(STEPS, max_tokens=4))
+    ((events, stats),) = run(made, target=target, draft=ending)
     tried = [step for event in events for step in event.drafted_steps]
     assert all(step.tokens[-1] == CLOSE for step in tried if step.outcome == "handed over")
     assert sum(step.start < 15 for step in tried) > 3 and stats.step_outcomes["handed over"] == 1

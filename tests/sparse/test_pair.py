@@ -68,7 +68,7 @@ def test_a_pair_that_promises_losslessness_takes_no_plan(
     target_folder: Path, sparse_pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semspec.pair.loading.Source.find", lambda _: pytest.fail("refused too late"))
-    with pytest.raises(BadRequest, match="by a sparse plan no draft is checked without loss, and allow_lossy is off"):
+    with pytest.raises(BadRequest, match="a sparse plan is lossy, and allow_lossy is off"):
         semspec.load(target_folder, device="cpu", sparse=LITTLE, allow_lossy=False)
     by_hand = semspec.Pair(sparse_pair.target, sparse_pair.tokenizer, eos=sparse_pair.eos, allow_lossy=False)
     with pytest.raises(BadRequest, match="checks drafts by a sparse plan"):

@@ -17,7 +17,7 @@ END, THINK, END_THINK = 20, 21, 22
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """A vocabulary of PIECES in the spelling of byte-level BPE, special tokens behind it."""
+    """A vocabulary of PIECES as byte-level BPE spells them, special tokens after it."""
     spelled = [p.replace("\n", "Ċ").replace(" ", "Ġ") for p in PIECES]
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(spelled)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -26,7 +26,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def sentence_piece() -> PreTrainedTokenizerFast:
-    """The same in the spelling of SentencePiece with byte fallback, whose newline is a byte."""
+    """The same as SentencePiece with byte fallback spells it, whose newline is a byte."""
     spelled = ["<0x0A>" if p == "\n" else p.replace(" ", "▁") for p in PIECES]
     vocabulary = {piece: i for i, piece in enumerate(spelled)} | {"<unk>": len(spelled)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
@@ -73,7 +73,7 @@ def test_delimiters_are_the_tokens_that_end_in_a_blank_line(spelling: str) -> No
 @settings(max_examples=1000)
 @example([PIECES.index("a"), PIECES.index("\n "), PIECES.index("\n")])
 @given(st.lists(st.sampled_from([*range(len(PIECES)), END, THINK, END_THINK]), max_size=12))
-def test_a_step_ends_where_its_text_says_so(spelling: str, tokens: list[int]) -> None:
+def test_a_step_ends_where_its_text_has_a_blank_line(spelling: str, tokens: list[int]) -> None:
     steps = SPELLINGS[spelling]
     assert steps.step_end(tokens) == by_text(tokens, 500)
 
@@ -101,13 +101,13 @@ def test_pieces_of_any_size_give_the_same_end(tokens: list[int], data: st.DataOb
 
 @given(st.lists(st.sampled_from([*range(len(PIECES)), END, END_THINK]), max_size=30))
 def test_no_step_ends_between_two_stops(tokens: list[int]) -> None:
-    """Writing that pauses at `stops` only never runs over the end of a step."""
+    """Decoding that pauses only at `stops` never misses the end of a step."""
     steps = SPELLINGS["byte-level"]
     end = steps.step_end(tokens)
     assert end is None or tokens[end - 1] in steps.stops
 
 
-def test_the_reason_is_told() -> None:
+def test_the_kind_of_end() -> None:
     steps = Steps.of(byte_level(), max_step_tokens=3)
     for tokens, reason in [([0, 4], "blank line"), ([0, 0, 0], "length"), ([0, END], "end of text"), ([0, END_THINK], "end of thinking")]:  # fmt: skip # noqa: E501
         step = Step(steps)

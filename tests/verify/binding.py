@@ -1,4 +1,4 @@
-"""A pair for rules to be bound to, without models."""
+"""Resources to bind rules to, without models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ WIDTH = 8
 
 
 class RuleResources:
-    """Spells by letters (every digit another token below 50) and has untrained probes for states of width 8."""
+    """One token per letter (below 50, a different one for every digit), untrained probes for states of width 8."""
 
     def __init__(
         self, remark: list[int] | None = None, judge: Features | None = None, target: Features | None = None
     ) -> None:
         self.remark = remark
-        self._sees = judge or Features((2,), evidence=evidence.OF_TARGET)
+        self._judge_features = judge or Features((2,), evidence=evidence.OF_TARGET)
         torch.manual_seed(0)
-        sees = (target or Features((2,)), Features((1,)))
-        self._probes = tuple(Probe(head_for(some, inputs(some), (4,), 0.0), some, "fake") for some in sees)
+        features = (target or Features((2,)), Features((1,)))
+        self._probes = tuple(Probe(head_for(some, inputs(some), (4,), 0.0), some, "fake") for some in features)
 
     def tokens_of(self, text: str) -> list[int]:
         return [ord(letter) % 50 for letter in text] if self.remark is None else list(self.remark)
@@ -31,8 +31,8 @@ class RuleResources:
         return target, draft
 
     def judge_probe(self, folder: str) -> Probe:
-        head = head_for(self._sees, inputs(self._sees), (4,), 0.0)
-        return Probe(head, self._sees, "fake", data={"least": 0.25})
+        head = head_for(self._judge_features, inputs(self._judge_features), (4,), 0.0)
+        return Probe(head, self._judge_features, "fake", data={"least": 0.25})
 
     def numbers(self) -> torch.Tensor:
         return torch.arange(50) >= 48

@@ -1,4 +1,4 @@
-"""DraftBatch for rules to judge: a few written out by hand, or very many drawn from random languages."""
+"""Draft batches for rules to verify: a few written by hand, or very many drawn from random languages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor
 
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, choose, process
-from semspec.types import Sampling
+from semspec.types import GREEDY, Sampling
 from semspec.verify import Decisions, DraftBatch, Rule
 from tests.chi import chi_square, count
 
 CPU = torch.device("cpu")
-GREEDY = Sampling()
 
 
 # -- by hand
@@ -34,7 +33,7 @@ class One:
 
 
 def build(*ones: One) -> DraftBatch:
-    """Lay drafts side by side, as the definition of `DraftBatch` says."""
+    """Batch drafts, by the definition of `DraftBatch`."""
     longest = max(len(one.ids) for one in ones)
     heights = [len(one.target) for one in ones]
     counts = [len(one.ids) for one in ones]
@@ -55,14 +54,14 @@ def build(*ones: One) -> DraftBatch:
     )
 
 
-def judge(rule: Rule, *ones: One) -> list[tuple[int, int]]:
+def outcomes(rule: Rule, *ones: One) -> list[tuple[int, int]]:
     """(accepted, next) of each."""
     decisions = rule.verify(build(*ones))
     return list(zip(decisions.accepted.tolist(), decisions.next.tolist(), strict=True))
 
 
 def hot(token: int, vocab: int = 6) -> list[float]:
-    """Logits of somebody who is sure."""
+    """Logits of a model that is sure of one token."""
     return [9.0 * (i == token) for i in range(vocab)]
 
 
@@ -115,13 +114,13 @@ class Language:
 
 @dataclass
 class Crowd:
-    """N sequences in the same situation but for their seeds: what they have written, and where they are."""
+    """N sequences that differ only in their seeds: their tokens and states."""
 
     target: Language
     draft: Language
     sampling: Sampling
-    certain: bool  # the drafter proposes its favourite and gives no distribution
-    tokens: Tensor  # [N, length] -1 where nothing is written yet
+    certain: bool  # the drafter is greedy and gives no distribution
+    tokens: Tensor  # [N, length] -1 where there is no token yet
     lengths: Tensor  # [N]
     state: Tensor  # [N]
 
@@ -135,7 +134,7 @@ class Crowd:
         return torch.arange(len(self.tokens))
 
     def drafts(self, k: int, round: int) -> DraftBatch:
-        """Everybody drafts k tokens, with the noise that the real drafter would use in this round."""
+        """All sequences draft k tokens, with the noise that the real drafter would use in this round."""
         n = len(self.tokens)
         processed = self.draft.processed(self.sampling)
         stream = torch.tensor(noise.stream(noise.DRAFT, round))
@@ -161,26 +160,26 @@ class Crowd:
         )
 
     def commit(self, drafts: DraftBatch, decisions: Decisions) -> None:
-        """Write down what the rule let stand and the token that follows."""
+        """Append the accepted tokens and the token that follows."""
         for i in range(drafts.ids.shape[1] + 1):
             drafted = drafts.ids[:, min(i, drafts.ids.shape[1] - 1)]
             token = torch.where(decisions.accepted == i, decisions.next, drafted)
             self._write(token, i <= decisions.accepted)
 
     def complete(self) -> None:
-        """The target itself writes whatever is missing."""
+        """The target generates the missing tokens."""
         probs = self.target.processed(self.sampling).softmax(-1)
         random = torch.Generator().manual_seed(12345)
         for _ in range(self.tokens.shape[1]):
             token = torch.multinomial(probs[self.state], 1, generator=random)[:, 0]
             self._write(token, torch.ones_like(token, dtype=torch.bool))
 
-    def _write(self, token: Tensor, who: Tensor) -> None:
-        who = who & (self.lengths < self.tokens.shape[1])
-        index = torch.arange(len(self.tokens))[who]
-        self.tokens[index, self.lengths[who]] = token[who]
-        self.state = torch.where(who, self.target.after(self.state, token), self.state)
-        self.lengths = self.lengths + who
+    def _write(self, token: Tensor, where: Tensor) -> None:
+        where = where & (self.lengths < self.tokens.shape[1])
+        index = torch.arange(len(self.tokens))[where]
+        self.tokens[index, self.lengths[where]] = token[where]
+        self.state = torch.where(where, self.target.after(self.state, token), self.state)
+        self.lengths = self.lengths + where
 
     def p_value(self) -> float:
         """How likely texts like these are if the target wrote them."""
@@ -201,9 +200,9 @@ def fit(
     n: int = 100_000,
     rounds: Sequence[int] = (0,),
 ) -> float:
-    """The p-value of the joint distribution of the first k + 1 tokens, written in one round or more.
+    """The p-value of the joint distribution of the first k + 1 tokens, generated in one round or more.
 
-    `rounds` are the round numbers the rule is told; drafters always draw afresh.
+    `rounds` are the round numbers given to the rule; drafts always have fresh noise.
     """
     crowd = Crowd.of(target, draft, n, k + 1, sampling, certain)
     for i, round in enumerate(rounds):

@@ -11,7 +11,7 @@ from semspec.types import Sampling
 from semspec.verify.block import Block
 from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
-from tests.verify.build import Crowd, Language, One, fit, judge, random_one
+from tests.verify.build import Crowd, Language, One, fit, outcomes, random_one
 from tests.verify.test_sampling import FILTERED, FLOORED, PLAIN, languages
 
 RULE = Block()
@@ -43,13 +43,13 @@ def test_drafts_from_perfect_to_hopeless_change_nothing(distance: float) -> None
 @pytest.mark.parametrize("seed", [0, 1, 2, 5])
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 def test_two_rounds_that_overlap_keep_the_distribution(seed: int, certain: bool) -> None:
-    """The second round begins behind what the first emitted, among positions the first has drafted and tested."""
+    """The second round starts after what the first emitted, among positions the first has drafted and tested."""
     target = Language(vocab=4, memory=2, seed=seed)
     assert fit(RULE, target, target.near(1.0, seed + 100), PLAIN, certain, rounds=(0, 1)) > 1e-4
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 5])
-def test_meeting_the_same_noise_in_both_rounds_would_be_caught(seed: int) -> None:
+def test_the_same_noise_in_both_rounds_would_be_caught(seed: int) -> None:
     """Why every round has streams of its own: prefixes that failed in round one failed because of that noise."""
     target = Language(vocab=4, memory=2, seed=seed)
     assert fit(RULE, target, target.near(1.0, seed + 100), PLAIN, rounds=(0, 0)) < 1e-6
@@ -79,7 +79,7 @@ def test_the_papers_example_accepts_eleven_ninths_against_ten_ninths() -> None:
     assert block.mean().item() == pytest.approx(11 / 9, abs=0.01)
 
 
-def test_a_draft_of_one_token_is_judged_as_by_sampling() -> None:
+def test_a_draft_of_one_token_is_verified_as_by_sampling() -> None:
     drafts = Crowd.of(*languages(1), 100_000, 2, PLAIN).drafts(1, round=0)
     block, sampling = RULE.verify(drafts), SpeculativeSampling().verify(drafts)
     assert torch.equal(block.accepted, sampling.accepted)
@@ -89,26 +89,26 @@ def test_a_draft_of_one_token_is_judged_as_by_sampling() -> None:
 @given(st.integers(0, 4), st.integers(0, 10**6), st.booleans())
 def test_greedy_is_exact(k: int, seed: int, certain: bool) -> None:
     one = random_one(seed, k, Sampling(), vocab=3, certain=certain)
-    assert judge(RULE, one) == judge(Exact(), one)
+    assert outcomes(RULE, one) == outcomes(Exact(), one)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 10**6)), min_size=1, max_size=7),
        st.booleans())  # fmt: skip
-def test_who_else_is_in_the_batch_does_not_matter(batch: list[tuple[int, bool, int]], certain: bool) -> None:
+def test_a_batch_equals_singles(batch: list[tuple[int, bool, int]], certain: bool) -> None:
     ones = [random_one(seed, k, FILTERED if warm else Sampling(), certain=certain) for k, warm, seed in batch]
-    assert judge(RULE, *ones) == [judge(RULE, one)[0] for one in ones]
+    assert outcomes(RULE, *ones) == [outcomes(RULE, one)[0] for one in ones]
 
 
 def test_a_later_token_can_save_an_earlier_one() -> None:
-    """Token by token, 0 would fall with probability 1/2; the block stands, since what follows makes up for it."""
+    """Token by token, 0 would be rejected with probability 1/2; the block is accepted because of what follows."""
     p = [[0.25, 0.75], [0.8, 0.2], [0.5, 0.5]]
     q = [[0.5, 0.5], [0.4, 0.6]]
     rows, own = torch.tensor(p).log().tolist(), torch.tensor(q).log().tolist()
     for seed in range(200):
-        assert judge(RULE, One(rows, [0, 0], own, Sampling(1.0, seed=seed)))[0][0] == 2
+        assert outcomes(RULE, One(rows, [0, 0], own, Sampling(1.0, seed=seed)))[0][0] == 2
 
 
 def test_nan_logits_give_no_token() -> None:
     nan = [[float("nan")] * 4] * 3
-    for count, token in judge(RULE, One(nan, [1, 2], [[0.0] * 4] * 2, PLAIN), One(nan, [3], [[0.0] * 4], PLAIN)):
+    for count, token in outcomes(RULE, One(nan, [1, 2], [[0.0] * 4] * 2, PLAIN), One(nan, [3], [[0.0] * 4], PLAIN)):
         assert 0 <= count <= 2 and token == -1, "so the sequence ends, whatever was accepted"

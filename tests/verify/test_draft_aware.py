@@ -37,7 +37,7 @@ def noise(one: One, j: int, purpose: int) -> float:
 
 
 class Reading:
-    """One draft's distributions: what both models believe, and what their tokens are drawn from."""
+    """One draft's distributions: both models' probabilities, and what their tokens are drawn from."""
 
     def __init__(self, one: One) -> None:
         self.one, self.k, size = one, len(one.ids), len(one.target[0])
@@ -49,13 +49,13 @@ class Reading:
             self.drawn_p = [only(row.index(max(row)), size) for row in self.p]
             self.drawn_q = [only(t, size) for t in one.ids]
 
-    def stands(self, j: int) -> bool:
+    def passes(self, j: int) -> bool:
         """Speculative sampling's test."""
         token = self.one.ids[j]
         return noise(self.one, j, ACCEPT) * self.drawn_q[j][token] < self.drawn_p[j][token]
 
-    def instead(self, j: int) -> int:
-        """What speculative sampling writes if token j falls, or behind the draft."""
+    def replacement(self, j: int) -> int:
+        """What speculative sampling draws if token j is rejected, or after the draft."""
         p = self.drawn_p[j]
         q = self.drawn_q[j] if j < self.k else [0.0] * len(p)
         rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
@@ -66,11 +66,11 @@ class Reading:
 def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozenset()) -> tuple[int, int, list[int]]:
     reading, relaxed = Reading(one), []
     for j, token in enumerate(one.ids):
-        if not reading.stands(j):
-            if not allowed[j] or {token, reading.instead(j)} & protected:
-                return j, reading.instead(j), relaxed
+        if not reading.passes(j):
+            if not allowed[j] or {token, reading.replacement(j)} & protected:
+                return j, reading.replacement(j), relaxed
             relaxed.append(j)
-    return len(one.ids), reading.instead(len(one.ids)), relaxed
+    return len(one.ids), reading.replacement(len(one.ids)), relaxed
 
 
 def decide(rule: Rule, ones: list[One], protected: frozenset[int] = frozenset()) -> list[tuple[int, int, list[int]]]:
@@ -141,7 +141,7 @@ def test_a_rule_is_its_formula(spec: str, reference: Callable, kind: str):
     ones = [random_one(seed, seed % 6, choose[seed % len(choose)], certain=kind == "looked up") for seed in range(90)]
     wanted = [expected(one, reference(rule, one)) for one in ones]
     assert decide(rule, ones) == wanted
-    hopeless = kind == "looked up" and spec.startswith("adaptive")  # a lookup is as far away as can be
+    hopeless = kind == "looked up" and spec.startswith("adaptive")  # a lookup has the largest distance
     assert hopeless or sum(len(marks) for *_, marks in wanted) > 0, "the rule has something to do"
 
 
@@ -169,7 +169,7 @@ def test_token_deferral_at_its_limits_when_greedy():
 
 @pytest.mark.parametrize("spec", ["ensemble:weight=0.1", "cascade-rule:defer=chow,alpha=1", "adaptive:scale=9"])
 @pytest.mark.parametrize("sampling", MIXED, ids=["greedy", "sampled"])
-def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str, sampling: Sampling):
+def test_protected_tokens_are_never_relaxed(spec: str, sampling: Sampling):
     protected, rule = frozenset({2, 4}), make(spec)
     ones = [random_one(seed, 6, sampling) for seed in range(90)]
     reference = {"ensemble": ensemble, "cascade-rule": cascade, "adaptive": lambda rule, one: [True] * 6}[rule.name]
@@ -184,19 +184,19 @@ def test_a_draft_of_one_word_of_the_same_meaning_in_hand_made_rows():
     draft = One(target, [1], [hot(1)])
     assert decide(make("ensemble:weight=0.7"), [draft]) == [(1, 3, [0])]
     assert decide(make("ensemble:weight=1"), [draft]) == [(0, 2, [])]
-    assert decide(make("cascade-rule"), [draft]) == [(1, 3, [0])], "the draft is surer than the target"
+    assert decide(make("cascade-rule"), [draft]) == [(1, 3, [0])], "the draft is more confident than the target"
     assert decide(make("cascade-rule"), [replace(draft, target=[hot(2), hot(3)])]) == [(1, 3, [0])], (
-        "and equally sure, where both cannot be right: what this rule may break"
+        "and equally confident, where both cannot be right: what this rule may break"
     )
     assert decide(make("cascade-rule:defer=token"), [replace(draft, target=[hot(2), hot(3)])]) == [(0, 2, [])]
 
 
 def adapted(rule: Rule, texts: list[list[One]]) -> list[list[tuple[int, list[int]]]]:
-    """The adaptive rule by its docstring, over several steps of several sequences."""
+    """The adaptive rule by its docstring, over several rounds of several sequences."""
     out = []
-    for steps in texts:
+    for rounds in texts:
         sums, counts, found = [0.0, 2 * rule.start], [1.0, 1.0], []  # type: ignore[attr-defined]
-        for one in steps:
+        for one in rounds:
             threshold = rule.scale * (sums[0] / counts[0] + sums[1] / counts[1]) / 2  # type: ignore[attr-defined]
             reading = Reading(one)
             distances = [js(reading.p[j], reading.q[j]) for j in range(reading.k)]
@@ -206,7 +206,7 @@ def adapted(rule: Rule, texts: list[list[One]]) -> list[list[tuple[int, list[int
                 share = max(rule.memory, 1e-3 / counts[i])  # type: ignore[attr-defined]
                 sums[i], counts[i] = sums[i] * share, counts[i] * share
             for j in range(min(accepted + 1, reading.k)):
-                which = 0 if reading.stands(j) else 1
+                which = 0 if reading.passes(j) else 1
                 sums[which] += distances[j]
                 counts[which] += 1
         out.append(found)
@@ -216,11 +216,11 @@ def adapted(rule: Rule, texts: list[list[One]]) -> list[list[tuple[int, list[int
 @pytest.mark.parametrize("spec", ["adaptive:start=0.3", "adaptive:start=0.1,memory=0.5", "adaptive:start=0.4,memory=0"])
 def test_the_threshold_moves_with_each_sequences_own_past(spec: str):
     rule, sampling = make(spec), Sampling()
-    texts = [[random_one(100 * text + step, 1 + step % 5, sampling) for step in range(12)] for text in range(20)]
+    texts = [[random_one(100 * text + round, 1 + round % 5, sampling) for round in range(12)] for text in range(20)]
     found: list[list[tuple[int, list[int]]]] = [[] for _ in texts]
     state = None
-    for step in range(12):
-        drafts = build(*(text[step] for text in texts))
+    for round in range(12):
+        drafts = build(*(text[round] for text in texts))
         drafts.state = state
         d = rule.verify(drafts)
         state = d.state
@@ -229,4 +229,4 @@ def test_the_threshold_moves_with_each_sequences_own_past(spec: str):
             found[b].append((accepted, [i for i, r in enumerate(row) if r]))
     assert found == adapted(rule, texts)
     fixed = [[decide(rule, [one])[0] for one in text] for text in texts]
-    assert [[(a, r) for a, _, r in text] for text in fixed] != found, "a threshold that stood still would differ"
+    assert [[(a, r) for a, _, r in text] for text in fixed] != found, "a fixed threshold would differ"

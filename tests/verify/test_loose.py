@@ -27,7 +27,7 @@ def beliefs(one: One) -> list[list[float]]:
 
 
 def draw(one: One, row: int, purpose: int) -> int:
-    """The target's own token at a row: its favourite, or a draw with the noise of that purpose."""
+    """The target's own token at a row: its argmax, or a draw with the noise of that purpose."""
     p = beliefs(one)[row]
     if one.sampling.greedy:
         return p.index(max(p))
@@ -36,7 +36,7 @@ def draw(one: One, row: int, purpose: int) -> int:
 
 
 def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozenset()) -> tuple[int, int, list[int]]:
-    """(accepted, next, relaxed positions) of a rule that allows these tokens beside the target's own."""
+    """(accepted, next, relaxed positions) of a rule that allows these tokens besides the target's own."""
     accepted, relaxed = 0, []
     for j, token in enumerate(one.ids):
         own = draw(one, j, TARGET)
@@ -99,7 +99,7 @@ def threshold(rule: Rule, one: One) -> list[bool]:
     out = []
     for j, token in enumerate(one.ids):
         p = beliefs(one)[j][token]
-        drawn = 0.0 if one.sampling.greedy else p  # a greedy target never draws what it would not write
+        drawn = 0.0 if one.sampling.greedy else p  # a greedy target never draws another token
         wanted = min(1.0, drawn / rule.acc)  # type: ignore[attr-defined]
         keys = (one.sampling.seed, one.position + j, stream(ACCEPT, one.round))
         toss = uniform(*map(torch.tensor, keys)).item()
@@ -169,7 +169,7 @@ EAGER = [
 
 
 @pytest.mark.parametrize("spec", EAGER)
-def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str):
+def test_protected_tokens_are_never_relaxed(spec: str):
     protected = frozenset({2, 4})
     ones = [half_right(seed, k=6, sampling=Sampling()) for seed in range(200)]
     for one, (accepted, _, relaxed) in zip(ones, decide(make(spec), ones, protected), strict=True):
@@ -180,7 +180,7 @@ def test_protected_tokens_are_neither_let_in_nor_pushed_aside(spec: str):
     assert sum(len(r) for *_, r in decide(make(spec), ones, protected)) < free
 
 
-def thinkable(one: One, row: int) -> set[int]:
+def possible(one: One, row: int) -> set[int]:
     """The tokens that the target's filters leave."""
     how, p = one.sampling, beliefs(one)[row]
     best = sorted(range(len(p)), key=lambda v: -p[v])
@@ -196,13 +196,13 @@ def test_a_token_to_which_the_target_gives_no_probability_is_never_relaxed(spec:
     ones = [replace(one, sampling=replace(sampling, seed=one.sampling.seed)) for one in ones]
     relaxed = 0
     for one, (_, _, marks) in zip(ones, decide(make(spec), ones), strict=True):
-        assert all(one.ids[j] in thinkable(one, j) for j in marks)
+        assert all(one.ids[j] in possible(one, j) for j in marks)
         relaxed += len(marks)
-    assert relaxed > 0, "what is thinkable may be"
+    assert relaxed > 0, "possible tokens are relaxed"
     unfiltered = [replace(one, sampling=replace(SAMPLED, seed=one.sampling.seed)) for one in ones]
     if spec in ("accept-all", "random:rate=1"):
         everything = sum(len(marks) for *_, marks in decide(make(spec), unfiltered))
-        assert relaxed < everything, "and there was something to refuse"
+        assert relaxed < everything, "and there was something to reject"
 
 
 def test_nor_one_that_a_greedy_target_rules_out():
@@ -219,7 +219,7 @@ def test_flys_window_in_a_hand_made_draft():
     assert decide(make("fly"), [draft]) == [(8, 3, [1])]
     assert decide(make("fly:theta=1.2"), [draft]) == [(1, 2, [])], "the gate: not undecided enough"
     broken = One(target, [0, 1, 3, 3, 3, 3, 3, 5])
-    assert decide(make("fly"), [broken]) == [(1, 2, [])], "the window: the sixth token behind does not match"
+    assert decide(make("fly"), [broken]) == [(1, 2, [])], "the window: the sixth token after it does not match"
     assert decide(make("fly:reading=code"), [broken]) == [(7, 3, [1])], "five matches do for the code's reading"
     short = One(target[:8], [0, 1, 3, 3, 3, 3, 3])
     assert decide(make("fly"), [short]) == [(1, 2, [])], "the window does not fit into what is left of the draft"

@@ -12,7 +12,7 @@ from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
 from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
-from semspec.verify.base import collate
+from semspec.verify.batch import collate
 from semspec.verify.exact import Exact
 from tests.verify.binding import WIDTH, RuleResources
 
@@ -20,21 +20,21 @@ from tests.verify.binding import WIDTH, RuleResources
 def without_values(drafts: DraftBatch, mode: FakeTensorMode) -> DraftBatch:
     """The same tensors with shapes but no values: reading one is an error."""
 
-    def strip(thing: object) -> object:
-        if isinstance(thing, torch.Tensor):
-            return mode.from_tensor(thing)
-        if isinstance(thing, dict):
-            return {key: strip(value) for key, value in thing.items()}
-        if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+    def strip(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return mode.from_tensor(value)
+        if isinstance(value, dict):
+            return {key: strip(part) for key, part in value.items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return dataclasses.replace(
-                thing, **{f.name: strip(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
+                value, **{f.name: strip(getattr(value, f.name)) for f in dataclasses.fields(value)}
             )
-        return thing
+        return value
 
     return strip(drafts)  # type: ignore[return-value]
 
 
-def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
+def verify_blind(rule: Rule, sampling: Sampling) -> Decisions:
     def one(k: int) -> VerifyRequest:
         logits = torch.zeros(k, 50) if rule.keeps_draft_logits else None
         protected = torch.zeros(50, dtype=torch.bool)
@@ -47,7 +47,7 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
     drafts.protected = torch.zeros(50, dtype=torch.bool)
     with (mode := FakeTensorMode(allow_non_fake_inputs=True)):  # weights, those of a probe, are real
         decisions = rule.verify(without_values(drafts, mode))
-        if decisions.state is not None:  # a rule with a memory, in its second step
+        if decisions.state is not None:  # a rule with state, in its second round
             decisions = rule.verify(without_values(dataclasses.replace(drafts, state=torch.zeros(3, 4)), mode))
         return decisions
 
@@ -57,21 +57,21 @@ def judge_blind(rule: Rule, sampling: Sampling) -> Decisions:
 )
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
-    decisions = judge_blind(make(name).bind(RuleResources()), sampling)
+    decisions = verify_blind(make(name).bind(RuleResources()), sampling)
     assert decisions.accepted.shape == decisions.next.shape == (3,)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
-def test_nor_does_a_judge_that_attends_and_knows_the_drafts_confidence(sampling: Sampling):
-    sees = Features((2,), "attention", tuple(GROUPS))
-    rule = make("semantic+:steps=3,part=true").bind(RuleResources(judge=sees))
-    assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
+def test_nor_does_an_attention_judge_with_the_drafts_confidence(sampling: Sampling):
+    features = Features((2,), "attention", tuple(GROUPS))
+    rule = make("semantic+:steps=3,part=true").bind(RuleResources(judge=features))
+    assert rule.keeps_draft_logits and verify_blind(rule, sampling).accepted.shape == (3,)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
 def test_nor_does_semantic_if_its_probe_sees_evidence(sampling: Sampling):
     rule = make("semantic").bind(RuleResources(target=Features((2,), evidence=tuple(GROUPS))))
-    assert rule.keeps_draft_logits and judge_blind(rule, sampling).accepted.shape == (3,)
+    assert rule.keeps_draft_logits and verify_blind(rule, sampling).accepted.shape == (3,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,4 +86,4 @@ class Peeking(Exact):
 
 def test_a_rule_that_does_is_caught():
     with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
-        judge_blind(Peeking(), Sampling())
+        verify_blind(Peeking(), Sampling())

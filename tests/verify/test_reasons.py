@@ -1,4 +1,4 @@
-"""Every relaxed token comes with the target's own choice and a reason that tells the truth."""
+"""Every relaxed token comes with the target's own choice and a true reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.types import Event, Sampling
 from semspec.verify import REGISTRY, Decisions, make
-from semspec.verify.base import verdicts
+from semspec.verify.batch import verdicts
 from tests.fakes import FakeRunner, chain
 from tests.verify.build import One, build, hot
 
@@ -70,7 +70,7 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
         ("cascade-rule", "the draft is sure to 1.00, the target to 0.49"),
         ("cascade-rule:defer=token,alpha=0.5", "p 0.33, at least 0.5 of the best's 0.49"),
         ("adaptive:start=1", r"distance 0\.\d\d <= 1.00"),
-        ("accept-all", "every draft token stands"),
+        ("accept-all", "every draft token is accepted"),
         ("random:rate=1", r"coin 0\.\d\d < 1"),
     ],
 )
@@ -79,8 +79,8 @@ def test_the_numbers_are_those_of_the_rows(spec: str, reason: str):
     rule = make(spec)
     (verdict,) = verdicts(rule.verify(build(one)))
     assert verdict.relaxed == (0,) and verdict.target_tokens == (2,)
-    said = rule.reason(verdict.evidence[0] if verdict.evidence else ())
-    assert re.fullmatch(reason if "\\" in reason else re.escape(reason), said), said
+    found = rule.reason(verdict.evidence[0] if verdict.evidence else ())
+    assert re.fullmatch(reason if "\\" in reason else re.escape(reason), found), found
 
 
 def test_evidence_crosses_in_the_one_copy_bit_for_bit():

@@ -25,7 +25,7 @@ WARM = Sampling(temperature=0.9)
 REMARK = [4, 5, 4]
 
 
-def spelled(spec: str) -> Rule:
+def bound(spec: str) -> Rule:
     return make(spec).bind(RuleResources(REMARK))
 
 
@@ -66,38 +66,38 @@ def decide(rule: Rule, ones: list[One]) -> list[tuple[int, int, list[int]]]:
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 1.0])
-def test_a_token_stands_if_the_fused_readings_write_it(alpha: float, sampling: Sampling):
+def test_a_token_is_accepted_if_it_is_the_choice_of_the_fused_logits(alpha: float, sampling: Sampling):
     ones = [laid_out(seed, seed % 6, sampling) for seed in range(300)]
     wanted = [expected(one, alpha) for one in ones]
-    assert decide(spelled(f"reflective:alpha={alpha}"), ones) == wanted
+    assert decide(bound(f"reflective:alpha={alpha}"), ones) == wanted
     assert sum(len(marks) for *_, marks in wanted) > 0
 
 
 def test_without_weight_the_second_reading_changes_nothing():
     ones = [laid_out(seed, seed % 6, [Sampling(), WARM][seed % 2]) for seed in range(200)]
-    found, exact = spelled("reflective:alpha=0").verify(build(*ones)), Exact().verify(build(*ones))
+    found, exact = bound("reflective:alpha=0").verify(build(*ones)), Exact().verify(build(*ones))
     assert torch.equal(found.accepted, exact.accepted) and torch.equal(found.next, exact.next)
 
 
 def test_protected_tokens_are_not_relaxed():
     one = One([[0.0, 2.0, 2.4, 0.0, 0.0, 0.0], hot(3), hot(0), hot(0), hot(1), hot(0)], [1])
-    rule = spelled("reflective:alpha=0.5")
-    assert decide(rule, [one]) == [(1, 3, [0])], "on second reading the target would have said it too"
+    rule = bound("reflective:alpha=0.5")
+    assert decide(rule, [one]) == [(1, 3, [0])], "in the second reading it is the target's choice"
     for token in (1, 2):
         drafts = build(one)
         drafts.protected = torch.tensor([v == token for v in range(6)])
         assert rule.verify(drafts).accepted.tolist() == [0]
 
 
-def test_the_prompt_is_spelled_in_the_models_tokens():
+def test_the_prompt_is_in_the_models_tokens():
     rule = make("reflective:prompt=A B").bind(RuleResources())
     assert rule.layout([1, 2]) == [1, 2, *(ord(letter) % 50 for letter in "A B"), 1, 2] and rule.layout([]) == []
-    assert rule != make("reflective:prompt=A B"), "rules for different models are not judged together"
+    assert rule != make("reflective:prompt=A B"), "rules for different models are not verified together"
     with pytest.raises(BadRequest, match="has no option 'tokens'; its options are: alpha, prompt"):
         make("reflective:tokens=3")
 
 
-def test_through_the_loop_the_second_copy_is_scored_and_thrown_away():
+def test_through_the_loop_the_second_copy_is_scored_and_dropped():
     vocab, prompt, seen = 11, [3, 1, 4], 0
     language, other = chain(vocab, seed=1), chain(vocab, seed=2)
     target = FakeRunner(language, vocab)

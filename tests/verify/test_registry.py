@@ -1,4 +1,4 @@
-"""Rules by name: what can be asked for, and what a mistyped request is told."""
+"""Rules by name: valid requests, and the errors of mistyped ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semspec.verify.block import Block
 from semspec.verify.exact import Exact
 from semspec.verify.none import NoSpeculation
 from semspec.verify.sampling import SpeculativeSampling
-from tests.verify.build import One, hot, judge
+from tests.verify.build import One, hot, outcomes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def refusal(spec: str) -> str:
 def test_the_lossless_rules_are_there_by_name(name: str, kind: type[Rule]) -> None:
     rule = make(name)
     assert type(rule) is kind and rule.name == name and rule.lossless and rule.unit == "token"
-    assert rule == make(name), "equal rules are judged together"
+    assert rule == make(name), "equal rules are verified together"
 
 
 def test_every_registered_rule_declares_itself() -> None:
@@ -112,11 +112,11 @@ def test_an_unknown_option_is_told_the_options() -> None:
     assert refusal("lenient:bestfew=3") == (
         "verifier 'lenient' has no option 'bestfew'; its options are: best_few, margin, strict, flavour"
     )
-    assert refusal("exact:window=3") == "verifier 'exact' has no option 'window'; its options are: none"
+    assert refusal("block:window=3") == "verifier 'block' has no option 'window'; its options are: none"
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("lenient:best_few=two", "option 'best_few' of verifier 'lenient' is 'two'; give a whole number, e.g. 2"),
         ("lenient:best_few=2.5", "is '2.5'; give a whole number, e.g. 2"),
@@ -126,14 +126,14 @@ def test_an_unknown_option_is_told_the_options() -> None:
         ("lenient:strict=", "option 'strict' of verifier 'lenient' is ''"),
     ],
 )
-def test_a_bad_value_is_told_what_to_give(spec: str, says: str) -> None:
-    assert says in refusal(spec)
+def test_a_bad_value_is_told_what_to_give(spec: str, message: str) -> None:
+    assert message in refusal(spec)
 
 
-def test_a_rule_of_ones_own_is_judged_like_any_other() -> None:
+def test_a_rule_of_ones_own_is_used_like_any_other() -> None:
     rows = [hot(1), [0.0, 1.0, 2.0, 0.0, 0.0, 0.0], hot(3)]
-    assert judge(make("lenient"), One(rows, [1, 1])) == [(2, 3)]
-    assert judge(make("lenient:best_few=1"), One(rows, [1, 1])) == [(1, 2)]
+    assert outcomes(make("lenient"), One(rows, [1, 1])) == [(2, 3)]
+    assert outcomes(make("lenient:best_few=1"), One(rows, [1, 1])) == [(1, 2)]
 
 
 def test_options_cannot_be_changed_afterwards() -> None:

@@ -1,4 +1,4 @@
-"""Step rules: whole steps stand or fall, for the reasons the rules give."""
+"""Step rules: whole steps are accepted or rejected, for the reasons the rules give."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from semspec.probe.features import Features
 from semspec.sampling import noise
 from semspec.types import Sampling
 from semspec.verify import DraftBatch, make
-from semspec.verify.base import verdicts
+from semspec.verify.batch import verdicts
 from semspec.verify.probe_inputs import probe_inputs
-from semspec.verify.semantic import LEAST, Semantic
+from semspec.verify.semantic import MIN_DRAFT_PROB, Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
 from tests.probe.test_evidence import plain_confidence
 from tests.verify.binding import WIDTH, RuleResources
-from tests.verify.build import GREEDY, One, build, hot, judge, random_one
+from tests.verify.build import GREEDY, One, build, hot, outcomes, random_one
 
 VOCAB = 6
 
 
-class Says:
+class FirstFeature:
     """A probe that reads its answer off the first feature of the first state."""
 
     layers = (0,)
     features = Features((0,))
 
     def __call__(self, states: dict[int, Any], first_row: Any, counts: Any, shown: None = None) -> torch.Tensor:
-        assert shown is None, "a probe of states alone is shown nothing else"
+        assert shown is None, "a probe of hidden states only gets nothing else"
         return states[0][first_row, 0]
 
 
 def semantic(**options: Any) -> Semantic:
-    return Semantic(target_probe=Says(), draft_probe=Says(), **options)  # type: ignore[arg-type]
+    return Semantic(target_probe=FirstFeature(), draft_probe=FirstFeature(), **options)  # type: ignore[arg-type]
 
 
 def with_probabilities(drafts: DraftBatch, q: list[float], p: list[float]) -> DraftBatch:
-    """What both probes will say of each step."""
+    """The probability that each probe gives each step."""
     target, draft = torch.zeros(len(drafts.target_logits), 1), torch.zeros(int(drafts.counts.sum()), 1)
     target[drafts.first_row, 0] = torch.tensor(q)
     draft[drafts.first_draft.clamp_max(max(0, len(draft) - 1)), 0] = torch.tensor(p)
@@ -54,7 +54,7 @@ def with_probabilities(drafts: DraftBatch, q: list[float], p: list[float]) -> Dr
 
 
 def unlikely(ids: list[int]) -> list[list[float]]:
-    """A target that has every token of a step in the third place, and wants token 0 behind it."""
+    """A target that ranks every token of a step third, and token 0 first after it."""
     rows = []
     for token in ids:
         row = [0.0] * VOCAB
@@ -63,7 +63,7 @@ def unlikely(ids: list[int]) -> list[list[float]]:
     return [*rows, hot(0)]
 
 
-def stands(rule: Semantic, q: float, p: float, sampling: Sampling = GREEDY, ids: tuple[int, ...] = (1, 2)) -> bool:
+def accepts(rule: Semantic, q: float, p: float, sampling: Sampling = GREEDY, ids: tuple[int, ...] = (1, 2)) -> bool:
     drafts = with_probabilities(build(One(unlikely(list(ids)), list(ids), None, sampling)), [q], [p])
     found = rule.verify(drafts).accepted.item()
     assert found in (0, len(ids)), "all of a step or nothing"
@@ -75,24 +75,24 @@ def stands(rule: Semantic, q: float, p: float, sampling: Sampling = GREEDY, ids:
     (0.001, 0.0, 0.5, False), (0.011, 0.0, 0.5, True),  # a p of nothing counts as 0.02
 ])  # fmt: skip
 def test_with_tau_the_ratio_decides(q: float, p: float, tau: float, wanted: bool) -> None:
-    assert stands(semantic(tau=tau), q, p) == wanted
+    assert accepts(semantic(tau=tau), q, p) == wanted
 
 
 def test_without_tau_a_coin_decides_at_the_rate_of_the_ratio() -> None:
     for q, p, rate in [(0.2, 0.5, 0.4), (0.9, 0.5, 1.0), (0.0, 0.5, 0.0), (0.015, 0.001, 0.75)]:
-        found = [stands(semantic(), q, p, Sampling(seed=seed)) for seed in range(600)]
+        found = [accepts(semantic(), q, p, Sampling(seed=seed)) for seed in range(600)]
         assert sum(found) / 600 == pytest.approx(rate, abs=0.07)
         for seed in (3, 4):
             coin = noise.uniform(torch.tensor(seed), torch.tensor(0), torch.tensor(noise.stream(noise.ACCEPT, 0)))
-            assert found[seed] == (coin.item() * max(p, LEAST) < q), "the noise is a function of the seed"
+            assert found[seed] == (coin.item() * max(p, MIN_DRAFT_PROB) < q), "the noise is a function of the seed"
 
 
-def test_the_floor_refuses_what_a_lucky_coin_would_take() -> None:
-    assert not any(stands(semantic(floor=0.5), 0.2, 0.5, Sampling(seed=seed)) for seed in range(50))
-    assert stands(semantic(floor=0.5, tau=0.1), 0.26, 0.5)
+def test_the_floor_rejects_what_a_coin_would_accept() -> None:
+    assert not any(accepts(semantic(floor=0.5), 0.2, 0.5, Sampling(seed=seed)) for seed in range(50))
+    assert accepts(semantic(floor=0.5, tau=0.1), 0.26, 0.5)
 
 
-def test_the_fast_path_takes_a_step_the_target_finds_usual_throughout() -> None:
+def test_the_fast_path_accepts_a_step_of_likely_tokens() -> None:
     second = [[0.0, 9.0, 8.0, 0.0, 0.0, 0.0], [0.0, 8.0, 9.0, 0.0, 0.0, 0.0], hot(5)]
     drafts = with_probabilities(build(One(second, [2, 1])), [0.0], [1.0])
     decisions = semantic(tau=0.5).verify(drafts)
@@ -104,7 +104,7 @@ def test_the_fast_path_takes_a_step_the_target_finds_usual_throughout() -> None:
         assert rule.verify(drafts).accepted.tolist() == [0]
 
 
-def test_a_refused_step_begins_again_with_the_targets_own_choice() -> None:
+def test_a_rejected_step_is_replaced_from_the_targets_own_choice_on() -> None:
     (row, *_) = unlikely([1, 2])
     for sampling in (Sampling(), Sampling(0.9, seed=5)):
         drafts = with_probabilities(build(One(unlikely([1, 2]), [1, 2], None, sampling)), [0.0], [1.0])
@@ -121,18 +121,18 @@ def test_batches_equal_singles(steps: list[tuple[int, float, float]], greedy: bo
     for rule in (semantic(), semantic(tau=0.5, top=0), make("random-step:rate=0.5")):
         together = rule.verify(with_probabilities(build(*ones), [q for _, q, _ in steps], [p for _, _, p in steps]))
         for i, (one, (_, q, p)) in enumerate(zip(ones, steps, strict=True)):
-            alone = rule.verify(with_probabilities(build(one), [q], [p]))
-            assert alone.accepted[0] == together.accepted[i] and alone.next[0] == together.next[i]
+            single = rule.verify(with_probabilities(build(one), [q], [p]))
+            assert single.accepted[0] == together.accepted[i] and single.next[0] == together.next[i]
 
 
-def test_protected_tokens_are_neither_brought_in_nor_left_out() -> None:
+def test_protected_tokens_are_neither_added_nor_left_out() -> None:
     protected = torch.zeros(VOCAB, dtype=torch.bool)
     protected[3] = True
     everything = make("random-step:rate=1")
     for rows, ids, wanted in [
-        ([hot(1), hot(2), hot(0)], [1, 3], 0),  # the draft brings one in
-        ([hot(1), hot(3), hot(0)], [1, 2], 0),  # the target wanted one
-        ([hot(1), hot(3), hot(0)], [1, 3], 2),  # both want it
+        ([hot(1), hot(2), hot(0)], [1, 3], 0),  # the draft adds one
+        ([hot(1), hot(3), hot(0)], [1, 2], 0),  # the target chose one
+        ([hot(1), hot(3), hot(0)], [1, 3], 2),  # both chose it
         ([hot(1), hot(4), hot(0)], [1, 2], 2),
     ]:
         drafts = replace(build(One(rows, ids)), protected=protected)
@@ -144,26 +144,26 @@ def test_the_bonus_is_drawn_cooler_than_the_rest() -> None:
     hot_ones, cool_ones = set(), set()
     for seed in range(40):
         one = One(flat, [1], None, Sampling(1.0, seed=seed))
-        hot_ones.add(judge(make("random-step:rate=1,bonus=1"), one)[0][1])
-        cool_ones.add(judge(make("random-step:rate=1,bonus=0.02"), one)[0][1])
+        hot_ones.add(outcomes(make("random-step:rate=1,bonus=1"), one)[0][1])
+        cool_ones.add(outcomes(make("random-step:rate=1,bonus=0.02"), one)[0][1])
     assert cool_ones == {0} and len(hot_ones) > 3
-    usual = [judge(make("none"), One(flat[1:], [], None, Sampling(1.0, seed=s, top_k=1)))[0][1] for s in range(5)]
-    assert usual == [0] * 5
+    greedy = [outcomes(make("none"), One(flat[1:], [], None, Sampling(1.0, seed=s, top_k=1)))[0][1] for s in range(5)]
+    assert greedy == [0] * 5
 
 
 def test_random_step_holds_its_rate_and_its_limits() -> None:
     ones = [One([hot(1), hot(2)], [4], None, Sampling(seed=seed)) for seed in range(500)]
     for rate in (0.0, 0.3, 1.0):
-        found = [accepted for accepted, _ in judge(make(f"random-step:rate={rate}"), *ones)]
+        found = [accepted for accepted, _ in outcomes(make(f"random-step:rate={rate}"), *ones)]
         assert sum(found) / 500 == pytest.approx(rate, abs=0.07) and (rate not in (0, 1) or set(found) == {int(rate)})
 
 
-def test_specreason_reads_the_digit_behind_its_question() -> None:
+def test_specreason_reads_the_digit_after_its_question() -> None:
     rule = SpecReason(threshold=7, question="ok?").bind(RuleResources())
     assert isinstance(rule, SpecReason) and rule.layout([1, 2]) == [1, 2, *(ord(c) % 50 for c in "ok?")]
     for digit in range(10):
         rows = [hot(1, 50), hot(2, 50), hot(3, 50), *[hot(0, 50)] * 2, hot(ord(str(digit)) % 50, 50)]
-        assert judge(rule, One(rows, [1, 2])) == [(2, 3) if digit >= 7 else (0, 1)]
+        assert outcomes(rule, One(rows, [1, 2])) == [(2, 3) if digit >= 7 else (0, 1)]
     with pytest.raises(BadRequest, match="a token for every digit"):
         SpecReason().bind(RuleResources(remark=[4, 5]))
 
@@ -177,12 +177,12 @@ def test_bad_options_are_refused(spec: str) -> None:
         make(spec)
 
 
-def test_semantic_plus_stands_by_its_judge() -> None:
+def test_semantic_plus_follows_its_judge() -> None:
     rule = make("semantic+").bind(RuleResources())
     assert isinstance(rule, SemanticPlus) and rule.threshold == 0.25, "what the judge was calibrated to"
     asked = make("semantic+:threshold=0.7").bind(RuleResources())
     assert isinstance(asked, SemanticPlus) and asked.threshold == 0.7 and asked.layers == (2,)
-    for sure, stands_ in ((0.7, True), (0.69, False)):
+    for sure, passes in ((0.7, True), (0.69, False)):
 
         class Sure:
             features = Features((), evidence=OF_TARGET)
@@ -194,12 +194,12 @@ def test_semantic_plus_stands_by_its_judge() -> None:
 
         one = One([hot(1), hot(2), hot(0)], [1, 3])
         decisions = replace(asked, judge_probe=Sure(), numbers=torch.zeros(VOCAB, dtype=torch.bool)).verify(build(one))
-        assert decisions.accepted.tolist() == [2 if stands_ else 1], "what the target would have written too is kept"
-        assert decisions.next.tolist() == [0 if stands_ else 2]
+        assert decisions.accepted.tolist() == [2 if passes else 1], "what the target would have written too is accepted"
+        assert decisions.next.tolist() == [0 if passes else 2]
 
 
 def test_evidence_undoes_each_sequences_own_temperature() -> None:
-    """Greedy and sampled drafts side by side, against plain Python on each sequence's own logits."""
+    """Greedy and sampled drafts in one batch, against plain Python on each sequence's own logits."""
     options = [Sampling(0.5, top_k=4), Sampling(), Sampling(2.0), Sampling(0.5, top_p=0.7)]
     ones = [random_one(seed, k, options[seed], VOCAB) for seed, k in enumerate([3, 2, 5, 1])]
     shown = probe_inputs(build(*ones), ("draft",), torch.zeros(VOCAB, dtype=torch.bool))
@@ -235,8 +235,8 @@ def test_evidence_is_what_plain_python_finds() -> None:
 
 
 @pytest.mark.parametrize("groups", [OF_TARGET, ("numbers",), tuple(GROUPS)], ids=["target's", "one", "draft's too"])
-@pytest.mark.parametrize("layers", [(2,), ()], ids=["beside states", "alone"])
-def test_semantic_shows_its_targets_probe_what_a_step_by_step_reading_finds(
+@pytest.mark.parametrize("layers", [(2,), ()], ids=["with states", "without states"])
+def test_the_evidence_of_semantics_target_probe_is_that_of_each_sequence_by_itself(
     groups: tuple[str, ...], layers: tuple[int, ...]
 ) -> None:
     """Ragged rows of several sequences, against plain Python on each sequence's own rows, token by token."""
@@ -264,7 +264,7 @@ def test_semantic_shows_its_targets_probe_what_a_step_by_step_reading_finds(
         assert decisions.evidence[b, 0, 0].item() == pytest.approx(q, abs=1e-5)
 
 
-def test_semantic_asks_for_number_tokens_only_if_its_probe_looks_at_them() -> None:
+def test_semantic_gets_number_tokens_only_if_its_probe_uses_them() -> None:
     class Slow(RuleResources):
         def numbers(self) -> torch.Tensor:
             raise AssertionError("it takes a second for a large vocabulary")

@@ -1,0 +1,65 @@
+"""Writes the data sets of docs/reproduce-papers.md: benchmarks to data/, DeepSeek's traces to s1k-*.jsonl.
+
+pip install datasets && python -m recipes.papers     # GPQA asks for consent on its page first
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+Row = dict[str, Any]
+Load = Callable[..., Iterable[Row]]  # datasets.load_dataset
+
+MATH = {
+    "math500": ("HuggingFaceH4/MATH-500", "test"),
+    "amc23": ("math-ai/amc23", "test"),
+    "aime24": ("HuggingFaceH4/aime_2024", "train"),
+}
+TRACES = {"math": 200, "science": 107}  # problems of each kind
+ASK = "Please reason step by step, and put {} within \\boxed{{}}."
+CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def multiple_choice(row: Row, rng: Random) -> Row:
+    order = list(CHOICES)
+    rng.shuffle(order)
+    listed = "\n".join(f"({letter}) {row[key].strip()}" for letter, key in zip("ABCD", order, strict=True))
+    ask = ASK.format("the letter of your final answer")
+    return {"question": f"{row['Question']}\n\n{listed}\n\n{ask}", "answer": "ABCD"[order.index(CHOICES[0])]}
+
+
+def traces(rows: Iterable[Row], kind: str, most: int) -> list[Row]:
+    """Answers from which prefixes can be cut (`--traces`); with `messages`, their problems are a task as well."""
+    found: list[Row] = []
+    for i, row in enumerate(rows):
+        text = row["deepseek_thinking_trajectory"]
+        if row["cot_type"] == kind and text.count("\n\n") < 200 and len(found) < most:
+            prompt = [{"role": "user", "content": row["question"] + "\n\n" + ASK.format("your final answer")}]
+            found.append({"problem": f"s1k/{i}", "prompt": prompt, "messages": prompt, "text": text})
+    return found
+
+
+def main(load: Load, out: Path) -> None:
+    for name, (hub, split) in MATH.items():
+        rows = [dict(row, problem=row.get("problem") or row.get("question")) for row in load(hub, split=split)]
+        write(out / "data" / "math" / f"{name}.jsonl", rows)
+    rng = Random(0)
+    gpqa = load("Idavidrein/gpqa", "gpqa_diamond", split="train")
+    write(out / "data" / "gpqa.jsonl", [multiple_choice(row, rng) for row in gpqa])
+    for kind, most in TRACES.items():
+        write(out / f"s1k-{kind}.jsonl", traces(load("simplescaling/s1K-1.1", split="train"), kind, most))
+
+
+if __name__ == "__main__":
+    from datasets import load_dataset
+
+    main(load_dataset, Path())

@@ -1,0 +1,96 @@
+"""Sequences and their requests inside the Executor: what is done of each, and what comes next."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from semspec.loop.stats import Stats
+from semspec.types import Decode, DecodeOutput, Event, Request, Score, ScoreOutput, SequenceGenerator
+
+
+class ScoreWork:
+    """A Score, in passes of limited size."""
+
+    def __init__(self, task: Task, request: Score) -> None:
+        self.task, self.request = task, request
+        self.fed = 0
+        self.parts: list[ScoreOutput] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self.request.tokens) - self.fed
+
+    def next_pass(self, budget: int) -> Score:
+        """The next chunk, with those of the requested rows that are in it."""
+        end = min(self.fed + budget, len(self.request.tokens))
+        first_kept = max(self.fed, len(self.request.tokens) - self.request.keep)
+        tokens = self.request.tokens[self.fed : end]
+        self.fed = end
+        return replace(self.request, tokens=tokens, keep=max(0, end - first_kept))
+
+    def take(self, rows: ScoreOutput) -> None:
+        if len(rows.logits) or not self.waiting:  # chunks of a prompt return nothing
+            self.parts.append(rows)
+
+    @property
+    def result(self) -> ScoreOutput:
+        return ScoreOutput.join(self.parts)
+
+
+class DecodeWork:
+    """A Decode: first its tokens are fed, then it generates."""
+
+    def __init__(self, task: Task, request: Decode) -> None:
+        self.task, self.request = task, request
+        self.feed = request.tokens
+        self.parts: list[DecodeOutput] = []
+        self.generated = 0
+        self.stopped = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self.feed)
+
+    @property
+    def finished(self) -> bool:
+        return self.stopped or self.generated >= self.request.n
+
+    def next_pass(self, budget: int) -> Score:
+        """The next chunk of the feed; the last row of the last chunk predicts a token."""
+        tokens, self.feed = self.feed[:budget], self.feed[budget:]
+        return Score(self.request.runner, self.request.slot, tokens, 0 if self.feed else 1, self.request.layers)
+
+    def next_decode(self, n: int) -> Decode:
+        return replace(self.request, tokens=self.feed, n=min(n, self.request.n - self.generated))
+
+    def take(self, out: DecodeOutput) -> None:
+        self.parts.append(out)
+        self.generated += len(out.tokens)
+        self.stopped = out.tokens[-1] in self.request.stop
+        self.feed = out.tokens[-1:]
+
+    @property
+    def result(self) -> DecodeOutput:
+        return DecodeOutput.join(self.parts)
+
+
+Work = ScoreWork | DecodeWork
+
+
+class Task:
+    """One sequence in the Executor: its generator, its open requests, and its events not consumed yet."""
+
+    def __init__(self, decoding: SequenceGenerator, stats: Stats) -> None:
+        self.decoding, self.stats = decoding, stats
+        self.requests: list[Request] = []
+        self.results: dict[int, Any] = {}  # request index -> result
+        self.single = True  # the generator yielded one request, not a tuple
+        self.events: deque[Event] = deque()
+        self.done = False
+        self.error: Exception | None = None
+
+    @property
+    def answered(self) -> bool:
+        return len(self.results) == len(self.requests)

@@ -1,0 +1,264 @@
+"""The drafts of many sequences laid side by side, and decisions about them brought back to each.
+
+Drafts have different lengths. Small things (ids, masks, decisions) are padded to the longest draft K, one sequence a
+row: [B, K]. Big things (logits) stay ragged: the rows of all sequences one after the other, [R, V]. `rows` maps from
+the padded view into the ragged one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from semspec.sampling import noise
+from semspec.sampling.draw import SamplingRows, best, choose, process
+from semspec.types import Verdict, VerifyRequest
+
+
+@dataclass
+class DraftBatch:
+    """The drafts of B sequences with the target's logits for them. V is the vocabulary both models share."""
+
+    ids: Tensor  # [B, K] draft tokens, -1 after the end of a shorter draft
+    counts: Tensor  # [B] draft lengths
+    target_logits: Tensor  # [R, V] unprocessed; a sequence's first row predicts its first draft token
+    first_row: Tensor  # [B] where in R a sequence begins; its draft of k tokens has at least k + 1 rows
+    draft_logits: Tensor | None  # [D, V] what each draft token was drawn from, see types.Draft; None: all were certain
+    first_draft: Tensor  # [B] where in D a sequence begins
+    target_sampling: SamplingRows  # [R]
+    seed: Tensor  # [B]
+    position: Tensor  # [B] index in its sequence of the first draft token
+    round: Tensor  # [B]
+    state: Tensor | None = None  # [B, S] what the rule returned with each sequence's previous draft
+    protected: Tensor | None = None  # [V] tokens that no rule may relax
+    hidden: dict[int, Tensor] | None = None  # layer -> [R, d] of the target
+    draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
+    whole: Tensor | None = None  # [B] which are whole reasoning steps; None: all
+    valid: Tensor | None = None  # [B] which of those a referee accepts
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[K + 1] 0, 1, ... K"""
+        return torch.arange(self.ids.shape[1] + 1, device=self.ids.device)
+
+    @cached_property
+    def exists(self) -> Tensor:
+        """[B, K] where there is a draft token"""
+        return self.positions[:-1] < self.counts[:, None]
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[B, K + 1] the row of R that predicts draft token k; after the draft's end, its bonus row again"""
+        return self.first_row[:, None] + torch.minimum(self.positions, self.counts[:, None])
+
+    @cached_property
+    def draft_rows(self) -> Tensor:
+        """[B, K] the row of D that draft token k was drawn from; after the end, any valid row"""
+        last = (self.counts - 1).clamp_min(0)[:, None]
+        assert self.draft_logits is not None
+        return (self.first_draft[:, None] + torch.minimum(self.positions[:-1], last)).clamp_max(
+            max(self.draft_logits.shape[0] - 1, 0)
+        )
+
+    @cached_property
+    def target_processed(self) -> Tensor:
+        """[R, V] the target's logits with temperature and filters applied"""
+        return process(self.target_logits, self.target_sampling)
+
+    @cached_property
+    def target_probs(self) -> Tensor:
+        """[R, V] the distributions that the target would draw from"""
+        return self.target_processed.softmax(-1)
+
+    @cached_property
+    def beliefs(self) -> Tensor:
+        """[R, V] the target's probabilities: as drawn from when sampling, at temperature 1 where it is greedy"""
+        raw = self.target_logits.float().softmax(-1)
+        if self.target_sampling.all_greedy:
+            return raw
+        return torch.where((self.target_sampling.temperature == 0.0)[:, None], raw, self.target_probs)
+
+    def belief_in_draft(self) -> Tensor:
+        """[B, K] `beliefs` of each draft token"""
+        return self.beliefs[self.rows[:, :-1], self.safe_ids]
+
+    @cached_property
+    def safe_ids(self) -> Tensor:
+        """[B, K] draft tokens, with 0 for padding, for gathers"""
+        return self.ids.clamp_min(0)
+
+    def uniform(self, purpose: int) -> Tensor:
+        """[B, K + 1] noise for each draft position and the one behind; fresh in every round but for TARGET"""
+        stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
+        return noise.uniform(self.seed[:, None], self.position[:, None] + self.positions, stream[:, None])
+
+    def key(self, purpose: int) -> Tensor:
+        """[B, K + 1] the same as keys, for draws of tokens"""
+        stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
+        return noise.key(self.seed[:, None], self.position[:, None] + self.positions, stream[:, None])
+
+    def target_choice(self, purpose: int = noise.TARGET) -> Tensor:
+        """[B, K + 1] what the target itself writes at each position: its argmax, or its draw when sampling; with
+        another purpose than TARGET, another draw"""
+        if self.target_sampling.all_greedy:
+            return best(self.target_logits)[self.rows]
+        flat = self.rows.flatten()
+        return choose(self.target_processed[flat], self.key(purpose).flatten()).view_as(self.rows)
+
+    def target_prob_of_draft(self) -> Tensor:
+        """[B, K] the target's probability of each draft token"""
+        return self.target_probs[self.rows[:, :-1], self.safe_ids]
+
+    @property
+    def all_certain(self) -> bool:
+        """Whether every draft token was its drafter's only choice: by lookup, or greedy"""
+        return self.draft_logits is None or self.target_sampling.all_greedy
+
+    @cached_property
+    def greedy(self) -> Tensor:
+        """[B] which sequences are greedy, in a batch where some sample"""
+        return self.target_sampling.temperature[self.first_row] == 0.0
+
+    @cached_property
+    def draft_beliefs(self) -> Tensor:
+        """[D, V] the draft model's probabilities: as drawn from when sampling, at temperature 1 where greedy"""
+        assert self.draft_logits is not None
+        return self.draft_logits.float().softmax(-1)
+
+    def draft_beliefs_by_token(self) -> Tensor:
+        """[B, K, V] the drafter's probabilities at each draft token; a lookup gives 1 to the token it found"""
+        if self.draft_logits is None:
+            return self._one_hot(self.safe_ids)
+        return self.draft_beliefs[self.draft_rows]
+
+    def draft_prob_of_draft(self) -> Tensor:
+        """[B, K] the probability with which the drafter drew each draft token"""
+        ones = torch.ones_like(self.safe_ids, dtype=torch.float32)
+        if self.all_certain:
+            return ones
+        return torch.where(self.greedy[:, None], ones, self.draft_beliefs[self.draft_rows, self.safe_ids])
+
+    def draft_distribution(self, k: Tensor) -> Tensor:
+        """[B, V] what draft token k[b] was drawn from; all zero after the draft's end, where nothing was drawn"""
+        inside = k < self.counts
+        if not self.ids.shape[1]:
+            return torch.zeros_like(self.target_probs[self.first_row])
+        at = k.clamp_max(self.ids.shape[1] - 1)[:, None]
+        q = self._one_hot(self.safe_ids.gather(1, at)[:, 0])
+        if not self.all_certain:
+            q = torch.where(self.greedy[:, None], q, self.draft_beliefs[self.draft_rows.gather(1, at)[:, 0]])
+        return q * inside[:, None]
+
+    def _one_hot(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., V]"""
+        shape = [*ids.shape, self.target_logits.shape[-1]]
+        return torch.zeros(shape, device=ids.device).scatter_(-1, ids[..., None], 1.0)
+
+    def target_distribution(self, k: Tensor) -> Tensor:
+        """[B, V] the target's distribution at draft position k[b]"""
+        return self.target_probs[self.rows.gather(1, k[:, None])[:, 0]]
+
+
+@dataclass
+class Decisions:
+    """A rule's decisions for B sequences, still on the device."""
+
+    accepted: Tensor  # [B]
+    next: Tensor  # [B]
+    relaxed: Tensor | None = None  # [B, K] accepted against the target's choice
+    state: Tensor | None = None  # [B, S]
+    target_tokens: Tensor | None = None  # [B, K] the target's choice
+    evidence: Tensor | None = None  # [B, K, E] float32, the numbers that `Rule.reason` explains
+
+
+def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
+    """[B, K] -> [B] how many draft tokens are accepted before the first rejected one."""
+    return (ok & exists).long().cumprod(-1).sum(-1)
+
+
+def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
+    """Batch the drafts of several sequences. They share rule and protected tokens; draft logits: all or none.
+
+    A draft of several reasoning steps becomes several drafts, one after the other: the row that predicts a step's first
+    token is the bonus row of the step before. `join_segments` joins their verdicts again."""
+    device = requests[0].rows.logits.device
+    rows = [r.rows.logits.shape[0] for r in requests]
+    longest = max(end - begin for r in requests for begin, end in r.draft.segments)
+    table = []  # one host tensor, one copy: ids, count, first row, first draft row, seed, position, round, whole, valid
+    row = draft_row = 0
+    for r, height in zip(requests, rows, strict=True):
+        for i, (begin, end) in enumerate(r.draft.segments):
+            padded = r.draft.tokens[begin:end] + [-1] * (longest - (end - begin))
+            numbers = [end - begin, row + begin, draft_row + begin, r.sampling.seed, r.position + begin, r.round]
+            table.append([*padded, *numbers, i < len(r.draft.step_ends), any(r.draft.valid[i : i + 1])])
+        row, draft_row = row + height, draft_row + len(r.draft.tokens)
+    columns = torch.tensor(table).to(device, non_blocking=True)
+    draft_logits = None
+    if requests[0].draft.logits is not None:
+        draft_logits = torch.cat([r.draft.logits.to(device) for r in requests if r.draft.logits is not None])
+    return DraftBatch(
+        ids=columns[:, :longest],
+        counts=columns[:, longest],
+        target_logits=torch.cat([r.rows.logits for r in requests]),
+        first_row=columns[:, longest + 1],
+        draft_logits=draft_logits,
+        first_draft=columns[:, longest + 2],
+        target_sampling=SamplingRows.of([r.sampling for r in requests], rows, device),
+        seed=columns[:, longest + 3],
+        position=columns[:, longest + 4],
+        round=columns[:, longest + 5],
+        state=None if requests[0].state is None else torch.stack([r.state for r in requests if r.state is not None]),
+        protected=requests[0].protected,
+        hidden=_join([r.rows.hidden for r in requests], device),
+        draft_hidden=_join([r.draft.hidden for r in requests], device),
+        whole=columns[:, longest + 6] > 0,
+        valid=columns[:, longest + 7] > 0,
+    )
+
+
+def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int, Tensor] | None:
+    return {layer: torch.cat([p[layer].to(device) for p in parts]) for layer in parts[0]} or None
+
+
+def join_segments(parts: Sequence[Verdict], requests: Sequence[VerifyRequest]) -> list[Verdict]:
+    """From verdicts on the segments of drafts to one verdict per draft."""
+    whole, taken = [], 0
+    for request in requests:
+        lengths = [end - begin for begin, end in request.draft.segments]
+        whole.append(Verdict.join(parts[taken : taken + len(lengths)], lengths))
+        taken += len(lengths)
+    return whole
+
+
+def verdicts(decisions: Decisions) -> list[Verdict]:
+    """Copy decisions to the host, the one copy per round. Evidence is copied as the bits of its floats."""
+    d = decisions
+    empty = d.accepted.new_empty(len(d.accepted), 0)
+    parts = [
+        torch.stack([d.accepted, d.next], 1),
+        empty if d.relaxed is None else d.relaxed.long(),
+        empty if d.target_tokens is None else d.target_tokens,
+        empty if d.evidence is None else d.evidence.contiguous().view(torch.int32).long().flatten(1),
+    ]
+    table = torch.cat(parts, 1).cpu()
+    heads, marks, choices, bits = table.split([part.shape[1] for part in parts], 1)
+    evidence = None if d.evidence is None else bits.int().view(torch.float32).view(d.evidence.shape).tolist()
+    found = []
+    lists = zip(heads.tolist(), marks.tolist(), choices.tolist(), strict=True)
+    for b, ((accepted, next_token), row, choice) in enumerate(lists):
+        at = tuple(i for i, mark in enumerate(row[:accepted]) if mark)
+        found.append(
+            Verdict(
+                accepted,
+                next_token,
+                relaxed=at,
+                target_tokens=tuple(choice[i] for i in at) if choice else (),
+                evidence=tuple(tuple(evidence[b][i]) for i in at) if evidence else (),
+                state=None if d.state is None else d.state[b],
+            )
+        )
+    return found
