@@ -8,7 +8,7 @@ from typing import Any
 
 from semspec import verify
 from semspec.errors import BadRequest
-from semspec.loop.draft_length import AdaptiveLength
+from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.options import AUTO, DRAFTERS, Options
 from semspec.serve.limits import Settings
 from semspec.serve.schema import SHARED, SpeculationBase
@@ -118,13 +118,13 @@ def _check_nested(rule: StepRule, settings: Settings) -> None:
 
 
 def _check_length(length: int | str | None, settings: Settings) -> None:
-    limit, longest = settings.limits.draft_tokens, AdaptiveLength().longest
+    limit = settings.limits.draft_tokens
     if isinstance(length, int) and length > limit:
         raise BadRequest(f"num_draft_tokens is {length}; this server allows at most {limit}")
-    if length == AUTO and longest > limit:
+    if length == AUTO and limit < MAX_DRAFT_TOKENS:
         raise BadRequest(
-            f"num_draft_tokens is {AUTO!r}, which drafts up to {longest} tokens; this server allows at most {limit}; "
-            "give a number"
+            f"num_draft_tokens is {AUTO!r}, which drafts up to {MAX_DRAFT_TOKENS} tokens; this server allows at most "
+            f"{limit}; give a number"
         )
 
 

@@ -143,8 +143,7 @@ def test_a_client_that_vanished_is_a_499(tiny: Live, caplog: pytest.LogCaptureFi
     with socket.create_connection((address, int(port)), timeout=10) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         assert until(lambda: tiny.engine.running == 1)
-    assert until(lambda: len(logged(caplog)) == 1) and tiny.idle()
-    assert logged(caplog)[0]["status"] == 499
+    assert until(lambda: any(line["status"] == 499 for line in logged(caplog))) and tiny.idle()
     assert 'semspec:http_responses_total{status="499"}' in tiny.get("/metrics").text
 
 
@@ -152,9 +151,10 @@ def test_a_client_that_vanished_is_a_499(tiny: Live, caplog: pytest.LogCaptureFi
 def test_the_log_is_ascii(tiny: Live, caplog: pytest.LogCaptureFixture, path: str):
     caplog.set_level(logging.INFO, "semspec.serve")
     assert tiny.get(path).status_code == 404
-    assert until(lambda: len(logged(caplog)) == 1)
-    line = JsonFormatter().format(next(r for r in caplog.records if r.message == "request"))
-    assert line.isascii() and line.isprintable()
+    assert until(lambda: any(line["status"] == 404 for line in logged(caplog)))
+    for record in caplog.records:
+        line = JsonFormatter().format(record)
+        assert line.isascii() and line.isprintable()
 
 
 # -- counting
