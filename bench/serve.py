@@ -1,4 +1,4 @@
-"""Load: many clients at once on the pocket pair, against one at a time. Errors, equal answers, speed, latency, memory.
+"""Load: many clients at once on the pocket pair, against one. Errors, equal answers, speed, latency, memory.
 
     python -m bench.serve --clients 64 --seconds 120 --out results
 
@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fly, k=15": {"verifier": "fly", "num_draft_tokens": 15},
 }
 LOSSLESS = ("none", "exact, k=4", "block, k=4")
-LONGEST = 120  # tokens of an answer
+MAX_NEW_TOKENS = 120
 THREADS = 1  # of the model's arithmetic; the other core is for HTTP and the clients
 
 
@@ -74,25 +74,25 @@ def quantile(values: list[float], percent: int) -> float | None:
 class Load:
     def __init__(self, url: str, prompts: list[Any]) -> None:
         self.url, self.prompts = url, prompts
-        self.answers: dict[int, str] = {}  # the target's own, one request at a time
+        self.answers: dict[int, str] = {}  # of the target without drafts, one request at a time
 
     async def measure(self, method: str, clients: int, seconds: float) -> Run:
-        run, began = Run(), time.perf_counter()
-        end = began + seconds
+        run, start = Run(), time.perf_counter()
+        end = start + seconds
         limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
         async with httpx.AsyncClient(base_url=self.url, timeout=300, limits=limits) as http:
-            turns = iter(range(10**9))  # every client takes the next problem
+            problems = iter(range(10**9))  # every client takes the next
 
             async def client() -> None:
                 while time.perf_counter() < end:
-                    await self.ask(http, run, method, next(turns) % len(self.prompts))
+                    await self.ask(http, run, method, next(problems) % len(self.prompts))
 
             await asyncio.gather(*(client() for _ in range(clients)))
-        run.seconds = time.perf_counter() - began
+        run.seconds = time.perf_counter() - start
         return run
 
-    async def refer(self) -> None:
-        """Every problem by itself, the target alone: what all other answers are compared with."""
+    async def reference(self) -> None:
+        """Every problem by itself, without drafts: all other answers are compared with these."""
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
             for problem in range(len(self.prompts)):
                 await self.ask(http, Run(), "none", problem)
@@ -100,34 +100,34 @@ class Load:
 
     async def ask(self, http: httpx.AsyncClient, run: Run, method: str, problem: int) -> None:
         body = {
-            "model": "pocket", "messages": self.prompts[problem], "temperature": 0, "max_tokens": LONGEST,
+            "model": "pocket", "messages": self.prompts[problem], "temperature": 0, "max_tokens": MAX_NEW_TOKENS,
             "speculation": METHODS[method],
         }  # fmt: skip
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             response = await http.post("/v1/chat/completions", json=body)
             response.raise_for_status()
         except httpx.HTTPError as error:
             run.errors.append(repr(error))
             return
-        told = response.json()
-        message = told["choices"][0]["message"]
+        answer = response.json()
+        message = answer["choices"][0]["message"]
         text = message.get("reasoning_content", "") + message["content"]
-        run.latencies.append(time.perf_counter() - began)
-        run.first.append(told["metrics"]["time_to_first_token_ms"] / 1000)
-        run.tokens += told["usage"]["completion_tokens"]
+        run.latencies.append(time.perf_counter() - start)
+        run.first.append(answer["metrics"]["time_to_first_token_ms"] / 1000)
+        run.tokens += answer["usage"]["completion_tokens"]
         if method in LOSSLESS and self.answers.setdefault(problem, text) != text:
             run.unequal += 1
 
 
 @contextmanager
-def server(slots: int) -> Iterator[tuple[str, int]]:
-    """A server of its own; its URL and process id."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+def server(slots: int, context: int) -> Iterator[tuple[str, int]]:
+    """Start a server; its URL and process id."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     command = [sys.executable, "-m", "semspec", "serve", "pocket", "--allow-lossy"]
-    command += ["--port", str(port), "--slots", str(slots), "--context", "512"]
+    command += ["--port", str(port), "--slots", str(slots), "--context", str(context)]
     env = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env)
     try:
@@ -154,27 +154,27 @@ def resident(pid: int) -> float:
 
 
 async def sample(pid: int, into: list[tuple[float, float]]) -> None:
-    began = time.monotonic()
+    start = time.monotonic()
     while True:
-        into.append((round(time.monotonic() - began, 1), round(resident(pid), 1)))
+        into.append((round(time.monotonic() - start, 1), round(resident(pid), 1)))
         await asyncio.sleep(1)
 
 
-async def measure(clients: int, seconds: float, slots: int) -> dict[str, Any]:
+async def measure(clients: int, seconds: float, slots: int, context: int) -> dict[str, Any]:
     task = Pocket(split="test")
-    with server(slots) as (url, pid):
+    with server(slots, context) as (url, pid):
         load = Load(url, [problem.prompt for problem in task.problems(24, 0)])
         memory: list[tuple[float, float]] = []
         rows = {}
-        alone = {}
-        await load.refer()
+        single = {}
+        await load.reference()
         for method in METHODS:
-            alone[method] = await load.measure(method, 1, max(4.0, seconds / 16))
+            single[method] = await load.measure(method, 1, max(4.0, seconds / 16))
         sampler = asyncio.create_task(sample(pid, memory))
         share = seconds / len(METHODS)
         for method in METHODS:
             together = await load.measure(method, clients, share)
-            one, many = alone[method].summary(), together.summary()
+            one, many = single[method].summary(), together.summary()
             times = many["tokens_per_second"] / one["tokens_per_second"]
             rows[method] = {"one_client": one, "many_clients": many, "times": round(times, 2)}
             print(json.dumps({method: rows[method]}), flush=True)
@@ -186,7 +186,8 @@ async def measure(clients: int, seconds: float, slots: int) -> dict[str, Any]:
         "clients": clients,
         "seconds": seconds,
         "slots": slots,
-        "longest_answer": LONGEST,
+        "context": context,
+        "longest_answer": MAX_NEW_TOKENS,
         "threads": THREADS,
         "methods": rows,
         "slots_in_use_at_the_end": float(running.split()[-1]),
@@ -219,10 +220,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     result = machine()
-    result |= asyncio.run(measure(arguments.clients, arguments.seconds, arguments.slots))
+    result |= asyncio.run(measure(arguments.clients, arguments.seconds, arguments.slots, arguments.context))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"serve-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from semspec.cli.arguments import PairArguments, SpeculationArguments, spread
+from semspec.cli.arguments import PairArguments, SpeculationArguments, spread, valid_text
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"
@@ -20,8 +20,12 @@ def serve(
     model: PairArguments,
     speculation: SpeculationArguments,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name under which clients may reach this server, besides this machine's; repeatable."),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name to clients; the target's by default.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name to clients; by default the target's.")] = None,
     lossy: Annotated[
         bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
     ] = False,
@@ -31,20 +35,23 @@ def serve(
     max_draft_tokens: Annotated[int, typer.Option(help="Longest draft a request may ask for.")] = 64,
     max_choices: Annotated[int, typer.Option(help="Most answers to one request (n).")] = 16,
     max_body: Annotated[int, typer.Option(help="Longest request, in bytes.")] = 1 << 20,
+    max_client_connections: Annotated[int, typer.Option(help="Open connections from one address.")] = 256,
     max_queue: Annotated[int, typer.Option(help="Sequences that may wait for a slot; more get status 429.")] = 256,
     deadline: Annotated[float, typer.Option(help="Seconds a request may take, waiting included.")] = 600.0,
-    drain: Annotated[float, typer.Option(help="Seconds that running requests get at the end.")] = 30.0,
+    drain: Annotated[float, typer.Option(help="Seconds for running requests once told to end.")] = 30.0,
     api_key: Annotated[
-        list[str] | None, typer.Option(help=f"A key that clients must send; may be repeated. Or ${KEY}.")
+        list[str] | None, typer.Option(help=f"A key that clients must send; may be repeated. Or ${KEY}, one key.")
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with one key a line.")] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may use this server; off.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with one key a line; # begins a comment.")] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may use this server; repeatable.")] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
-    """Serve a pair over HTTP as OpenAI does, with a page at / that shows what happens."""
+    """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
+    from semspec.model.prefix_cache import PrefixCache
     from semspec.serve import logs
     from semspec.serve.app import make_app
-    from semspec.serve.engine import Engine, remembering
+    from semspec.serve.engine import Engine
+    from semspec.serve.hosts import host_names
     from semspec.serve.limits import Limits, Settings
     from semspec.serve.metrics import Metrics
     from semspec.serve.server import Server, configure
@@ -52,31 +59,36 @@ def serve(
     if model.sparse is not None and not lossy:
         raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
     settings = Settings(
-        name=name or Path(model.target).name,
+        name=valid_text(name or Path(model.target).name, "the model's name"),
         defaults=speculation.options(allow_lossy=lossy),
         allow_lossy=lossy,
         limits=Limits(
             prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_draft_tokens,
             choices=max_choices, body_bytes=max_body, queue=max_queue, deadline=deadline, drain=drain,
+            client_connections=max_client_connections,
         ),
+        hosts=host_names([host, *(allowed_host or [])]),
         keys=keys(api_key or [], api_key_file),
         cors=tuple(cors or ()),
         log_prompts=log_prompts,
     )  # fmt: skip
     logs.configure()
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"semspec serves {settings.name} at http://{host}:{port} · "
-        f"{slots} slots · {'lossy rules allowed' if lossy else 'lossless only'} · "
-        f"{'API key needed' if settings.keys else 'open to whoever can connect'}"
-    )
     metrics = Metrics()
-    engine = Engine(  # the pair refuses lossy rules itself, whatever comes past the server's own check
-        lambda: remembering(model.load(slots, allow_lossy=lossy, report=logs.say)),
+    engine = Engine(  # the pair refuses lossy rules itself, whatever gets past the server's own check
+        lambda: model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache),
         queue=max_queue,
-        on_end=metrics.end,
+        on_finish=metrics.finish,
     )
     metrics.watch(engine)
-    Server(configure(make_app(engine, metrics, settings), host, port), engine, settings.limits).run()
+    app = make_app(engine, metrics, settings)
+    logs.say(
+        f"semspec serves {settings.name}: {slots} slots, {'lossy rules allowed' if lossy else 'lossless only'}, "
+        f"{'API key needed' if settings.keys else 'open to whoever can connect'}"
+    )
+    Server(configure(app, host, port, settings.limits), engine, settings.limits).run()
+    if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread
+        logging.shutdown()
+        os._exit(0 if engine.error is None else 1)
     if isinstance(engine.error, SemspecError):
         raise engine.error
     if engine.error is not None:
@@ -84,15 +96,19 @@ def serve(
 
 
 def keys(given: list[str], file: Path | None) -> tuple[str, ...]:
-    """From the command line, a file and the environment."""
+    """From the command line, the environment and a file."""
+    if not all(given):
+        raise BadRequest("an API key is empty; leave it out, or give a real one")
     found = [*given, *filter(None, [os.environ.get(KEY)])]
     if file is not None:
         try:
-            found += [line.strip() for line in file.read_text().splitlines()]
+            lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
         except OSError as error:
             raise BadRequest(f"the file with API keys cannot be read: {error}") from error
-        if not any(found):
-            raise BadRequest(f"there is no key in {file}; write one a line")
-    if not all(found[: len(given)]):
-        raise BadRequest("an API key is empty; leave it out, or give a real one")
-    return tuple(filter(None, found))
+        except UnicodeDecodeError:
+            raise BadRequest(f"{file} is not a text file; write one key a line, in UTF-8") from None
+        in_file = [line for line in lines if line and not line.startswith("#")]
+        if not in_file or not all(line.isprintable() for line in in_file):
+            raise BadRequest(f"{file} has no key in it, or one that cannot be sent; write one a line, in plain text")
+        found += in_file
+    return tuple(dict.fromkeys(found))

@@ -1,13 +1,15 @@
-"""Options from elsewhere: environment variables and a config file, for every option of every command.
+"""Every option of every command is also an environment variable and a key of the config file.
 
-Command line before environment before file before default. `SEMSPEC_VERIFIER` and a `verifier` at the top of the file
-serve every command that has such an option; `SEMSPEC_CHAT_VERIFIER` and a `[chat]` table serve one, and go before.
+The command line overrides the environment, which overrides the file. `SEMSPEC_VERIFIER` and a `verifier` at the top of
+the file are for every command that has such an option; `SEMSPEC_CHAT_VERIFIER` and a `[chat]` table are for one, and
+override those. A variable is one value, whatever spaces it has; the file has lists for options that may be repeated.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ PREFIX = "SEMSPEC"
 ARGUMENTS = {"target"}  # arguments that can be set like options
 HELP = (
     "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
-    "key of the config file (verifier = ..., in a table named chat for that command)."
+    "key of the config file (verifier = ..., in a table named chat for that command). A variable is one value, spaces "
+    "included; the file has lists for options that may be repeated."
 )
 
 
@@ -50,8 +53,15 @@ def name_variables(command: Any, names: tuple[str, ...]) -> None:
         if not parameter.envvar:
             own = "_".join((PREFIX, *names, key)).upper().replace("-", "_")
             parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper()], False
+        if getattr(parameter, "multiple", False):  # click would split a variable at spaces
+            parameter.value_from_envvar = partial(_whole_variable, parameter)
     for name, below in commands(command):
         name_variables(below, (*names, name))
+
+
+def _whole_variable(parameter: Any, context: Any) -> list[str] | None:
+    value = parameter.resolve_envvar_value(context)
+    return None if value is None else [value]
 
 
 def defaults(root: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def _value(parameter: Any, value: Any) -> Any:
 
 
 def check(context: typer.Context, command: Any, values: dict[str, Any], path: Path) -> None:
-    """Refuse values of the command at hand that are of the wrong kind, and say where they stand."""
+    """Refuse values of the wrong type for this command, and name the file."""
     for key, parameter in settable(command):
         if parameter.name in values:
             try:
@@ -102,7 +112,7 @@ def check(context: typer.Context, command: Any, values: dict[str, Any], path: Pa
 
 
 def settable(command: Any) -> Iterator[tuple[str, Any]]:
-    """A command's options and settable arguments, by the key that stands for each."""
+    """A command's options and settable arguments, by key."""
     for parameter in command.params:
         key = _normal(max(parameter.opts, key=len).lstrip("-"))
         if parameter.param_type_name == "option" or key in ARGUMENTS:

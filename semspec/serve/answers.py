@@ -1,4 +1,4 @@
-"""From pieces to the JSON that OpenAI's clients expect: whole answers and chunks, for chats and for plain text."""
+"""From deltas to the JSON that OpenAI's clients expect: whole answers and chunks, for chats and for plain text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Choice:
     logprobs: list[TokenText] = field(default_factory=list)
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
-    offset: int = 0  # characters of the tokens whose logprobs have been told
+    offset: int = 0  # characters of the tokens whose logprobs have been reported
 
-    def add(self, piece: Delta) -> Parts:
-        parts = self.splitter.feed(piece.spans, final=piece.finish is not None)
+    def add(self, delta: Delta) -> Parts:
+        parts = self.splitter.feed(delta.spans, final=delta.finish is not None)
         for channel, text, _ in parts:
             self.texts[channel] += text
-        self.finish = piece.finish
+        self.finish = delta.finish
         return parts
 
 
@@ -46,13 +46,13 @@ class Answer(ABC):
     ) -> None:
         self.id, self.model, self.created = f"{self.prefix}-{name}", model, int(time.time())
         self.choices, self.n, self.trace, self.detailed = choices, n, trace, detailed
-        self.ends: list[Finished] = []
+        self.finished: list[Finished] = []
 
     # -- the whole
 
     def take(self, message: Delta | Finished) -> None:
         if isinstance(message, Finished):
-            self.ends.append(message)
+            self.finished.append(message)
             return
         choice = self.choices[message.choice]
         parts = choice.add(message)
@@ -66,12 +66,12 @@ class Answer(ABC):
         choices = []
         for i, choice in enumerate(self.choices):
             logprobs = self.logprobs(choice, choice.logprobs) if choice.logprobs else None
-            shaped = {"index": i, **self.said(choice), "logprobs": logprobs, "finish_reason": choice.finish}
+            shaped = {"index": i, **self.message(choice), "logprobs": logprobs, "finish_reason": choice.finish}
             choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
         return self._frame(self.kind) | {"choices": choices} | self._totals()
 
     @abstractmethod
-    def said(self, choice: Choice) -> dict[str, Any]: ...
+    def message(self, choice: Choice) -> dict[str, Any]: ...
 
     # -- in chunks
 
@@ -81,7 +81,7 @@ class Answer(ABC):
 
     def chunk(self, message: Delta | Finished) -> dict[str, Any] | None:
         if isinstance(message, Finished):
-            self.ends.append(message)
+            self.finished.append(message)
             return None
         choice = self.choices[message.choice]
         parts = choice.add(message)
@@ -97,7 +97,7 @@ class Answer(ABC):
     def delta(self, parts: Parts) -> dict[str, Any]: ...
 
     def closing(self) -> dict[str, Any]:
-        """The chunk after all text, with what it took."""
+        """The chunk after all text, with usage and metrics."""
         return self._frame(self.chunk_kind) | {"choices": []} | self._totals()
 
     # -- both
@@ -109,13 +109,13 @@ class Answer(ABC):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _totals(self) -> dict[str, Any]:
-        return {"usage": usage_of(self.ends, self.n), "metrics": metrics_of(self.ends, self.detailed)}
+        return {"usage": usage_of(self.finished, self.n), "metrics": metrics_of(self.finished, self.detailed)}
 
 
 class ChatAnswer(Answer):
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def said(self, choice: Choice) -> dict[str, Any]:
+    def message(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.texts["content"], "refusal": None}
         if choice.texts["reasoning"]:
             message["reasoning_content"] = choice.texts["reasoning"]
@@ -148,7 +148,7 @@ class ChatAnswer(Answer):
 class TextAnswer(Answer):
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
-    def said(self, choice: Choice) -> dict[str, Any]:
+    def message(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.texts["content"]}
 
     def delta(self, parts: Parts) -> dict[str, Any]:
@@ -168,22 +168,21 @@ class TextAnswer(Answer):
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    whole = "\ufffd" not in text  # else it is a part of a character, whose bytes its text does not tell
+    whole = "\ufffd" not in text  # else it is a part of a character, and its bytes are not known
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
-def trace_of(piece: Delta, parts: Parts) -> dict[str, Any]:
-    """Where every piece of text came from, and why relaxed tokens stand."""
+def trace_of(delta: Delta, parts: Parts) -> dict[str, Any]:
+    """Where every piece of text came from, and why relaxed tokens were accepted."""
     return {
         "spans": [
-            {"text": text, "origin": mark.origin, "channel": channel, "token": mark.token}
-            for channel, text, mark in parts
+            {"text": text, "origin": origin.origin, "channel": channel, "token": origin.token}
+            for channel, text, origin in parts
         ],
         "relaxed": [
-            {"token": token, "text": text, "instead": instead, "why": why}
-            for token, text, instead, why in piece.relaxed
+            {"token": token, "text": text, "instead": target, "why": why} for token, text, target, why in delta.relaxed
         ],
-        "tokens": piece.tokens,
-        "drafted": piece.drafted,
-        "accepted": piece.accepted,
+        "tokens": delta.tokens,
+        "drafted": delta.drafted,
+        "accepted": delta.accepted,
     }

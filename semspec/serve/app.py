@@ -1,4 +1,4 @@
-"""The routes. Everything they need hangs on one Service; see completions.py for how an answer is made."""
+"""The routes. Everything they need is in one Service; completions.py makes the answers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import semspec
-from semspec.serve import http_errors as refusals
-from semspec.serve import speculation
+from semspec.serve import http_errors, speculation
 from semspec.serve.auth import Keys
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine
+from semspec.serve.hosts import HostCheck
 from semspec.serve.limits import BodyLimit, Settings
 from semspec.serve.logs import Journal
 from semspec.serve.metrics import Metrics
@@ -28,13 +28,15 @@ PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
 }
-STREAMED: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The answer."}
 }
 
 
 def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
+    speculation.check_defaults(settings)
     service = Service(engine, settings)
 
     @asynccontextmanager
@@ -46,40 +48,46 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="semspec", version=semspec.__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
     app.state.engine = engine
-    refusals.install(app)
-    _answers(app, service)
-    _facts(app, service, metrics)
-    _page(app, service)
+    http_errors.install(app)
+    _completions(app, service)
+    _information(app, service, metrics)
+    _page(app)
     # The last added is the first to see a request.
-    app.add_middleware(BodyLimit, most=settings.limits.body_bytes, seconds=settings.limits.body_seconds)
+    app.add_middleware(BodyLimit, max_bytes=settings.limits.body_bytes, seconds=settings.limits.body_seconds)
     if settings.keys:
         app.add_middleware(Keys, keys=settings.keys)
     if settings.cors:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(HostCheck, hosts=settings.hosts, origins=settings.cors)
     app.add_middleware(Journal, metrics=metrics)
     return app
 
 
-def _answers(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", responses=STREAMED)
-    async def chat(request: Request, asked: ChatRequest) -> Response:
-        """Answer a chat."""
-        return await service.answer(request, asked)
+def _completions(app: FastAPI, service: Service) -> None:
+    async def check_capacity() -> None:
+        service.engine.check_capacity()
 
-    @app.post("/v1/completions", responses=STREAMED)
-    async def complete(request: Request, asked: CompletionRequest) -> Response:
-        """Go on with a text."""
-        return await service.answer(request, asked)
+    capacity = Depends(check_capacity)  # runs before the body is validated
+
+    @app.post("/v1/chat/completions", responses=RESPONSES, dependencies=[capacity])
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answer a chat."""
+        return await service.answer(request, body)
+
+    @app.post("/v1/completions", responses=RESPONSES, dependencies=[capacity])
+    async def complete(request: Request, body: CompletionRequest) -> Response:
+        """Continue a text."""
+        return await service.answer(request, body)
 
     @app.post("/tokenize")
-    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text, or of a chat as the model sees it."""
-        if asked.model is not None:
-            service.check_model(asked.model)
-        return await service.tokenize(asked)
+        if body.model is not None:
+            service.check_model(body.model)
+        return await service.tokenize(body)
 
 
-def _facts(app: FastAPI, service: Service, metrics: Metrics) -> None:
+def _information(app: FastAPI, service: Service, metrics: Metrics) -> None:
     engine, settings = service.engine, service.settings
 
     @app.get("/v1/models")
@@ -96,10 +104,11 @@ def _facts(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Every verifier with its options, and what is allowed here."""
         return speculation.menu(settings) | {
             "model": settings.name,
-            "target_seconds_per_token": engine.alone,
+            "target_seconds_per_token": engine.target_seconds_per_token,
             "has_draft_model": engine.pair is not None and engine.pair.draft is not None,
         }
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> JSONResponse:
         """200 when ready; 503 while loading, draining, or after a failure."""
@@ -114,9 +123,17 @@ def _facts(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _page(app: FastAPI, service: Service) -> None:
+class PageFiles(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def _page(app: FastAPI) -> None:
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    app.mount("/page", PageFiles(directory=PAGE), name="page")

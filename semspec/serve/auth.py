@@ -16,22 +16,22 @@ OPEN = frozenset({"/health"})
 
 
 class Keys:
-    """Lets requests pass that carry a key: as a bearer token, in X-Api-Key, or as the password a browser asks for."""
+    """Passes on requests that carry a key: as a bearer token, in X-Api-Key, or as the password a browser asks for."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
-        self.digests = [_digest(key.encode()) for key in keys]
+        self.digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN or self.knows(_presented(scope)):
             return await self.app(scope, receive, send)
-        refusal = HttpError(
+        error = HttpError(
             401, "this server needs an API key; send it as 'Authorization: Bearer KEY'", "invalid_api_key"
         )
-        await refusal.response(scope, receive, send)
+        await error.response(scope, receive, send)
 
     def knows(self, key: bytes) -> bool:
-        """Takes the same time whichever key comes near: digests are compared, and all of them."""
+        """Takes the same time whatever was presented: digests are compared, and all of them."""
         presented, found = _digest(key), False
         for digest in self.digests:
             found |= hmac.compare_digest(presented, digest)

@@ -1,4 +1,4 @@
-"""What the engine hands to the event loop: plain data, no tensors, text already spelled out."""
+"""What the engine hands to the event loop: plain data, no tensors, text already decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenOrigin:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token with its logprob and its rivals, as text."""
+    """A token with its logprob and the likeliest tokens, as text."""
 
     text: str
     logprob: float
@@ -29,14 +29,12 @@ class TokenText:
 
 @dataclass(slots=True)
 class Delta:
-    """What one step added to one answer."""
+    """What one round added to one answer."""
 
     choice: int
     tokens: int
     spans: list[tuple[str, TokenOrigin]]
-    relaxed: list[
-        tuple[int, str, str | None, str]
-    ]  # token, its text, what the target would have written, why it stands
+    relaxed: list[tuple[int, str, str | None, str]]  # token, its text, the target's choice, why it was accepted
     drafted: int
     accepted: int
     logprobs: list[TokenText] | None
@@ -50,12 +48,13 @@ class Finished:
     choice: int
     outcome: str  # stop, length, aborted, deadline or error
     stats: Stats
-    steps: list[tuple[int, int]]  # drafted and accepted, step by step
+    rounds: list[tuple[int, int]]  # drafted and accepted in each
     verifier: str
     lossless: bool
     seed: int
     prompt_tokens: int
-    longest: int  # draft asked for
+    num_draft_tokens: int  # the draft length that was asked for, or the longest draft
+    first_of_prompt: bool = True  # of several answers to one prompt
     queued: float = 0.0
     first_token: float = 0.0
     seconds: float = 0.0
@@ -63,43 +62,43 @@ class Finished:
     @staticmethod
     def of(ticket: Ticket, choice: int, outcome: str | None) -> Finished:
         result = ticket.result()
-        asked = ticket.job.num_draft_tokens
-        longest = asked if isinstance(asked, int) else max(result.stats.drafts, default=0)
+        length = ticket.job.num_draft_tokens
+        num_draft_tokens = length if isinstance(length, int) else max(result.stats.drafts, default=0)
         return Finished(
             choice=choice,
             outcome=outcome or result.finish_reason or "error",
             stats=result.stats,
-            steps=[(event.drafted, event.accepted) for event in result.events],
+            rounds=[(event.drafted, event.accepted) for event in result.events],
             verifier=result.verifier,
             lossless=result.lossless,
             seed=result.seed,
             prompt_tokens=result.prompt_tokens,
-            longest=longest if ticket.job.rule.speculates else 0,
+            num_draft_tokens=num_draft_tokens if ticket.job.rule.speculates else 0,
         )
 
 
 def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
     """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer."""
     relaxed = []
-    for i, why in sorted(event.relaxed.items()):
-        instead = None if why.target_token is None else pair.spelling(why.target_token)
-        relaxed.append((start + i, pair.spelling(event.tokens[i]), instead, why.reason))
+    for i, relaxation in sorted(event.relaxed.items()):
+        target = None if relaxation.target_token is None else pair.spelling(relaxation.target_token)
+        relaxed.append((start + i, pair.spelling(event.tokens[i]), target, relaxation.reason))
     return Delta(
         choice,
         len(event.tokens),
         [
-            (text, TokenOrigin(origin, place))
-            for (text, origin), place in zip(event.spans, event.span_tokens, strict=True)
+            (text, TokenOrigin(origin, token))
+            for (text, origin), token in zip(event.spans, event.span_tokens, strict=True)
         ],
         relaxed,
         event.drafted,
         event.accepted,
-        None if event.logprobs is None else [spelled(pair, lp) for lp in event.logprobs],
+        None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
         event.finish_reason,
     )
 
 
-def spelled(pair: Pair, lp: TokenLogprob) -> TokenText:
+def token_text(pair: Pair, lp: TokenLogprob) -> TokenText:
     return TokenText(
         pair.spelling(lp.token), finite(lp.logprob), tuple((pair.spelling(t), finite(p)) for t, p in lp.top)
     )

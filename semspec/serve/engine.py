@@ -1,7 +1,7 @@
 """The one thread that decodes. It owns the pair; the rest of the server talks to it through queues.
 
-Whatever a request wants of the pair is put into the engine's inbox and done between two ticks of the Executor, so
-nothing needs a lock. What comes out of a tick goes to the event loop in one call.
+Calls from the event loop are put into the engine's inbox and made between two ticks of the Executor, so nothing needs
+a lock. What comes out of a tick goes to the event loop in one call.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from semspec.errors import SemspecError
-from semspec.model.prefix_cache import PrefixCache
+from semspec.errors import BadRequest, SemspecError
 from semspec.options import Options
 from semspec.pair import Pair
+from semspec.serve import memory
 from semspec.serve.deltas import Delta, Finished, delta_of
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest, SequenceState
@@ -28,13 +28,10 @@ from semspec.types import Acquire
 
 log = logging.getLogger("semspec.serve")
 State = Literal["loading", "ready", "draining", "failed", "stopped"]
-Asking = Sequence[tuple[list[int], Options]]
-WARM_UP = 24  # tokens written before the first request comes
-
-
-def remembering(pair: Pair) -> Pair:
-    """The same pair, with slots that remember the prompts they held."""
-    return pair.wrapped(PrefixCache)
+Prompts = Sequence[tuple[list[int], Options]]
+News = list[tuple[InFlightRequest, Delta | Finished | Exception]]
+WARM_UP_TOKENS = 24  # generated before the first request comes
+STOP_SECONDS = 10.0  # in which the pass under way has to end
 
 
 class Engine:
@@ -42,19 +39,20 @@ class Engine:
         self,
         load: Callable[[], Pair],
         queue: int = 256,
-        on_end: Callable[[Finished], None] = lambda ended: None,
+        on_finish: Callable[[Finished], None] = lambda finished: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._load, self.queue, self.on_end, self.clock = load, queue, on_end, clock
+        self._load, self.queue, self.on_finish, self.clock = load, queue, on_finish, clock
         self.state: State = "loading"
         self.error: BaseException | None = None
         self.pair: Pair | None = None
         self.slots = 0
-        self.alone = 0.0  # seconds the target takes for a token by itself, as measured at the start
-        self.live = 0  # sequences taken in and not ended; counted on the event loop
-        self._usual = 1.0  # seconds a sequence takes, lately
+        self.target_seconds_per_token = 0.0  # without drafts, as measured at the start
+        self.live = 0  # sequences accepted and not ended; counted on the event loop
+        self._mean_seconds = 1.0  # that a sequence has been taking lately
+        self._accepted: set[InFlightRequest] = set()  # the event loop's side
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._flights: list[InFlightRequest] = []
+        self._requests: list[InFlightRequest] = []  # the thread's side
         self._thread = threading.Thread(target=self._run, name="semspec-engine", daemon=True)
 
     # -- the event loop's side
@@ -65,19 +63,28 @@ class Engine:
         self._thread.start()
 
     def drain(self) -> None:
-        """Take nothing in any more; what runs goes on."""
+        """Accept nothing any more; what runs goes on."""
         if self.state in ("loading", "ready"):
             self.state = "draining"
 
     def fail_all(self, why: str) -> None:
-        """End whatever runs, with an error that the clients see."""
-        self._inbox.put(partial(self._fail_all, why))
+        """End whatever was accepted, with an error that its clients get at once, whatever the thread is doing."""
+        for request in list(self._accepted):
+            error = HttpError(503, why, "shutting_down")
+            if request.submitted is not None and not request.submitted.done():
+                request.submitted.set_exception(error)
+            request.messages.put_nowait(error)
 
-    def stop(self, timeout: float = 10.0) -> None:
+    def stop(self) -> None:
+        """End the thread; while a model loads it does not listen, and is not waited for."""
         self.drain()
-        self._inbox.put(self._halt)
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        self._inbox.put(self._stop)
+        if self.pair is not None or self.error is not None:
+            self._thread.join(STOP_SECONDS)
+
+    @property
+    def stopped(self) -> bool:
+        return not self._thread.is_alive()
 
     @property
     def running(self) -> int:
@@ -88,34 +95,55 @@ class Engine:
     def waiting(self) -> int:
         return max(0, self.live - self.slots)
 
-    def admit(self, count: int) -> None:
-        """Refuse what cannot be taken in now."""
+    @property
+    def idle(self) -> bool:
+        """Whether every answer has been generated and handed to its client."""
+        return not (self.live or self._accepted)
+
+    def check_ready(self) -> None:
         if self.state != "ready":
-            words = {"loading": "the model is being loaded", "draining": "the server is shutting down"}
-            said = words.get(self.state, "the server has failed and has to be started again")
-            raise HttpError(503, f"{said}; try again in a moment", self.state, retry_after=2)
+            reasons = {"loading": "the model is being loaded", "draining": "the server is shutting down"}
+            reason = reasons.get(self.state, "the server has failed and has to be started again")
+            raise HttpError(503, f"{reason}; try again in a moment", self.state, retry_after=2)
+
+    def check_capacity(self, count: int = 1) -> None:
+        """Refuse what cannot be accepted now."""
+        self.check_ready()
+        if count > self.slots + self.queue:
+            raise BadRequest(
+                f"{count} answers are asked for at once; this server never has room for more than "
+                f"{self.slots + self.queue}, running and waiting"
+            )
         if self.live + count > self.slots + self.queue:
             rounds = (self.live + count - self.slots) / self.slots
-            wait = min(60, max(1, math.ceil(rounds * self._usual)))
-            raise HttpError(429, f"{self.live} sequences are being answered or wait; try again later", "busy", wait)
+            wait = min(60, max(1, math.ceil(rounds * self._mean_seconds)))
+            raise HttpError(429, f"{self.live} sequences are running or waiting; try again later", "busy", wait)
 
-    async def submit(self, asking: Asking, deadline: float) -> InFlightRequest:
-        """Take a request in. When this returns, its options are known to be good and its sequences wait for slots."""
-        self.admit(len(asking))
+    def accept(self, count: int, deadline: float) -> InFlightRequest:
+        """Make room for so many sequences, before any work is done for them. Give it back with `release`."""
+        self.check_capacity(count)
         now = self.clock()
-        flight = InFlightRequest(self, now, now + deadline, len(asking))
-        self.live += flight.count
-        self._inbox.put(partial(self._take_in, flight, asking))
-        try:
-            await flight.taken_in
-        except asyncio.CancelledError:
-            self.abort(flight)
-            raise
-        return flight
+        request = InFlightRequest(self, now, now + deadline, count)
+        self._accepted.add(request)
+        self.live += count
+        return request
 
-    def abort(self, flight: InFlightRequest) -> None:
-        """Nobody wants this any more: its slots are free before the next pass."""
-        self._inbox.put(partial(self._end, flight, None))
+    async def submit(self, request: InFlightRequest, prompts: Prompts) -> None:
+        """When this returns, the options are known to be good and the sequences wait for slots."""
+        self.check_ready()
+        request.submitted = self._loop.create_future()
+        self._inbox.put(partial(self._submit, request, prompts))
+        await request.submitted
+
+    def release(self, request: InFlightRequest) -> None:
+        """It is answered, or nobody wants it any more: then its slots are free before the next pass."""
+        if request not in self._accepted:
+            return
+        self._accepted.remove(request)
+        if request.submitted is None:
+            self.live -= request.count
+        elif request.finished < request.count:
+            self._inbox.put(partial(self._end, request, None))
 
     # -- the thread's side
 
@@ -126,148 +154,151 @@ class Engine:
             self._warm_up(self.pair)
             if self.state == "loading":
                 self.state = "ready"
+                log.info("ready", extra={"fields": {"slots": self.slots, "resident_mib": memory.resident_mib()}})
             while self.state != "stopped":
-                self._obey(wait=not self._flights)
-                if self._flights:
+                memory.trim()
+                self._obey(wait=not self._requests)
+                if self._requests:
                     self._tick(self.pair)
         except BaseException as error:
             log.error("the engine has failed", exc_info=True)
             self.error, self.state = error, "failed"
-            for flight in list(self._flights):
-                self._end(flight, SemspecError("the server has failed"))
-            while self.state != "stopped":  # nobody who still asks is left without an answer
+            for request in list(self._requests):
+                self._end(request, SemspecError("the server has failed"))
+            while self.state != "stopped":  # whoever still asks gets an answer
                 self._obey(wait=True)
 
     def _obey(self, wait: bool) -> None:
-        """Do what the inbox says; with nothing else to do, wait for it."""
-        if wait:
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
+        """Make the calls in the inbox; with nothing else to do, wait a while for one."""
+        with contextlib.suppress(Empty):
+            if wait:
+                self._inbox.get(timeout=memory.TRIM_SECONDS)()
+            while True:
+                self._inbox.get_nowait()()
 
-    def _fail_all(self, why: str) -> None:
-        for flight in list(self._flights):
-            self._end(flight, HttpError(503, why, "shutting_down"))
-
-    def _halt(self) -> None:
-        self._fail_all("the server has been shut down")
+    def _stop(self) -> None:
+        for request in list(self._requests):
+            self._end(request, HttpError(503, "the server has been shut down", "shutting_down"))
         self.state = "stopped"
 
     def _warm_up(self, pair: Pair) -> None:
-        """The first passes are slow; nobody should wait for them. The last of these says what a token costs."""
+        """The first passes are slow; nobody should wait for them. The last of these measures what a token costs."""
         prompt = [min(1, pair.target.vocab - 1)] * 8
-        most = min(WARM_UP, pair.target.capacity - len(prompt))
+        count = min(WARM_UP_TOKENS, pair.target.capacity - len(prompt))
         for verifier in ("exact", "none", "none"):
-            options = Options(verifier=verifier, max_new_tokens=most, ignore_eos=True)
+            options = Options(verifier=verifier, max_new_tokens=count, ignore_eos=True)
             (ticket,) = pair.submit([(prompt, options)])
-            began = time.perf_counter()
+            start = time.perf_counter()
             pair.executor.run()
-            self.alone = (time.perf_counter() - began) / most
+            self.target_seconds_per_token = (time.perf_counter() - start) / count
             if ticket.task.error is not None:
                 raise ticket.task.error
 
-    def _take_in(self, flight: InFlightRequest, asking: Asking) -> None:
+    def _submit(self, request: InFlightRequest, prompts: Prompts) -> None:
         try:
             if self.pair is None or self.error is not None:
                 raise SemspecError("the server has failed")
-            tickets = self.pair.submit(asking)
+            tickets = self.pair.submit(prompts)
         except Exception as error:
-            self._post(partial(self._answer_submit, flight, error))
+            self._post(partial(self._answer_submit, request, error))
             return
-        flight.sequences = [SequenceState(ticket, i) for i, ticket in enumerate(tickets)]
-        self._flights.append(flight)
-        self._post(partial(self._answer_submit, flight, None))
+        before: object = None
+        for i, (ticket, (prompt, _)) in enumerate(zip(tickets, prompts, strict=True)):
+            request.sequences.append(SequenceState(ticket, i, prompt is not before))
+            before = prompt
+        self._requests.append(request)
+        self._post(partial(self._answer_submit, request, None))
 
     def _tick(self, pair: Pair) -> None:
-        began = self.clock()
+        start = self.clock()
         try:
             pair.executor.tick()
         except Exception:  # the Executor has ended all its sequences; new ones may fare better
             log.error("a tick failed", exc_info=True)
-        now = self.clock()
-        news: list[tuple[InFlightRequest, Delta | Finished | Exception]] = []
-        for flight in list(self._flights):
-            news += self._look_after(pair, flight, began, now)
+        end = self.clock()
+        news: News = []
+        for request in list(self._requests):
+            news += self._collect(pair, request, start, end)
         if news:
             self._post(partial(self._deliver, news))
 
-    def _look_after(
-        self, pair: Pair, flight: InFlightRequest, began: float, now: float
-    ) -> list[tuple[InFlightRequest, Any]]:
-        """What the last tick, which took from `began` to `now`, brought for a request."""
-        news: list[tuple[InFlightRequest, Any]] = []
-        for sequence in flight.sequences:
+    def _collect(self, pair: Pair, request: InFlightRequest, start: float, end: float) -> News:
+        """What the last tick brought for a request."""
+        news: News = []
+        for sequence in request.sequences:
             if sequence.done:
                 continue
             task = sequence.ticket.task
-            if sequence.began is None and task.requests and not isinstance(task.requests[0], Acquire):
-                sequence.began = began
+            if sequence.started is None and task.requests and not isinstance(task.requests[0], Acquire):
+                sequence.started = start
             for event in sequence.ticket.collect():
-                sequence.began, sequence.first = sequence.began or began, sequence.first or now
-                news.append((flight, delta_of(pair, sequence.choice, event, sequence.written)))
+                sequence.started, sequence.first_token = sequence.started or start, sequence.first_token or end
+                news.append((request, delta_of(pair, sequence.choice, event, sequence.written)))
                 sequence.written += len(event.tokens)
             if task.error is not None:
                 log.error("a sequence failed: %s", type(task.error).__name__, exc_info=task.error)
-                self._end(flight, task.error)
+                self._end(request, task.error)
                 return []
             if task.done:
-                news.append((flight, self._close(flight, sequence, now)))
-        if now > flight.deadline and not all(sequence.done for sequence in flight.sequences):
-            self._end(flight, HttpError(504, "the answer was not complete at the request's deadline", "deadline"))
+                news.append((request, self._close(request, sequence, end)))
+        if all(sequence.done for sequence in request.sequences):
+            self._requests.remove(request)
+        elif end > request.deadline:
+            self._end(request, HttpError(504, "the answer was not complete at the request's deadline", "deadline"))
             return []
-        if all(sequence.done for sequence in flight.sequences):
-            self._flights.remove(flight)
         return news
 
     def _close(
-        self, flight: InFlightRequest, sequence: SequenceState, now: float, outcome: str | None = None
+        self, request: InFlightRequest, sequence: SequenceState, now: float, outcome: str | None = None
     ) -> Finished:
-        """Count a sequence that has come to its end, whatever that was."""
+        """Count a sequence that has ended, whatever the outcome."""
         sequence.done = True
-        ended = Finished.of(sequence.ticket, sequence.choice, outcome)
-        ended.queued = (sequence.began or now) - flight.arrived
-        ended.first_token = (sequence.first or now) - flight.arrived
-        ended.seconds = now - flight.arrived
-        self._post(partial(self._counted, ended))
-        return ended
+        finished = Finished.of(sequence.ticket, sequence.choice, outcome)
+        finished.first_of_prompt = sequence.first_of_prompt
+        finished.queued = (sequence.started or now) - request.arrived
+        finished.first_token = (sequence.first_token or now) - request.arrived
+        finished.seconds = now - request.arrived
+        self._post(partial(self._count, finished))
+        return finished
 
-    def _end(self, flight: InFlightRequest, error: Exception | None) -> None:
+    def _end(self, request: InFlightRequest, error: Exception | None) -> None:
         """Cancel what remains of a request. Its slots are free when this returns."""
-        if flight not in self._flights:
+        if request not in self._requests:
             return
         assert self.pair is not None
-        self._flights.remove(flight)
+        self._requests.remove(request)
         outcome = "aborted" if error is None else "deadline" if getattr(error, "status", 0) == 504 else "error"
-        for sequence in flight.sequences:
+        for sequence in request.sequences:
             if not sequence.done:
                 self.pair.executor.cancel(sequence.ticket.task)
                 sequence.ticket.collect()
-                self._close(flight, sequence, self.clock(), outcome)
+                self._close(request, sequence, self.clock(), outcome)
         if error is not None:
-            self._post(partial(self._deliver, [(flight, error)]))
+            self._post(partial(self._deliver, [(request, error)]))
 
     # -- from the thread to the event loop
 
-    def _post(self, call: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # a loop that is closed wants to know nothing any more
+    def _post(self, call: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(call)
 
-    def _answer_submit(self, flight: InFlightRequest, error: Exception | None) -> None:
+    def _answer_submit(self, request: InFlightRequest, error: Exception | None) -> None:
         if error is not None:
-            self.live -= flight.count
-        if flight.taken_in.done():  # its client has left in the meantime
+            self.live -= request.count
+        assert request.submitted is not None
+        if request.submitted.done():  # its client has left, or the server is ending
             return
         if error is None:
-            flight.taken_in.set_result(None)
+            request.submitted.set_result(None)
         else:
-            flight.taken_in.set_exception(error)
+            request.submitted.set_exception(error)
 
     @staticmethod
-    def _deliver(news: list[tuple[InFlightRequest, Delta | Finished | Exception]]) -> None:
-        for flight, message in news:
-            flight.messages.put_nowait(message)
+    def _deliver(news: News) -> None:
+        for request, message in news:
+            request.messages.put_nowait(message)
 
-    def _counted(self, ended: Finished) -> None:
+    def _count(self, finished: Finished) -> None:
         self.live -= 1
-        self._usual += 0.1 * (ended.seconds - ended.queued - self._usual)
-        self.on_end(ended)
+        self._mean_seconds += 0.1 * (finished.seconds - finished.queued - self._mean_seconds)
+        self.on_finish(finished)

@@ -14,10 +14,21 @@ from semspec.errors import BadRequest, SemspecError
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "unavailable_error",
     504: "deadline_error",
+}
+MAX_MESSAGE = 2000  # characters; an error may quote what a client sent
+MAX_LOCATION = 100
+MESSAGES = {  # where pydantic's own message would describe the validator rather than the field
+    "json_invalid": "is not valid JSON",
+    "missing": "is required",
+    "model_type": "has to be an object",
+    "model_attributes_type": "has to be an object",
+    "union_tag_invalid": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
+    "union_tag_not_found": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
 }
 
 
@@ -31,7 +42,8 @@ class HttpError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        message = self.message.encode("utf-8", "backslashreplace").decode()  # it may quote what is no text
+        # It may quote lone surrogates, which cannot be sent.
+        message = self.message[:MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
         return {"error": {"message": message, "type": kind, "param": None, "code": self.code}}
 
     @property
@@ -39,11 +51,13 @@ class HttpError(Exception):
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:  # lets a browser ask for the key; programs send it as a bearer token
             headers["WWW-Authenticate"] = 'Basic realm="semspec: the API key is the password"'
+        if self.status == 504:  # OpenAI's clients would ask again, and wait as long again
+            headers["x-should-retry"] = "false"
         return JSONResponse(self.body, self.status, headers)
 
 
-def refused(error: Exception) -> HttpError:
-    """Any failure of a request as a refusal."""
+def as_http_error(error: Exception) -> HttpError:
+    """Any failure of a request."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, BadRequest):
@@ -53,15 +67,20 @@ def refused(error: Exception) -> HttpError:
     return HttpError(500, "this request failed inside the server, which goes on; the server's log says how", "crash")
 
 
-def explained(error: RequestValidationError) -> str:
+def explain(error: RequestValidationError) -> str:
     """What is wrong with a body, in one line; values are not repeated, they may be anybody's text."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    first = max(error.errors(), key=lambda found: len(found["loc"]))  # of alternatives, the one that fitted best
+    # Between field names and indices pydantic puts the validators it tried, such as "function-after[..., str]".
+    parts = [str(part) for part in first["loc"][1:] if isinstance(part, int) or part.isidentifier()]
     if first["type"] == "extra_forbidden":
-        return f"there is no field {where!r} here, or it is not supported; leave it out"
+        name = str(first["loc"][-1])[:MAX_LOCATION]
+        return f"there is no field {name!r} here, or it is not supported; leave it out"
     if first["type"] == "json_invalid":
-        return "the body is not valid JSON"
-    return f"{where or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
+        parts = []
+    where = ".".join(parts)[:MAX_LOCATION] or "the body"
+    if first["type"] == "value_error":
+        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{where} {MESSAGES[first['type']]}" if first["type"] in MESSAGES else f"{where}: {first['msg']}"
 
 
 def install(app: FastAPI) -> None:
@@ -71,11 +90,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SemspecError)
     async def _(request: Request, error: SemspecError) -> JSONResponse:
-        return refused(error).response
+        return as_http_error(error).response
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
-        return HttpError(400, explained(error)).response
+        return HttpError(400, explain(error)).response
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:

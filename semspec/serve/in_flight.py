@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class SequenceState:
-    """One answer on its way, and when what happened to it."""
+    """One answer on its way, with times."""
 
     ticket: Ticket
     choice: int
-    began: float | None = None  # it got its slots
-    first: float | None = None  # its first token was there
+    first_of_prompt: bool = True  # of several answers to one prompt
+    started: float | None = None  # it got its slots
+    first_token: float | None = None
     written: int = 0  # tokens handed over
     done: bool = False
 
 
 @dataclass(eq=False)
 class InFlightRequest:
-    """One HTTP request's answers on their way. Iterate for pieces; leaving the `async with` frees its slots."""
+    """One HTTP request's answers. Iterate for deltas; leaving the `async with` frees its slots."""
 
     engine: Engine
     arrived: float
@@ -35,24 +36,23 @@ class InFlightRequest:
     count: int
     sequences: list[SequenceState] = field(default_factory=list)  # the engine's side
     messages: asyncio.Queue[Delta | Finished | Exception] = field(default_factory=asyncio.Queue)
-    ended: int = 0  # answers that are complete, on the event loop's side
-    taken_in: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    finished: int = 0  # answers that are complete, on the event loop's side
+    submitted: asyncio.Future[None] | None = None  # None: still being tokenized
 
     async def __aenter__(self) -> InFlightRequest:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.ended < self.count:
-            self.engine.abort(self)
+        self.engine.release(self)
 
     def __aiter__(self) -> InFlightRequest:
         return self
 
     async def __anext__(self) -> Delta | Finished:
-        if self.ended == self.count:
+        if self.finished == self.count:
             raise StopAsyncIteration
         message = await self.messages.get()
         if isinstance(message, Exception):
             raise message
-        self.ended += isinstance(message, Finished)
+        self.finished += isinstance(message, Finished)
         return message

@@ -1,11 +1,12 @@
-"""What a server allows and what it does where a request says nothing."""
+"""What a server allows, and its defaults where a request says nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException  # FastAPI passes on no other from a body
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semspec.errors import BadRequest
@@ -16,24 +17,32 @@ from semspec.options import Options
 class Limits:
     """Nothing a client sends makes the server use more than this."""
 
-    prompt_tokens: int | None = None  # None: as many as the context has room for
+    prompt_tokens: int | None = None  # None: the context's length
     new_tokens: int = 4096
     draft_tokens: int = 64
-    choices: int = 16  # answers asked for with one request
+    choices: int = 16  # answers to one request
     body_bytes: int = 1 << 20
-    body_seconds: float = 30.0  # in which each part of a body has to arrive
-    queue: int = 256  # sequences waiting for a slot; further ones are sent away
+    queue: int = 256  # sequences that wait for a slot
+    connections: int = 1000  # open at a time
+    client_connections: int = 256  # of them from one address
     deadline: float = 600.0  # seconds a request may take, waiting included
     drain: float = 30.0  # seconds that running requests get when the server is told to end
+    header_seconds: float = 15.0  # from a connection's first byte, or its opening, to a whole header
+    body_seconds: float = 30.0  # from the header to the whole body
+    idle_seconds: float = 15.0  # between two requests on one connection
+    delivery_seconds: float = 60.0  # in which a client has to read what was sent to it
 
     def __post_init__(self) -> None:
-        least = {"prompt_tokens": 1, "new_tokens": 1, "draft_tokens": 1, "choices": 1, "body_bytes": 1024, "queue": 0}
-        for name, low in least.items():
+        minima = dict.fromkeys(("prompt_tokens", "new_tokens", "draft_tokens", "choices"), 1)
+        minima |= {"body_bytes": 1024, "queue": 0, "connections": 1, "client_connections": 1}
+        for name, low in minima.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BadRequest(f"the limit {name} is {value}; give {low} or more")
-        if self.deadline <= 0 or self.body_seconds <= 0 or self.drain < 0:
-            raise BadRequest("deadlines have to be above 0 seconds, and the time to drain not below 0")
+        for name in ("deadline", "drain", "header_seconds", "body_seconds", "idle_seconds", "delivery_seconds"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0 or (value == 0 and name != "drain"):
+                raise BadRequest(f"the limit {name} is {value}; give a number of seconds above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +53,41 @@ class Settings:
     defaults: Options = field(default_factory=Options)  # where a request says nothing
     allow_lossy: bool = False
     limits: Limits = field(default_factory=Limits)
+    hosts: tuple[str, ...] = ()  # names and addresses of this server besides those of this machine itself
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()  # origins whose pages may use the server
     log_prompts: bool = False
 
 
 class BodyLimit:
-    """Bodies that are too long, or too slow in coming, are refused before they are in memory."""
+    """Bodies that are too long, or too slow to arrive, are refused before they are in memory."""
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
-        self.app, self.most, self.seconds = app, most, seconds
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+        self.app, self.max_bytes, self.seconds = app, max_bytes, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         announced = dict(scope["headers"]).get(b"content-length", b"")
-        too_long = HTTPException(413, f"the body is longer than {self.most} bytes; send less at a time")
-        come, whole = 0, False
+        too_long = HTTPException(413, f"the body is longer than {self.max_bytes} bytes; send less at a time")
+        received, complete = 0, False
+        end = asyncio.get_running_loop().time() + self.seconds
 
         async def limited() -> Message:
-            nonlocal come, whole
-            if whole:  # nothing but the client's leaving can come now, and that may take its time
+            nonlocal received, complete
+            if complete:  # now only a disconnect can follow, at any time
                 return await receive()
-            if announced.isdigit() and int(announced) > self.most:
+            if announced.isdigit() and int(announced) > self.max_bytes:
                 raise too_long
             try:
-                message = await asyncio.wait_for(receive(), self.seconds)
+                async with asyncio.timeout_at(end):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(408, f"the body did not arrive within {self.seconds:g} seconds") from None
-            come += len(message.get("body", b""))
-            if come > self.most:
+            received += len(message.get("body", b""))
+            if received > self.max_bytes:
                 raise too_long
-            whole = not message.get("more_body", False)
+            complete = not message.get("more_body", False)
             return message
 
         await self.app(scope, limited, send)

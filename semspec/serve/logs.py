@@ -1,7 +1,8 @@
-"""Logs that programs can read: one JSON object a line. What people wrote or were answered is never among it."""
+"""Logs that programs can read: one JSON object a line, never with what people wrote or were answered."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -12,14 +13,14 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semspec.serve.http_errors import refused
+from semspec.serve.http_errors import HttpError, as_http_error
 from semspec.serve.metrics import Metrics
 
 log = logging.getLogger("semspec.serve")
 QUIET = frozenset({"/health", "/metrics"})  # asked for every few seconds by machines
 
 
-class Lines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
@@ -28,16 +29,16 @@ class Lines(logging.Formatter):
         }
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[0] is not None:
-            # An exception's words may quote a prompt; its kind and place do not.
+            # An exception's message may quote a prompt; its type and traceback do not.
             line["error"] = record.exc_info[0].__name__
             line["where"] = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(record.exc_info[2])]
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # in ASCII: a path may hold what a terminal obeys, or another line's end
 
 
 def configure(level: str = "info") -> None:
     """Everything goes to standard error in one form, uvicorn's own lines included."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines())
+    handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers, root.level = [handler], logging.WARNING
     log.setLevel(level.upper())
@@ -57,7 +58,7 @@ class Journal:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        began, status = time.perf_counter(), 0
+        start, status = time.perf_counter(), 0
         name = uuid.uuid4().hex
         scope["journal"] = fields = {"id": name}
 
@@ -70,13 +71,17 @@ class Journal:
 
         try:
             await self.app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if not status:
+                await HttpError(503, "the server is shutting down", "shutting_down").response(scope, receive, noting)
+            raise
         except Exception as error:
             log.error("a request crashed", exc_info=True, extra={"fields": fields})
             if not status:
-                await refused(error).response(scope, receive, noting)
+                await as_http_error(error).response(scope, receive, noting)
         finally:
-            self.metrics.refused.labels(str(status)).inc()
+            line = {"method": scope["method"], "path": scope["path"], "status": status} | fields
+            self.metrics.http_responses.labels(str(line["status"])).inc()
             if scope["path"] not in QUIET:
-                milliseconds = round(1000 * (time.perf_counter() - began), 1)
-                what = {"method": scope["method"], "path": scope["path"], "status": status, "ms": milliseconds}
-                log.info("request", extra={"fields": fields | what})
+                line["ms"] = round(1000 * (time.perf_counter() - start), 1)
+                log.info("request", extra={"fields": line})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -12,62 +12,69 @@ from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
 
 PREFIX = "semspec:"
+SUCCESSES = ("stop", "length")
+FAILURES = ("aborted", "deadline", "error")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, processor time, open files
         rule = ("verifier",)
         self.drafts = self._counter("spec_decode_num_drafts", "Drafts verified.", rule)
-        self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens judged.", rule)
-        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that stood.", rule)
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", rule)
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", rule)
         self.relaxed = self._counter(
-            "spec_decode_num_relaxed_tokens", "Draft tokens that stood against the target's own choice.", rule
+            "spec_decode_num_relaxed_tokens", "Draft tokens accepted against the target's own choice.", rule
         )
-        self.steps = self._counter("spec_decode_num_sentences_drafted", "Steps of reasoning that drafts wrote.", rule)
-        self.stood = self._counter("spec_decode_num_sentences_accepted", "Those of them that stood.", rule)
+        self.steps = self._counter("spec_decode_num_sentences_drafted", "Reasoning steps drafted.", rule)
+        self.accepted_steps = self._counter("spec_decode_num_sentences_accepted", "Reasoning steps accepted.", rule)
         self.positions = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that stood, by place in the draft.", ("position",)
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position in the draft.", ("position",)
         )
-        self.loops = self._counter("loops_detected", "Times a loose rule went in circles and was replaced.", rule)
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
-        self.tokens = self._counter("generation_tokens", "Tokens written.")
-        self.passes = self._counter("target_passes", "Target passes that judged or wrote.", rule)
-        self.ended = self._counter("request_success", "Sequences ended, by how.", ("finished_reason",))
-        self.refused = self._counter("http_responses", "Responses, by status.", ("status",))
+        self.loops = self._counter("loops_detected", "Times a loose rule repeated itself and was replaced.", rule)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, each prompt once.")
+        self.tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.passes = self._counter("target_passes", "Target passes that verified or generated.", rule)
+        self.succeeded = self._counter("request_success", "Sequences completed, by reason.", ("finished_reason",))
+        self.failed = self._counter("request_failure", "Sequences not completed, by reason.", ("finished_reason",))
+        for reason in SUCCESSES:
+            self.succeeded.labels(reason)
+        for reason in FAILURES:
+            self.failed.labels(reason)
+        self.http_responses = self._counter("http_responses", "Responses, by status.", ("status",))
         self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.seconds = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")
         self.queued = self._histogram("request_queue_time_seconds", "From arrival to a slot.")
 
     def watch(self, engine: Engine) -> None:
-        """Gauges are read off the engine when somebody looks."""
+        """Gauges are read from the engine when they are asked for."""
         self._gauge("num_requests_running", "Slots in use.").set_function(lambda: engine.running)
         self._gauge("num_requests_waiting", "Sequences without a slot.").set_function(lambda: engine.waiting)
-        self._gauge("num_slots", "Slots there are.").set_function(lambda: engine.slots)
-        self.registry.register(Prefixes(engine))
+        self._gauge("num_slots", "Slots.").set_function(lambda: engine.slots)
+        self.registry.register(PrefixCache(engine))
 
-    def end(self, ended: Finished) -> None:
-        """A sequence has ended, whatever way."""
-        stats, name = ended.stats, ended.verifier
-        judged = stats.rounds - stats.drafts.get(0, 0)
-        self.drafts.labels(name).inc(judged)
+    def finish(self, finished: Finished) -> None:
+        """A sequence has ended, whatever the outcome."""
+        stats, name = finished.stats, finished.verifier
+        self.drafts.labels(name).inc(stats.rounds - stats.drafts.get(0, 0))
         self.drafted.labels(name).inc(stats.drafted)
         self.accepted.labels(name).inc(stats.accepted)
         self.relaxed.labels(name).inc(stats.relaxed)
         self.loops.labels(name).inc(stats.loops)
         self.steps.labels(name).inc(stats.step_outcomes.total() - stats.step_outcomes["target"])
-        self.stood.labels(name).inc(stats.step_outcomes["accepted"])
+        self.accepted_steps.labels(name).inc(stats.step_outcomes["accepted"])
         self.passes.labels(name).inc(stats.target_passes)
         for i, n in enumerate(stats.accepted_per_position):
             self.positions.labels(str(i)).inc(n)
-        self.prompt_tokens.inc(ended.prompt_tokens)
+        self.prompt_tokens.inc(finished.prompt_tokens if finished.first_of_prompt else 0)
         self.tokens.inc(stats.tokens)
-        self.ended.labels(ended.outcome).inc()
-        self.queued.observe(ended.queued)
-        self.seconds.observe(ended.seconds)
+        (self.succeeded if finished.outcome in SUCCESSES else self.failed).labels(finished.outcome).inc()
+        self.queued.observe(finished.queued)
+        self.seconds.observe(finished.seconds)
         if stats.tokens:
-            self.first_token.observe(ended.first_token)
+            self.first_token.observe(finished.first_token)
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(PREFIX + name, what, labels, registry=self.registry)
@@ -79,8 +86,8 @@ class Metrics:
         return Histogram(PREFIX + name, what, registry=self.registry, buckets=SECONDS)
 
 
-class Prefixes(Collector):
-    """What the target's slots have counted themselves."""
+class PrefixCache(Collector):
+    """What the target's prefix cache has counted."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -88,7 +95,7 @@ class Prefixes(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         target = self.engine.pair.target if self.engine.pair else None
         for name, field, what in (
-            ("prefix_cache_queries", "queries", "Prompt tokens looked for in slots that remember."),
-            ("prefix_cache_hits", "hits", "Prompt tokens found there and not read again."),
+            ("prefix_cache_queries", "queries", "Prompt tokens looked up in the prefix cache."),
+            ("prefix_cache_hits", "hits", "Prompt tokens found there."),
         ):
             yield CounterMetricFamily(PREFIX + name, what, value=getattr(target, field, 0))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 Channel = Literal["reasoning", "content"]
-Span = tuple[str, Any]  # text, and whatever its bearer wants to find again
+Span = tuple[str, Any]  # text, and what the caller wants to know it by
 
 
 class Splitter:
-    """Thinking is what stands between the markers at the very beginning; the markers themselves are dropped."""
+    """Thinking is the text between the markers at the very beginning; the markers themselves are dropped."""
 
-    def __init__(self, markers: tuple[str, str] | None, begun: bool = False) -> None:
+    def __init__(self, markers: tuple[str, str] | None, thinking: bool = False) -> None:
         self.begin, self.end = markers or ("", "")
-        self.channel: Channel | None = "content" if markers is None else "reasoning" if begun else None
+        self.channel: Channel | None = "content" if markers is None else "reasoning" if thinking else None
         self._held: list[Span] = []  # may turn out to be part of a marker
 
     def feed(self, spans: list[Span], final: bool = False) -> list[tuple[Channel, str, Any]]:
@@ -52,8 +52,8 @@ class Splitter:
         """The first n characters of what is held."""
         taken: list[Span] = []
         while n and self._held:
-            text, mark = self._held[0]
-            taken.append((text[:n], mark))
-            self._held[:1] = [(text[n:], mark)] if len(text) > n else []
+            text, key = self._held[0]
+            taken.append((text[:n], key))
+            self._held[:1] = [(text[n:], key)] if len(text) > n else []
             n -= min(n, len(text))
         return taken

@@ -1,4 +1,4 @@
-"""What an answer took: OpenAI's usage, and vLLM's metrics with a few more fields."""
+"""Usage of an answer as OpenAI reports it, and metrics as vLLM does, with a few more fields."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from semspec.serve.deltas import Finished
 
 
-def usage_of(ends: Sequence[Finished], n: int) -> dict[str, int]:
+def usage_of(finished: Sequence[Finished], n: int) -> dict[str, int]:
     """Tokens are counted from ids, never from text. A prompt counts once, however many (n) answers it has."""
-    written = sum(end.stats.tokens for end in ends)
-    prompts = {end.choice // n: end.prompt_tokens for end in ends}
+    written = sum(end.stats.tokens for end in finished)
+    prompts = {end.choice // n: end.prompt_tokens for end in finished}
     read = sum(prompts.values())
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def metrics_of(ends: Sequence[Finished], detailed: bool = False) -> dict[str, Any]:
-    """Of one answer, or None for the parts that make no sense for several."""
-    if len(ends) != 1:
+def metrics_of(finished: Sequence[Finished], detailed: bool = False) -> dict[str, Any]:
+    """Of one answer; several have none."""
+    if len(finished) != 1:
         return {"speculative_decoding": None}
-    (end,) = ends
+    (end,) = finished
     writing = end.seconds - end.first_token
     gaps = max(end.stats.tokens - 1, 1)
     busy = end.seconds - end.queued
@@ -35,16 +35,19 @@ def metrics_of(ends: Sequence[Finished], detailed: bool = False) -> dict[str, An
 
 
 def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
-    stats = end.stats
-    longest = max([end.longest, *stats.histogram])
-    said: dict[str, Any] = {
-        "mean_acceptance_length": round(stats.tau, 4),
+    """Rounds without a draft are not counted, as in vLLM."""
+    stats, undrafted = end.stats, end.stats.drafts.get(0, 0)
+    rounds = stats.rounds - undrafted
+    histogram = [stats.histogram.get(n, 0) for n in range(max([end.num_draft_tokens, *stats.histogram]) + 1)]
+    histogram[0] -= undrafted
+    report: dict[str, Any] = {
+        "mean_acceptance_length": round(1 + stats.accepted / rounds, 4) if rounds else 1.0,
         "draft_acceptance_rate": round(stats.acceptance_rate, 4),
-        "acceptance_histogram": [stats.histogram.get(n, 0) for n in range(longest + 1)],
-        "num_spec_steps": stats.rounds - stats.drafts.get(0, 0),
+        "acceptance_histogram": histogram,
+        "num_spec_steps": rounds,
         "num_accepted_draft_tokens": stats.accepted,
         "num_draft_tokens": stats.drafted,
-        "num_spec_tokens": end.longest,
+        "num_spec_tokens": end.num_draft_tokens,
         "num_target_passes": stats.target_passes,
         "verifier": end.verifier,
         "lossless": end.lossless,
@@ -52,9 +55,9 @@ def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
         "seed": end.seed,
     }
     if detailed:
-        said["per_step_drafted"] = [drafted for drafted, _ in end.steps]
-        said["per_step_accepted"] = [accepted for _, accepted in end.steps]
-    return said
+        report["per_step_drafted"] = [drafted for drafted, _ in end.rounds]
+        report["per_step_accepted"] = [accepted for _, accepted in end.rounds]
+    return report
 
 
 def _ms(seconds: float) -> float:

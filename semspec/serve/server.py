@@ -1,63 +1,83 @@
-"""uvicorn, taught to drain: told to end, it refuses new requests, says so, and lets the running ones finish."""
+"""uvicorn with draining: told to end, it refuses new requests and lets the running ones finish."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import signal
+import math
+import socket
 import time
 from types import FrameType
 
 import uvicorn
 
+from semspec.serve.connection import connections
 from semspec.serve.engine import Engine
 from semspec.serve.limits import Limits
 
 log = logging.getLogger("semspec.serve")
-LAST_WORDS = 5  # seconds in which connections that have got their answer or error may close
+CLOSE_SECONDS = 5  # in which clients have to read their last answer or error
+CLOSE_NOW_SECONDS = 1  # the same after a second signal
+SHUTTING_DOWN = "the server is shutting down and the answer was not complete in time"
 
 
 class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, limits: Limits) -> None:
         super().__init__(config)
         self.engine, self.limits = engine, limits
-        self._until: float | None = None  # running requests have until then
-        self._told = False
+        self._drained_by: float | None = None  # running requests have until then
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        log.info("listening", extra={"fields": {"url": f"http://{f'[{host}]' if ':' in host else host}:{port}"}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second ends at once."""
-        if self._until is not None:
-            self.should_exit, self.force_exit = True, sig == signal.SIGINT
-        else:
-            self.drain()
+        """The first signal drains, the second ends what still runs with an error."""
+        self._loop.call_soon_threadsafe(self.drain if self._drained_by is None else self.end)
 
     def drain(self) -> None:
         self.engine.drain()
-        self._until = time.monotonic() + self.limits.drain
+        self._drained_by = time.monotonic() + self.limits.drain
+        log.info("draining", extra={"fields": {"sequences": self.engine.live}})
+
+    def end(self) -> None:
+        self.engine.fail_all(SHUTTING_DOWN)
+        self.should_exit = True
+        self._loop.call_later(CLOSE_NOW_SECONDS, self._close_all)
+
+    def _close_all(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
         if self.engine.state == "failed":
             self.should_exit = True
-        if self._until is not None and not self.should_exit:
-            if not self._told:
-                self._told = True
-                log.info("draining", extra={"fields": {"sequences": self.engine.live}})
-            if self.engine.live == 0:
+        if self._drained_by is not None and not self.should_exit:
+            if self.engine.idle:
                 self.should_exit = True
-            elif time.monotonic() > self._until:
-                self.engine.fail_all("the server is shutting down and the answer was not complete in time")
+            elif time.monotonic() > self._drained_by:
+                self.engine.fail_all(SHUTTING_DOWN)
                 self.should_exit = True
         return await super().on_tick(counter)
 
 
-def configure(app: object, host: str, port: int) -> uvicorn.Config:
+def configure(app: object, host: str, port: int, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=host,
         port=port,
+        http=connections(limits),
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=LAST_WORDS,
+        proxy_headers=False,
+        timeout_keep_alive=math.ceil(limits.idle_seconds),
+        timeout_graceful_shutdown=CLOSE_SECONDS,
         lifespan="on",
         ws="none",
     )

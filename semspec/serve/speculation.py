@@ -4,68 +4,82 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from typing import Any
 
 from semspec import verify
 from semspec.errors import BadRequest
+from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.options import AUTO, DRAFTERS, Options
 from semspec.serve.limits import Settings
-from semspec.serve.schema import Speculation
+from semspec.serve.schema import SHARED, SpeculationBase
 from semspec.text.steps import MAX_STEP_TOKENS
 from semspec.verify import REGISTRY, Rule
 from semspec.verify.step_rule import StepRule
 
-LONGEST_TEXT = 200  # characters of an option that is text
+MAX_TEXT = 200  # characters of an option that is text
+MAX_FLOAT = 3e38  # about what float32 holds
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def apply(given: Speculation | None, settings: Settings) -> Options:
-    """The server's defaults, changed as the request wants. What it may not want is a BadRequest that says so."""
+def apply(given: SpeculationBase | None, settings: Settings) -> Options:
+    """The server's defaults, changed as the request asks. What is not allowed here is a BadRequest that says so."""
     options = settings.defaults
     if given is None:
         return _capped(options, settings)
-    if given.off:
-        return dataclasses.replace(options, verifier="none")
     changes = given.model_dump(include=set(SHARED), exclude_unset=True, exclude_none=True)
-    rule = verify.make(options.verifier if given.verifier is None else given.verifier)
+    rule = default = _capped_rule(verify.make(options.verifier), settings)
+    if given.verifier is not None:
+        rule = verify.make(given.verifier)
+        _check_paths(rule)
+        rule = _with_paths_of(rule, default)
     rule = _adjusted(rule, given.model_extra or {})
-    rule = _placed(rule, verify.make(options.verifier))
-    _check(rule, changes.get("num_draft_tokens"), settings)
-    return _capped(dataclasses.replace(options, verifier=rule, **changes), settings)
+    _check(rule, settings)
+    _check_length(changes.get("num_draft_tokens"), settings)
+    options = dataclasses.replace(options, verifier=rule, **changes)
+    return _capped(dataclasses.replace(options, verifier="none") if given.off else options, settings)
+
+
+def check_defaults(settings: Settings) -> None:
+    """Refuse, at the start, defaults that are beyond the server's own limits."""
+    _check_length(settings.defaults.num_draft_tokens, settings)
 
 
 def _capped(options: Options, settings: Settings) -> Options:
-    """A rule's own draft length gives way to the server's limit: nobody has asked for it."""
-    most, length = settings.limits.draft_tokens, options.draft_length()
-    if options.num_draft_tokens is None and isinstance(length, int) and length > most:
-        return dataclasses.replace(options, num_draft_tokens=most)
-    return options
+    """A rule's own lengths give way to the server's limit: nobody has asked for them."""
+    rule, limit = verify.make(options.verifier), settings.limits.draft_tokens
+    too_long = options.num_draft_tokens is None and rule.default_draft_tokens() > limit
+    return dataclasses.replace(
+        options,
+        verifier=_capped_rule(rule, settings),
+        num_draft_tokens=limit if too_long else options.num_draft_tokens,
+    )
 
 
-SHARED = (
-    "drafter",
-    "num_draft_tokens",
-    "draft_min_p",
-    "draft_max_entropy",
-    "relax_span",
-    "loop_repeats",
-    "loop_period",
-)
-
-
-def _placed(rule: Rule, usual: Rule) -> Rule:
-    """The rule with the paths that whoever runs the server has set; a client may not point at the server's disk."""
-    for field in dataclasses.fields(rule):  # type: ignore[arg-type]
-        if field.metadata.get("path"):
-            ours = getattr(usual, field.name) if type(usual) is type(rule) else field.default
-            if getattr(rule, field.name) not in (field.default, ours):
-                raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is set where the server is started")
-            rule = dataclasses.replace(rule, **{field.name: ours})  # type: ignore[type-var]
+def _capped_rule(rule: Rule, settings: Settings) -> Rule:
+    if isinstance(rule, StepRule) and rule.rewrite_tokens > settings.limits.draft_tokens:
+        return dataclasses.replace(rule, rewrite_tokens=settings.limits.draft_tokens)
     return rule
 
 
-def _check(rule: Rule, draft_tokens: int | str | None, settings: Settings) -> None:
+def _check_paths(rule: Rule) -> None:
+    """A client may not point at the server's disk."""
+    for field in _path_fields(rule):
+        if getattr(rule, field.name) != field.default:
+            raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is set where the server is started")
+
+
+def _with_paths_of(rule: Rule, default: Rule) -> Rule:
+    """The rule with the paths that the server was started with."""
+    if type(rule) is not type(default):
+        return rule
+    return dataclasses.replace(rule, **{f.name: getattr(default, f.name) for f in _path_fields(rule)})  # type: ignore[type-var]
+
+
+def _path_fields(rule: Rule) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(rule) if f.metadata.get("path")]  # type: ignore[arg-type]
+
+
+def _check(rule: Rule, settings: Settings) -> None:
     """Refuse what this server does not allow."""
     if not (rule.lossless or settings.allow_lossy):
         allowed = ", ".join(sorted(name for name, kind in REGISTRY.items() if kind.lossless))
@@ -75,15 +89,43 @@ def _check(rule: Rule, draft_tokens: int | str | None, settings: Settings) -> No
         )
     for field in option_fields(type(rule)):
         _check_range(rule, field, getattr(rule, field.name))
-    most = settings.limits.draft_tokens
-    step = rule.max_step_tokens if isinstance(rule, StepRule) else 0
-    if rule.min_draft_tokens() > most or step > max(most, MAX_STEP_TOKENS):
+    limit = settings.limits.draft_tokens
+    lengths = {"min_draft_tokens": (rule.min_draft_tokens(), limit)}
+    if isinstance(rule, StepRule):
+        lengths["max_step_tokens"] = rule.max_step_tokens, max(limit, MAX_STEP_TOKENS)
+        # Its own default gives way to the limit, see `_capped`.
+        lengths["rewrite_tokens"] = rule.rewrite_tokens, max(limit, type(rule).rewrite_tokens)
+        if rule.rewrite:
+            _check_nested(rule, settings)
+    for name, (length, most) in lengths.items():
+        if length > most:
+            raise BadRequest(
+                f"verifier {rule.name!r} with these options needs drafts of {length} tokens ({name}); this server "
+                f"allows at most {most}"
+            )
+
+
+def _check_nested(rule: StepRule, settings: Settings) -> None:
+    """A rule that is named by an option of another goes through the same checks."""
+    nested = verify.make(rule.rewrite)
+    _check_paths(nested)
+    if nested.unit != "token" or not nested.speculates:
         raise BadRequest(
-            f"verifier {rule.name!r} with these options needs drafts of {max(step, rule.min_draft_tokens())} tokens; "
-            f"this server allows at most {max(most, MAX_STEP_TOKENS) if step else most}"
+            f"option 'rewrite' of verifier {rule.name!r} is {rule.rewrite!r}; give a rule that verifies drafts token "
+            "by token, or nothing"
         )
-    if isinstance(draft_tokens, int) and draft_tokens > most:
-        raise BadRequest(f"num_draft_tokens is {draft_tokens}; this server allows at most {most}")
+    _check(nested, settings)
+
+
+def _check_length(length: int | str | None, settings: Settings) -> None:
+    limit = settings.limits.draft_tokens
+    if isinstance(length, int) and length > limit:
+        raise BadRequest(f"num_draft_tokens is {length}; this server allows at most {limit}")
+    if length == AUTO and limit < MAX_DRAFT_TOKENS:
+        raise BadRequest(
+            f"num_draft_tokens is {AUTO!r}, which drafts up to {MAX_DRAFT_TOKENS} tokens; this server allows at most "
+            f"{limit}; give a number"
+        )
 
 
 def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
@@ -91,10 +133,9 @@ def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
     fields = {f.name: f for f in option_fields(type(rule))}
     for name, value in own.items():
         if name not in fields:
-            has = ", ".join(fields) or "none"
             raise BadRequest(
-                f"verifier {rule.name!r} has no option {name!r}; its options are: {has}; "
-                f"beside them there are: verifier, off, trace, detailed, {', '.join(SHARED)}"
+                f"verifier {rule.name!r} has no option {name[:MAX_TEXT]!r}; its options are: "
+                f"{', '.join(fields) or 'none'}; any request has: verifier, off, trace, detailed, {', '.join(SHARED)}"
             )
         _check_range(rule, fields[name], value)
     return dataclasses.replace(rule, **own) if own else rule  # type: ignore[type-var]
@@ -110,10 +151,10 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     if isinstance(default, str):
-        return isinstance(value, str) and len(value) <= LONGEST_TEXT and value.replace("\n", " ").isprintable()
+        return isinstance(value, str) and len(value) <= MAX_TEXT and value.replace("\n", " ").isprintable()
     if isinstance(value, int):
         return abs(value) < 2**31
-    return isinstance(default, float) and isinstance(value, float) and math.isfinite(value)
+    return isinstance(default, float) and isinstance(value, float) and abs(value) <= MAX_FLOAT
 
 
 def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
@@ -123,7 +164,7 @@ def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
 
 
 def menu(settings: Settings) -> dict[str, Any]:
-    """Every rule with its options, for a page that lets people choose."""
+    """Every rule with its options, for /v1/methods."""
     defaults = settings.defaults
     default = verify.make(defaults.verifier)
     return {
@@ -152,7 +193,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 ],
             }
             for name, rule in REGISTRY.items()
-            if not getattr(rule, "refereed", False)  # no client brings a referee
+            if not getattr(rule, "refereed", False)  # a client has no referee
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Prompts become tokens here, on a thread and a tokenizer of their own, so that long ones hold nobody up."""
+"""Tokenizes prompts, on a thread and with a tokenizer of its own, so that long ones delay nobody else."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from semspec.serve.reasoning import Splitter
 from semspec.text.tokenizer import Prompt, encode, thinking_markers
 
 
-class Texts:
+class Tokenization:
     def __init__(self, pair: Pair) -> None:
         # A tokenizer may not be used by two threads at once, and the pair's belongs to the engine.
         self._tokenizer = copy.deepcopy(pair.tokenizer)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-texts")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-tokenizer")
         self.markers = thinking_markers(self._tokenizer)
-        self._words = None if self.markers is None else tuple(self._tokenizer.convert_ids_to_tokens(list(self.markers)))
+        self._marker_texts = self._tokenizer.convert_ids_to_tokens(list(self.markers or ()))
 
     async def encode(self, prompt: Prompt | list[int]) -> list[int]:
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._tokenizer, prompt)
 
-    async def spell(self, tokens: list[int]) -> list[str]:
+    async def token_texts(self, tokens: list[int]) -> list[str]:
         """Each token as the tokenizer's vocabulary has it."""
         convert = self._tokenizer.convert_ids_to_tokens
         return await asyncio.get_running_loop().run_in_executor(self._thread, convert, tokens)
 
     def splitter(self, prompt: list[int]) -> Splitter:
-        """For a chat's answer; some templates have the thinking begin in the prompt already."""
-        if self.markers is None or self._words is None:
+        """For a chat's answer; some templates begin the thinking in the prompt."""
+        if self.markers is None:
             return Splitter(None)
         begin, end = self.markers
-        begun = next((token == begin for token in reversed(prompt) if token in (begin, end)), False)
-        return Splitter((self._words[0], self._words[1]), begun)
+        thinking = next((token == begin for token in reversed(prompt) if token in (begin, end)), False)
+        return Splitter((self._marker_texts[0], self._marker_texts[1]), thinking)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

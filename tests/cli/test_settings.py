@@ -155,3 +155,10 @@ def test_a_shell_completes_names_without_waiting_for_torch(line: str, names: Ite
 def test_names_are_those_of_the_registries():
     assert arguments.verifiers() == sorted(verify.REGISTRY) and arguments.tasks() == sorted(tasks.REGISTRY)
     assert arguments.DRAFTERS == options.DRAFTERS
+
+
+def test_a_variable_is_one_value_spaces_included(tmp_path: Path):
+    done = run(tmp_path, "", "show", "x", variables={"SEMSPEC_TAG": "correct horse  battery\nstaple"})
+    assert json.loads(done.stdout)[2] == ["correct horse  battery\nstaple"]
+    assert json.loads(run(tmp_path, 'tag = ["a b", "c"]', "show", "x").stdout)[2] == ["a b", "c"]
+    assert json.loads(run(tmp_path, "", "show", "x", variables={"SEMSPEC_TAG": ""}).stdout)[2] == []

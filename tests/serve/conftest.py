@@ -6,14 +6,14 @@ import pytest
 
 import semspec
 from semspec import Pair
-from semspec.serve.engine import remembering
+from semspec.model.prefix_cache import PrefixCache
 from semspec.serve.limits import Limits, Settings
 from tests.serve.live import Live, serving
 
 
 @pytest.fixture(scope="session")
 def pocket_pair() -> Pair:
-    return remembering(semspec.load("pocket", device="cpu", slots=4, context=512))
+    return semspec.load("pocket", device="cpu", slots=4, context=512).wrapped(PrefixCache)
 
 
 @pytest.fixture(scope="module")

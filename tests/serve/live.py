@@ -67,9 +67,10 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 def serving(load: Callable[[], Pair], settings: Settings | None = None, ready: bool = True) -> Iterator[Live]:
     settings = settings or Settings(name="pair")
     metrics = Metrics()
-    engine = Engine(load, queue=settings.limits.queue, on_end=metrics.end)
+    engine = Engine(load, queue=settings.limits.queue, on_finish=metrics.finish)
     metrics.watch(engine)
-    server = Server(configure(make_app(engine, metrics, settings), "127.0.0.1", 0), engine, settings.limits)
+    config = configure(make_app(engine, metrics, settings), "127.0.0.1", 0, settings.limits)
+    server = Server(config, engine, settings.limits)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert until(lambda: server.started), "the server did not start"

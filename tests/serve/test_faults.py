@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semspec.serve.logs import Lines
+from semspec.serve.logs import JsonFormatter
 from semspec.serve.speculation import option_fields
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule
 from semspec.verify.exact import Exact
@@ -28,7 +28,8 @@ def connect(live: Live) -> socket.socket:
 
 
 def raw(body: bytes, path: str = "/v1/completions") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -38,7 +39,6 @@ def answer(live: Live, **more: Any) -> httpx.Response:
 
 def test_two_hundred_clients_killed_at_random_moments(tiny: Live):
     expected, rng = answer(tiny).json()["choices"][0]["text"], random.Random(0)
-    aborted = tiny.metric("semspec:request_success_total")
     for i in range(200):
         body = LONG | {"stream": rng.random() < 0.5, "n": rng.choice([1, 1, 2])}
         body["speculation"] = {"verifier": rng.choice(["none", "exact", "block"])}
@@ -52,7 +52,7 @@ def test_two_hundred_clients_killed_at_random_moments(tiny: Live):
             assert until(lambda: answer(tiny).status_code == 200), "in between it answers others"
     assert tiny.idle()
     assert answer(tiny).json()["choices"][0]["text"] == expected
-    assert tiny.metric("semspec:request_success_total") > aborted
+    assert tiny.metric("semspec:request_failure_total") > 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -138,21 +138,21 @@ def test_a_verifier_that_raises_fails_its_own_request(tiny: Live, monkeypatch, c
         assert len(said) > 1 and "error" in json.loads(said[-1].removeprefix("data: "))
         assert list(filter(None, lines))[-1] == "data: [DONE]", "its neighbour was not disturbed"
     assert answer(tiny).json()["choices"][0]["text"] == expected and tiny.idle()
-    logged = "\n".join(Lines().format(record) for record in caplog.records)
+    logged = "\n".join(JsonFormatter().format(record) for record in caplog.records)
     assert "Broken" in logged and "secret" not in logged and "quick" not in logged
 
 
 def test_the_log_tells_of_a_loop_without_its_words(caplog: pytest.LogCaptureFixture):
     logging.getLogger("semspec.loop.decoder").warning("%s: %s", "it looped", "a secret", extra={"public": "it looped"})
     assert "a secret" in caplog.text
-    assert json.loads(Lines().format(caplog.records[0]))["event"] == "it looped"
+    assert json.loads(JsonFormatter().format(caplog.records[0]))["event"] == "it looped"
 
 
 def test_the_log_has_a_line_for_each_request_without_its_words(tiny: Live, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "semspec.serve")
     response = answer(tiny)
     assert until(lambda: any(r.message == "request" for r in caplog.records))
-    line = json.loads(Lines().format(next(r for r in caplog.records if r.message == "request")))
+    line = json.loads(JsonFormatter().format(next(r for r in caplog.records if r.message == "request")))
     assert line["status"] == 200 and line["path"] == "/v1/completions" and line["outcome"] == "length"
     assert line["completion_tokens"] == 20 and line["verifier"] == "exact"
     assert line["id"] == response.headers["x-request-id"] and response.json()["id"].endswith(line["id"])

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
 import semspec
 from semspec.errors import ModelError
@@ -26,13 +28,25 @@ ASK = {"model": "pocket", "messages": [{"role": "user", "content": "Ana has 3 pe
 LONG = ASK | {"temperature": 0, "max_tokens": 80, "ignore_eos": True}
 
 
+LOADS_FOR_EVER = """
+import sys, torch, semspec.pair.loading
+def load(*_, **__):
+    while True:
+        torch.ones(400, 400) @ torch.ones(400, 400)
+semspec.pair.loading.load = load
+from semspec.cli.main import run
+run()
+"""
+
+
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(*arguments: str, code: str | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-m", "semspec", "serve", *arguments, "--port", str(port)]
+    command = [sys.executable, *(["-m", "semspec"] if code is None else ["-c", code])]
+    command += ["serve", *arguments, "--port", str(port)]
     running = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     try:
         yield running, f"http://127.0.0.1:{port}"
@@ -87,6 +101,54 @@ def test_a_restart_under_load_cuts_nobody_short_in_silence():
             assert late.result() == "error"
         assert running.wait(20) == 0
     assert "error" in outcomes and set(outcomes) <= {"whole", "error"}
+
+
+def log_lines(running: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What it has logged until its end; every line is JSON."""
+    assert running.stderr is not None
+    return [json.loads(line) for line in running.stderr.read().splitlines()]
+
+
+def answered(url: str, stream: bool) -> str:
+    """The outcome; "broken" if the connection ends without a word."""
+    body = LONG | {"max_tokens": 190, "stream": stream, "speculation": {"off": True}}
+    try:
+        with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=60) as answer:
+            text = answer.read().decode()
+    except httpx.TransportError:
+        return "broken"
+    last = text.removesuffix("data: [DONE]\n\n").split("data: ")[-1]
+    whole = text.endswith("[DONE]\n\n") if stream else answer.is_success
+    return "whole" if whole else json.loads(last)["error"]["code"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_every_request_with_an_error_at_once(sent: signal.Signals):
+    with process("pocket", "--slots", "2", "--context", "256") as (running, url):
+        assert until(lambda: status(url) == "ready", 60)
+        with ThreadPoolExecutor(4) as threads:
+            answers = [threads.submit(answered, url, stream=i % 2 == 0) for i in range(4)]
+            assert until(lambda: "num_requests_waiting 2.0" in httpx.get(url + "/metrics").text)
+            running.send_signal(sent)
+            assert until(lambda: status(url) == "draining")
+            running.send_signal(sent)
+            outcomes = [answer.result() for answer in answers]
+        assert running.wait(20) == 0
+        lines = log_lines(running)
+    assert set(outcomes) <= {"whole", "shutting_down"} and "shutting_down" in outcomes
+    assert [line["status"] for line in lines if line.get("path") == "/v1/chat/completions"].count(500) == 0
+    assert "semspec serves pocket" in lines[0]["event"]
+    assert any(line["event"] == "listening" and line["url"] == url for line in lines)
+    assert any(line["event"] == "ready" and line["resident_mib"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_model_loads_ends_the_server(sent: signal.Signals):
+    with process("pocket", code=LOADS_FOR_EVER) as (running, url):
+        assert until(lambda: status(url) == "loading", 60)
+        running.send_signal(sent)
+        assert running.wait(20) == 0
+        assert [line["event"] for line in log_lines(running)][-1] == "draining"
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path):

@@ -168,7 +168,7 @@ def test_a_body_that_never_comes_holds_nothing(pair: semspec.Pair):
     with serving(lambda: pair, Settings(limits=Limits(body_seconds=0.2))) as live:
         host, port = live.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
             connection.sendall(b"content-length: 100\r\n\r\n{")
             assert b" 408 " in connection.recv(1000)
 

@@ -62,7 +62,7 @@ def figure(lane: Any, name: str) -> float:
 
 
 def shown(lane: Any) -> str:
-    return re.sub(r"\s+", "", "".join(lane.locator(".said .token").all_inner_texts()))
+    return re.sub(r"\s+", "", "".join(lane.locator(".message .token").all_inner_texts()))
 
 
 def answer(live: Live, **speculation: Any) -> tuple[str, dict[str, Any]]:
@@ -86,7 +86,7 @@ def test_an_answer_is_shown_by_origin_with_its_figures(page: Any, pocket: Live):
     assert lane.locator(".thinking").count() == 1 and lane.locator(".badge").inner_text() == "lossless"
     tokens = figure(lane, "tokens")
     assert figure(lane, "passes") == pytest.approx(tokens / told["num_target_passes"], abs=0.01)
-    assert figure(lane, "kept") == round(100 * told["draft_acceptance_rate"])
+    assert figure(lane, "accepted") == round(100 * told["draft_acceptance_rate"])
     label = lane.locator(".bars").get_attribute("aria-label")
     counts = ", ".join(f"{i}: {n}" for i, n in enumerate(told["acceptance_histogram"]))
     assert label.endswith(counts)

@@ -15,14 +15,14 @@ export class Lane {
 
   clear() {
     this.messages = [];
-    this.talk.replaceChildren(element("p", { class: "empty" }, "Nothing said yet."));
+    this.talk.replaceChildren(element("p", { class: "empty" }, "No messages yet."));
     this.figures.reset();
   }
 
   // Says something and writes the answer as it comes. Returns what it took, or null if it failed.
   async ask(text, settings, signal) {
     this.talk.querySelector(".empty")?.remove();
-    this.talk.append(element("p", { class: "said user" }, text));
+    this.talk.append(element("p", { class: "message user" }, text));
     const answer = new Answer();
     this.talk.append(answer.root);
     this.figures.begin();
@@ -33,7 +33,7 @@ export class Lane {
         for (const choice of chunk.choices) {
           if (!choice.trace) continue;
           answer.add(choice.trace);
-          this.figures.step(choice.trace);
+          this.figures.round(choice.trace);
         }
         if (chunk.metrics) this.figures.end(chunk.metrics, chunk.usage);
       });
@@ -56,7 +56,7 @@ class Answer {
     this.channels = {};
     this.why = new Map();
     this.held = []; // blank text that is shown only if something follows
-    this.root = element("div", { class: "said writing" });
+    this.root = element("div", { class: "message writing" });
   }
 
   add(trace) {
@@ -89,17 +89,17 @@ class Answer {
   explain(span, why) {
     if (!why) return;
     span.tabIndex = 0;
-    span.dataset.why = why.why || "the rule lets it stand";
+    span.dataset.why = why.why || "the rule accepts it";
     span.dataset.instead = why.instead ?? "";
     span.setAttribute("aria-describedby", "tip");
   }
 }
 
-const ROWS = { tokens: "tokens", passes: "tokens per target pass", kept: "draft tokens kept", seconds: "seconds", saved: "seconds saved" };
+const ROWS = { tokens: "tokens", passes: "tokens per target pass", accepted: "draft tokens accepted", seconds: "seconds", saved: "seconds saved" };
 
 class Figures {
-  constructor(alone) {
-    this.alone = alone; // seconds the target takes for a token by itself
+  constructor(targetSeconds) {
+    this.targetSeconds = targetSeconds; // for a token, without drafts
     this.fields = {};
     const list = element("dl");
     for (const [name, title] of Object.entries(ROWS)) {
@@ -108,7 +108,7 @@ class Figures {
     }
     this.fields.saved.title = "against the target alone, at the speed measured when the server started";
     this.bars = element("div", { class: "bars", role: "img" });
-    const caption = element("figcaption", {}, "draft tokens kept in a step → steps");
+    const caption = element("figcaption", {}, "draft tokens accepted in a round → rounds");
     this.root = element("div", { class: "figures" }, list, element("figure", { class: "histogram" }, this.bars, caption));
     this.reset();
   }
@@ -126,7 +126,7 @@ class Figures {
     this.began = performance.now();
   }
 
-  step({ tokens, drafted, accepted }) {
+  round({ tokens, drafted, accepted }) {
     this.tokens += tokens;
     this.passes += drafted ? 1 : tokens;
     this.drafted += drafted;
@@ -151,10 +151,10 @@ class Figures {
   }
 
   show(seconds) {
-    const saved = this.tokens * this.alone - seconds;
+    const saved = this.tokens * this.targetSeconds - seconds;
     this.fields.tokens.textContent = this.tokens;
     this.fields.passes.textContent = this.passes ? (this.tokens / this.passes).toFixed(2) : "–";
-    this.fields.kept.textContent = this.drafted ? `${Math.round((100 * this.accepted) / this.drafted)} %` : "–";
+    this.fields.accepted.textContent = this.drafted ? `${Math.round((100 * this.accepted) / this.drafted)} %` : "–";
     this.fields.seconds.textContent = seconds.toFixed(2);
     this.fields.saved.textContent = `${saved < 0 ? "−" : ""}${Math.abs(saved).toFixed(2)}`;
     this.draw();
@@ -167,10 +167,10 @@ class Figures {
     }
     this.counts.forEach((count, i) => {
       const bar = this.bars.children[i];
-      bar.title = `${i} kept: ${count} steps`;
+      bar.title = `${i} accepted: ${count} rounds`;
       bar.firstChild.style.height = `${Math.round((70 * count) / most)}%`;
     });
-    const said = this.counts.map((count, i) => `${i}: ${count}`).join(", ");
-    this.bars.setAttribute("aria-label", `steps by draft tokens kept: ${said}`);
+    const counts = this.counts.map((count, i) => `${i}: ${count}`).join(", ");
+    this.bars.setAttribute("aria-label", `rounds by draft tokens accepted: ${counts}`);
   }
 }

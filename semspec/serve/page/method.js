@@ -40,8 +40,8 @@ export class Method {
     this.options.replaceChildren();
     if (rule.drafts) {
       const length = this.menu.default.num_draft_tokens;
-      const usual = typeof length === "number" ? length : rule.num_draft_tokens;
-      this.number({ name: "num_draft_tokens", type: "int", default: usual }, "draft length", 1, 24);
+      const initial = typeof length === "number" ? length : rule.num_draft_tokens;
+      this.number({ name: "num_draft_tokens", type: "int", default: initial }, "draft length", 1, 24);
       this.choice("drafter", this.menu.drafters, this.menu.default.drafter);
     }
     for (const option of rule.options) {
@@ -53,8 +53,8 @@ export class Method {
     this.title();
   }
 
-  set(name, value, usual) {
-    if (value === usual) delete this.values[name];
+  set(name, value, initial) {
+    if (value === initial) delete this.values[name];
     else this.values[name] = value;
     this.title();
   }
@@ -81,12 +81,12 @@ export class Method {
     this.options.append(element("label", { htmlFor: id }, label), slider, field);
   }
 
-  choice(name, values, usual, read = String) {
+  choice(name, values, initial, read = String) {
     const id = `option-${++made}`;
     const select = element("select", { id, class: "wide" });
     for (const value of values) select.append(element("option", { value }, value));
-    select.value = usual;
-    select.onchange = () => this.set(name, read(select.value), read(usual));
+    select.value = initial;
+    select.onchange = () => this.set(name, read(select.value), read(initial));
     this.options.append(element("label", { htmlFor: id }, name), select);
   }
 

@@ -1,4 +1,4 @@
-// The page: one or two lanes, a composer, and a tip that says why a relaxed token stands.
+// The page: one or two lanes, a composer, and a tip that says why a relaxed token was accepted.
 import { element } from "./element.js";
 import { Lane } from "./lane.js";
 

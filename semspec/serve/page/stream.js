@@ -17,6 +17,7 @@ export async function stream(body, signal, onChunk) {
     const events = held.split("\n\n");
     held = events.pop();
     for (const event of events) {
+      if (!event.startsWith("data: ")) continue; // a comment
       const data = event.replace(/^data: /, "");
       if (data === "[DONE]") {
         whole = true;

@@ -1,0 +1,201 @@
+"""Small print of HTTP: what clients of OpenAI send and expect, what the log says, what is counted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessage
+
+import semspec
+from semspec import BadRequest
+from semspec.serve.limits import Limits, Settings
+from semspec.serve.logs import JsonFormatter
+from semspec.serve.schema import Message
+from tests.serve.live import Live, serving, until
+
+ASK = [{"role": "user", "content": "Mia has 4 bags with 6 pens each. How many pens does Mia have?"}]
+CHAT: dict[str, Any] = {"model": "pocket", "messages": ASK, "temperature": 0, "max_tokens": 8}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "the", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+
+
+# -- statuses
+
+
+def test_what_never_fits_is_a_400_and_not_a_429(pair: semspec.Pair):
+    limits = Limits(queue=2, choices=50)
+    with serving(lambda: pair, Settings(name="tiny", limits=limits)) as live:
+        room = live.engine.slots + limits.queue
+        refusal = live.post("/v1/completions", TEXT | {"n": room + 1})
+        assert refusal.status_code == 400 and f"more than {room}" in refusal.json()["error"]["message"]
+        assert live.post("/v1/completions", TEXT | {"n": room}).status_code == 200
+
+
+def test_a_deadline_is_not_tried_again(tiny: Live):
+    failures = tiny.metric("semspec:request_failure_total")
+    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="x", max_retries=2)
+    late = {"deadline": 0.01, "ignore_eos": True}
+    with pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(model="tiny", prompt="x", max_tokens=800, extra_body=late)
+    assert error.value.status_code == 504 and error.value.response.headers["x-should-retry"] == "false"
+    assert tiny.idle() and tiny.metric("semspec:request_failure_total") == failures + 1
+
+
+def test_health_has_a_head(tiny: Live):
+    for path in ("/health", "/"):
+        found = httpx.head(tiny.url + path)
+        assert found.status_code == 200 and found.content == b""
+    assert httpx.head(tiny.url + "/health", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_every_file_of_the_page_has_its_headers(tiny: Live):
+    for path in ("/", "/page/index.html", "/page/page.js", "/page/style.css", "/page/icon.svg"):
+        headers = tiny.get(path).headers
+        assert "default-src 'self'" in headers["content-security-policy"], path
+        assert headers["referrer-policy"] == "no-referrer" and headers["x-content-type-options"] == "nosniff"
+        again = tiny.get(path, headers={"if-none-match": headers["etag"]})
+        assert "content-security-policy" in again.headers or again.status_code == 304
+
+
+def test_the_module_of_the_commands_runs_them():
+    done = subprocess.run(
+        [sys.executable, "-m", "semspec.cli", "serve", "pocket", "--deadline", "nan"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2 and "deadline is nan" in done.stderr
+
+
+def test_a_models_name_is_text(semspec):
+    done = semspec("serve", "pocket", "--name", "caf\udce9")
+    assert done.returncode == 2 and "the model's name is not valid UTF-8" in done.stderr
+
+
+# -- fields
+
+
+def test_a_dumped_message_is_taken_back(pocket: Live):
+    answer = pocket.openai().chat.completions.create(**CHAT)
+    messages = [*ASK, answer.choices[0].message.model_dump(), ASK[0]]
+    assert pocket.openai().chat.completions.create(**CHAT | {"messages": messages}).usage
+    empty = ChatCompletionMessage(role="assistant", content=None, annotations=[], tool_calls=[]).model_dump()
+    assert Message.model_validate(empty).plain() == {"role": "assistant", "content": ""}
+
+
+def test_null_asks_for_nothing(pocket: Live):
+    names = ("n", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options", "seed", "user")
+    names += ("logprobs", "top_logprobs", "temperature", "top_p", "tools", "response_format", "deadline", "speculation")
+    nulls = dict.fromkeys(names)
+    assert pocket.post("/v1/chat/completions", CHAT | nulls).status_code == 200
+    null_speculation = dict.fromkeys(("off", "verifier", "num_draft_tokens", "drafter", "trace", "detailed"))
+    assert pocket.post("/v1/chat/completions", CHAT | {"speculation": null_speculation}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
+        ({"max_completion_tokens": 9}, "max_tokens and max_completion_tokens differ"),
+        ({"messages": [ASK[0] | {"tool_calls": [{"id": "x"}]}]}, "tool_calls is not supported"),
+        ({"messages": [ASK[0] | {"audio": {"id": "x"}}]}, "audio is not supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]}, "no field 'more'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"stream": True, "stream_options": {"include_usage": True, "more": 1}}, "no field 'more'"),
+    ],
+)
+def test_nothing_is_ignored_in_silence(pocket: Live, more: dict[str, Any], words: str):
+    refusal = pocket.post("/v1/chat/completions", CHAT | more)
+    assert refusal.status_code == 400 and words in refusal.json()["error"]["message"]
+
+
+def test_a_name_reaches_the_chat_template(pocket: Live, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+
+    def encode(_: object, prompt: Any) -> list[int]:
+        seen.extend(prompt)
+        return [1, 2, 3]
+
+    monkeypatch.setattr("semspec.serve.tokenization.encode", encode)
+    assert pocket.post("/v1/chat/completions", CHAT | {"messages": [ASK[0] | {"name": "Mia"}]}).status_code == 200
+    assert seen == [ASK[0] | {"name": "Mia"}]
+
+
+# -- the log
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(JsonFormatter().format(r)) for r in caplog.records if r.message == "request"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_vanished_is_a_499(tiny: Live, caplog: pytest.LogCaptureFixture, stream: bool):
+    caplog.set_level(logging.INFO, "semspec.serve")
+    address, port = tiny.url.removeprefix("http://").split(":")
+    body = json.dumps(TEXT | {"max_tokens": 800, "stream": stream}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((address, int(port)), timeout=10) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert until(lambda: tiny.engine.running == 1)
+    assert until(lambda: any(line["status"] == 499 for line in logged(caplog))) and tiny.idle()
+    assert 'semspec:http_responses_total{status="499"}' in tiny.get("/metrics").text
+
+
+@pytest.mark.parametrize("path", ["/%C2%9B31m", "/%E2%80%A8x", "/%0Ax", "/%ED%A0%80", "/%1B[2J", "/%FF"])
+def test_the_log_is_ascii(tiny: Live, caplog: pytest.LogCaptureFixture, path: str):
+    caplog.set_level(logging.INFO, "semspec.serve")
+    assert tiny.get(path).status_code == 404
+    assert until(lambda: any(line["status"] == 404 for line in logged(caplog)))
+    for record in caplog.records:
+        line = JsonFormatter().format(record)
+        assert line.isascii() and line.isprintable()
+
+
+# -- counting
+
+
+def test_a_prompt_is_counted_once(pocket: Live):
+    def grown(**more: Any) -> tuple[float, int]:
+        before = pocket.metric("semspec:prompt_tokens_total")
+        usage = pocket.post("/v1/completions", {"model": "pocket", "max_tokens": 2} | more).json()["usage"]
+        assert pocket.idle()
+        return pocket.metric("semspec:prompt_tokens_total") - before, usage["prompt_tokens"]
+
+    for more in ({"prompt": "Mia has", "n": 3}, {"prompt": ["Mia has", "Ana has 4"], "n": 2}, {"prompt": "Mia"}):
+        counted, used = grown(**more)
+        assert counted == used, more
+
+
+def test_only_successes_are_counted_as_such(tiny: Live):
+    names = ("semspec:request_success_total", "semspec:request_failure_total")
+    before = [tiny.metric(name) for name in names]
+    assert tiny.post("/v1/completions", TEXT).status_code == 200
+    assert tiny.post("/v1/completions", TEXT | {"max_tokens": 800, "deadline": 0.01}).status_code == 504
+    assert tiny.idle() and [tiny.metric(name) for name in names] == [before[0] + 1, before[1] + 1]
+    text = tiny.get("/metrics").text
+    assert 'request_success_total{finished_reason="length"}' in text
+    assert 'request_success_total{finished_reason="deadline"}' not in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_a_mean_acceptance_length_is_over_drafted_rounds(pocket: Live):
+    """Lookup finds nothing to draft in many rounds; they are neither drafts nor in the mean."""
+    how = {"drafter": "ngram", "detailed": True, "num_draft_tokens": 3}
+    answer = pocket.post("/v1/chat/completions", CHAT | {"max_tokens": 120, "speculation": how}).json()
+    report = answer["metrics"]["speculative_decoding"]
+    drafted = [n for n in report["per_step_drafted"] if n]
+    assert 0 < len(drafted) < len(report["per_step_drafted"])
+    assert report["num_spec_steps"] == len(drafted) == sum(report["acceptance_histogram"])
+    mean = 1 + report["num_accepted_draft_tokens"] / len(drafted)
+    assert report["mean_acceptance_length"] == pytest.approx(mean, abs=1e-3)
+
+
+def test_limits_of_time_are_numbers():
+    with pytest.raises(BadRequest, match="deadline is nan"):
+        Limits(deadline=float("nan"))

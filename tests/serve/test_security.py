@@ -1,0 +1,324 @@
+"""What a hostile client or page may try: paths, limits passed through nested options, other hosts, garbage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+import semspec
+from semspec import BadRequest, Options
+from semspec.cli.serve import keys
+from semspec.serve.app import make_app
+from semspec.serve.engine import Engine
+from semspec.serve.hosts import HostCheck, host_names, parse_host
+from semspec.serve.limits import Limits, Settings
+from semspec.serve.metrics import Metrics
+from semspec.serve.schema import ChatRequest, CompletionRequest, Speculation
+from semspec.serve.speculation import apply, option_fields
+from semspec.serve.tokenization import Tokenization
+from semspec.verify import REGISTRY
+from tests.serve.live import JSON, Live, serving
+
+ASK: dict[str, Any] = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 4}
+LOOSE = Settings(allow_lossy=True, limits=Limits(draft_tokens=8))
+
+
+def asked(settings: Settings = LOOSE, **speculation: Any) -> Options:
+    return apply(Speculation.model_validate(speculation), settings)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        {"verifier": "semantic+:probes={path}"},
+        {"verifier": "semantic: probes ={path}"},
+        {"verifier": "semantic+", "probes": "{path}"},
+        {"verifier": "semantic+", "rewrite": "semantic:probes={path}"},
+        {"verifier": "semantic+:rewrite=semantic:probes={path}"},
+        {"verifier": "specreason", "rewrite": "semantic+:rewrite=semantic:probes={path}"},
+        {"verifier": "semantic+", "rewrite": "semantic"},
+        {"verifier": "semantic+", "rewrite": "{path}"},
+    ],
+)
+def test_no_request_names_a_path_however_deep(
+    pocket: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculation: dict[str, str]
+):
+    def load(*_: object) -> None:
+        raise AssertionError("the disk was looked at")
+
+    monkeypatch.setattr("semspec.probe.Probe.load", load)
+    (tmp_path / "judge").mkdir()
+    how = {key: value.format(path=tmp_path) for key, value in speculation.items()}
+    refusal = pocket.post("/v1/completions", ASK | {"speculation": how})
+    assert refusal.status_code == 400, refusal.text
+
+
+def test_every_text_option_is_known_to_be_a_path_a_rule_or_words():
+    """A new option that is text has to be thought about: a path needs its metadata, a rule its checks."""
+    texts = {(n, f.name) for n, rule in REGISTRY.items() for f in option_fields(rule) if isinstance(f.default, str)}
+    assert {name for _, name in texts} <= {"rewrite", "prompt", "question", "defer", "entropy", "reading"}, texts
+
+
+@pytest.mark.parametrize(
+    ("speculation", "words"),
+    [
+        ({"verifier": "semantic+", "rewrite_tokens": 200}, "rewrite_tokens"),
+        ({"verifier": "semantic+:rewrite_tokens=200"}, "rewrite_tokens"),
+        ({"verifier": "semantic+", "max_step_tokens": 100_000}, "max_step_tokens"),
+        ({"verifier": "semantic+", "rewrite": "fly:window=2000000000"}, "min_draft_tokens"),
+        ({"verifier": "semantic+", "rewrite": "fly:window=99999999999999999999"}, "in range"),
+        ({"verifier": "semantic+", "rewrite": "typical:epsilon=nan"}, "epsilon nan"),
+        ({"verifier": "semantic+", "rewrite": "none"}, "token by token"),
+        ({"verifier": "semantic+", "rewrite": "magic"}, "no verifier 'magic'"),
+        ({"verifier": "semantic+", "rewrite": 3}, "a text"),
+        ({"num_draft_tokens": 9}, "at most 8"),
+        ({"num_draft_tokens": "auto"}, "at most 8"),
+        ({"off": True, "bogus": 1}, "no option 'bogus'"),
+        ({"off": True, "num_draft_tokens": 9}, "at most 8"),
+        ({"off": True, "verifier": "semantic:probes=/etc"}, "'probes'"),
+    ],
+)
+def test_limits_hold_for_every_option(speculation: dict[str, Any], words: str):
+    with pytest.raises(BadRequest, match=words):
+        asked(**speculation)
+
+
+def test_lengths_that_nobody_asked_for_give_way():
+    rule = asked(verifier="semantic+").verifier
+    assert dataclasses.asdict(rule)["rewrite_tokens"] == 8  # type: ignore[call-overload]
+    ours = dataclasses.replace(LOOSE, defaults=Options(verifier="semantic+:rewrite_tokens=50"))
+    for options in (apply(None, ours), asked(ours, trace=True)):
+        assert dataclasses.asdict(options.verifier)["rewrite_tokens"] == 8  # type: ignore[call-overload]
+    assert asked(Settings(), num_draft_tokens="auto").num_draft_tokens == "auto"
+    with pytest.raises(BadRequest, match="at most 8"):
+        make_app(Engine(lambda: None), Metrics(), dataclasses.replace(LOOSE, defaults=Options(num_draft_tokens=9)))  # type: ignore[arg-type,return-value]
+
+
+def test_only_lossless_rules_however_deep():
+    with pytest.raises(BadRequest, match="lossless ones"):
+        asked(Settings(), verifier="semantic+", rewrite="fly")
+    with pytest.raises(BadRequest, match="lossless ones"):
+        asked(Settings(), off=True, verifier="fly")
+
+
+# -- hosts and origins
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True), ("LocalHost:1234", True), ("localhost.", True), ("127.0.0.1:8000", True),
+        ("127.9.9.9", True), ("[::1]:80", True), ("[0:0::1]", True), ("[::ffff:127.0.0.1]", True),
+        ("evil.example:8000", False), ("localhost.evil.example", False), ("evil.localhost", False),
+        ("localhost@evil.example", False), ("127.0.0.1.evil.example", False), ("", False), ("localhost:", False),
+        ("localhost:x", False), ("10.0.0.1", False), ("[::2]", False), ("::1", False), ("x[::1]", False),
+        ("127.1", False), ("0.0.0.0", False), ("local host", False), ("localhost..", False), ("a,localhost", False),
+    ],
+)  # fmt: skip
+def test_a_loopback_server_takes_loopback_hosts_only(tiny: Live, host: str, allowed: bool):
+    for path in ("/v1/models", "/", "/health", "/page/page.js"):
+        found = tiny.get(path, headers={"host": host})
+        assert found.status_code == (200 if allowed else 403), path
+        assert allowed or found.json()["error"]["code"] == "bad_host"
+
+
+def test_a_request_without_a_host_is_refused(tiny: Live):
+    address, port = tiny.url.removeprefix("http://").split(":")
+    with socket.create_connection((address, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert b" 403 " in connection.recv(1000)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(pair: semspec.Pair) -> Iterator[Live]:
+    settings = Settings(
+        hosts=host_names(["Models.Example.", "fe80::1", "10.1.2.3"]), cors=("https://page.example", "null")
+    )
+    with serving(lambda: pair, settings) as live:
+        yield live
+
+
+@pytest.mark.parametrize("host", ["models.example", "MODELS.example.:99", "[fe80::1]:3", "10.1.2.3:80", "localhost"])
+def test_other_hosts_are_listed(elsewhere: Live, host: str):
+    assert elsewhere.get("/v1/models", headers={"host": host}).status_code == 200
+    assert elsewhere.get("/v1/models", headers={"host": "other.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(("host", "allowed"), [("10.0.0.5:80", True), ("localhost", True), ("10.0.0.6", False)])
+def test_the_address_that_was_connected_to_is_a_host(host: str, allowed: bool):
+    check = HostCheck(lambda *_: None, (), ())  # type: ignore[arg-type,return-value]
+    scope = {"headers": [(b"host", host.encode())], "server": ("10.0.0.5", 8000)}
+    assert (check.refusal(scope) is None) == allowed
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("http://{own}", True), ("https://{own}", True), ("HTTP://{own}", False), ("https://page.example", True),
+        ("http://page.example", False), ("http://evil.example", False), ("http://localhost:1", False), ("", False),
+        ("http://{own}.evil.example", False), ("http://evil@{own}", False), ("file://", False), ("null", True),
+    ],
+)  # fmt: skip
+def test_pages_of_other_origins_are_refused(elsewhere: Live, origin: str, allowed: bool):
+    given = origin.format(own=elsewhere.url.removeprefix("http://"))
+    found = elsewhere.get("/v1/models", headers={"origin": given})
+    assert found.status_code == (200 if allowed else 403), given
+
+
+@pytest.mark.parametrize("given", ["a:80", "", "a b", "a/b", "http://a"])
+def test_an_allowed_host_is_a_name(given: str):
+    with pytest.raises(BadRequest, match="allowed host"):
+        host_names([given])
+    assert host_names(["0.0.0.0", "::", "[::1]"]) == ("::1",) and parse_host("[::1]:8") == ("::1", 8)
+
+
+# -- garbage
+
+
+def errors(kind: type[Any], **fields: Any) -> list[Any]:
+    with pytest.raises(ValidationError) as refusal:
+        kind.model_validate({"model": "x"} | fields)
+    return refusal.value.errors()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionRequest, {"prompt": [[]] * 300_000}),
+        (CompletionRequest, {"prompt": [[1]] * 4000 + [[]] * 90}),
+        (CompletionRequest, {"prompt": ["a"] * 250_000}),
+        (CompletionRequest, {"prompt": [1, *["a"] * 200_000]}),
+        (CompletionRequest, {"prompt": "x", "stop_token_ids": ["a"] * 200_000}),
+        (CompletionRequest, {"prompt": "x"} | {f"f{i}": 1 for i in range(10_000)}),
+        (CompletionRequest, {"prompt": "x", "speculation": {f"f{i}": 1 for i in range(10_000)}}),
+        (ChatRequest, {"messages": [1] * 300_000}),
+        (ChatRequest, {"messages": [1] * 4000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 300_000}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"} | {f"f{i}": 1 for i in range(10_000)}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 300_000}),
+    ],
+)
+def test_garbage_is_given_up_at_its_first_fault(kind: type[Any], fields: dict[str, Any]):
+    assert len(errors(kind, **fields)) <= 2, "a text, or a list of parts"
+
+
+def test_nothing_is_tokenized_for_what_is_refused(tiny: Live, monkeypatch: pytest.MonkeyPatch):
+    async def encode(*_: object) -> list[int]:
+        raise AssertionError("tokenized in vain")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenization, "encode", encode)
+        many = tiny.post("/v1/completions", {"model": "tiny", "prompt": ["a"] * 4000})
+        assert many.status_code == 400 and "at most 4" in many.json()["error"]["message"]
+        patch.setattr(tiny.engine, "live", tiny.engine.slots + tiny.engine.queue)
+        assert tiny.post("/v1/completions", {"model": "tiny", "prompt": "a"}).status_code == 429
+        assert tiny.post("/v1/completions", {"model": "tiny", "prompt": []}).status_code == 429, "nor validated"
+    assert tiny.idle()
+
+
+def test_texts_to_tokenize_do_not_pile_up(tiny: Live, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("semspec.serve.completions.MAX_TOKENIZE", 0)
+    assert tiny.post("/tokenize", {"prompt": "a"}).status_code == 429
+    monkeypatch.undo()
+    assert tiny.post("/tokenize", {"prompt": "a"}).status_code == 200
+
+
+def test_room_is_taken_before_tokenizing_and_given_back(tiny: Live, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    async def encode(*_: object) -> list[int]:
+        seen.append(tiny.engine.live)
+        raise BadRequest("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenization, "encode", encode)
+        assert tiny.post("/v1/completions", {"model": "tiny", "prompt": "a", "n": 3}).status_code == 400
+    assert seen == [3] and tiny.idle()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"model": "pocket", "messages": [{"role": "user", "content": "\ud800"}]}',
+        rb'{"model": "pocket", "messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]}',
+        rb'{"model": "pocket", "messages": [{"role": "user", "content": "x", "name": "\ud800"}]}',
+        rb'{"model": "pocket", "messages": [{"role": "assistant", "reasoning_content": "\ud800", "content": "x"}]}',
+        rb'{"model": "pocket", "messages": [{"role": "\ud800", "content": "x"}]}',
+        rb'{"model": "pocket", "messages": [{"role": "user", "content": "x"}], "speculation": {"drafter": "\ud800"}}',
+        rb'{"model": "pocket", "messages": [{"role": "user", "content": "x"}], "speculation": {"relax_span": "\ud8"}}',
+        b'{"model": "pocket", "messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"model": "pocket", "messages": [{"role": "user", "content": "x"}], "speculation": {"verifier": "\xe9"}}',
+        b'\xff\xfe{\x00}\x00',
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_a_400(pocket: Live, body: bytes, capfd: pytest.CaptureFixture[str]):
+    refusal = httpx.post(pocket.url + "/v1/chat/completions", content=body, headers=JSON, timeout=20)
+    assert refusal.status_code == 400 and refusal.json()["error"]["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"prompt": {}}, "prompt has to be a text, a list of texts"),
+        ({"prompt": [["x"]]}, "prompt.0.0: Input should be a valid integer"),
+        ({"stop": 3}, "stop: Input should be a valid string"),
+        ({"stop": [3]}, "stop.0: Input should be a valid string"),
+        ({"model": None}, "model is required"),
+        ({"speculation": 3}, "speculation has to be an object"),
+        ({"stop": "\ud800"}, "stop: the text has half a character"),
+        ({"x" * 9000: 1}, "there is no field 'xxx"),
+        ({"speculation": {"drafter": "x" * 9000}}, "there is no drafter 'xxx"),
+    ],
+)
+def test_errors_speak_of_fields_not_of_validators(tiny: Live, more: dict[str, Any], words: str):
+    body = json.dumps({"model": "tiny", "prompt": "x"} | more).encode()
+    message = httpx.post(tiny.url + "/v1/completions", content=body, headers=JSON).json()["error"]["message"]
+    assert words in message and len(message) <= 2000
+    assert not any(inside in message for inside in ("function", "[", "_kind", "tag", "Annotated")), message
+
+
+# -- keys
+
+
+def test_a_key_in_the_environment_is_one_key(semspec, monkeypatch: pytest.MonkeyPatch):
+    found: list[Settings] = []
+
+    def make(engine: object, metrics: object, settings: Settings) -> None:
+        found.append(settings)
+        raise BadRequest("enough")
+
+    monkeypatch.setattr("semspec.serve.app.make_app", make)
+    monkeypatch.setattr("semspec.serve.logs.configure", lambda: None)
+    monkeypatch.setenv("SEMSPEC_API_KEY", "correct horse battery staple")
+    semspec("serve", "pocket")
+    assert found[0].keys == ("correct horse battery staple",)
+    monkeypatch.setenv("SEMSPEC_API_KEY", "caf\udce9")  # bytes that are not UTF-8
+    semspec("serve", "pocket")
+    assert found[1].keys == ("caf\udce9",)
+
+
+def test_a_key_of_any_bytes_works(pair: semspec.Pair):
+    with serving(lambda: pair, Settings(keys=("caf\udce9", "schlüssel"))) as live:
+        for key in (b"caf\xe9", "schlüssel".encode()):
+            assert live.get("/v1/models", headers=[(b"x-api-key", key)]).status_code == 200  # type: ignore[list-item]
+        assert live.get("/v1/models", headers={"x-api-key": "caf"}).status_code == 401
+
+
+def test_key_files_have_comments_and_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SEMSPEC_API_KEY", raising=False)
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbf# for the team\nfirst key\n\n  # old\nsecond#1\n")
+    assert keys([], file) == ("first key", "second#1")
+    for content in (b"# nothing but this\n", b"\x00\x01", b"\xff\xfe", b"a\x7fb\n", b""):
+        file.write_bytes(content)
+        with pytest.raises(BadRequest):
+            keys(["given"], file)
