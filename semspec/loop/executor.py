@@ -214,7 +214,7 @@ class Executor:
                 drafted, vocab = len(request.draft.tokens), request.rows.logits.shape[-1]
                 if 0 <= verdict.accepted <= drafted and 0 <= verdict.next < vocab:
                     self._answer(task, request, verdict)
-                elif verdict.next < 0:
+                elif verdict.next == -1:
                     self._end(task, SemspecError(NOT_NUMBERS))
                 else:
                     what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"

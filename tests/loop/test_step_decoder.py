@@ -179,7 +179,7 @@ class Watching(Picky):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_rule_gets_the_states_that_predicted_the_step(temperature: float, steps: int) -> None:
     verified = 0
-    for seed in range(6):
+    for seed in range(16):
         target, draft = language(seed), language(seed + 1)
         runners = FakeRunner(target, VOCAB), FakeRunner(draft, VOCAB)
         rule = Watching(steps=steps, target=target, draft=draft, context=lambda: decoder.context)  # noqa: B023

@@ -186,11 +186,13 @@ def drawing() -> dict[str, Any]:
     """From a vocabulary of 152,064."""
     numbers = {"rows": "i32", "stride": "i32", "size": "i32", "parts": "i32"}
     sizes: dict[str, Any] = {"PART": sample.PART, "PARTS": 256}
-    known = {"logits": HALF, "options": WIDE, "peaks": WIDE, "sums": WIDE, "state": WHOLE}
+    read = {"logits": HALF, "wishes": WIDE, "peaks": WIDE, "scores": WIDE, "winners": "*i32", "state": WHOLE}
     return {
         "peaks": built(sample._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
-        "weigh tokens": built(sample._weigh, known | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),
-        "pick": built(sample._pick, known | {"tokens": WHOLE} | numbers, sizes),
+        "race": built(sample._race, read | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),
+        "winner": built(
+            sample._winner, {"scores": WIDE, "winners": "*i32", "tokens": WHOLE, "parts": "i32"}, {"PARTS": 256}
+        ),
     }
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import semspec
-from semspec import loading
 from semspec.bench.replay import SHAPES, planned
 from semspec.cli.main import app
 from semspec.errors import ModelError
@@ -24,6 +23,7 @@ from semspec.model.kernels import reference_kernels
 from semspec.model.linear import DenseLinear
 from semspec.model.memory_plan import MemoryPlan, check
 from semspec.model.runner import ModelRunner
+from semspec.pair import loading
 from semspec.sparse import FfnPlan, SparsePlan
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import edit_config, make_model, save

@@ -99,7 +99,7 @@ def pair() -> Pair:
 def test_a_judge_says_of_what_was_collected_what_it_said_in_the_run(tmp_path: Path, pair: Pair, options: str) -> None:
     """So what it learns from is what it will see: the same tokens, behind the same words, however they came about."""
     rule, config = f"semantic+:threshold=0.97{options}", Config(n=6, top_p=1.0, per_problem=None, seed=5)
-    judge, met = pair.judge_probe(), list[str]()
+    judge, met = pair.resources.judge_probe(), list[str]()
     generate = pair.generate
 
     def noting(*asked: Any, **more: Any) -> Any:
@@ -136,7 +136,7 @@ def test_confidence_of_best_guesses_is_not_that_of_draws(pair: Pair, monkeypatch
     assert (temperature("semantic+"), temperature("semantic+:sample=true")) == (0.0, 0.6)
     for learnt, expected in (({}, 0.6), ({"met": {"drawn": True}}, 0.6), ({"met": {"drawn": False}}, 0.0)):
         sees = Probe(Head(4, (4,)), Features((), evidence=("draft",)), "some model", data=learnt)
-        monkeypatch.setattr(pair, "judge_probe", lambda folder, sees=sees: sees)
+        monkeypatch.setattr(pair.resources, "judge_probe", lambda folder, sees=sees: sees)
         assert temperature("semantic+") == expected
 
 
@@ -144,7 +144,7 @@ def test_a_collection_knows_by_whom_its_steps_were_met(tmp_path: Path, pair: Pai
     config = Config(traces="semantic+", n=2, samples=0, shard=4, target_layers=(6,))
     whole, part = collect(config, tmp_path / "whole", pair), collect(config, tmp_path / "part", pair)
     met = whole.run["met"]
-    assert met["rule"] == "semantic+" and met["judge_probe"] == pair.judge_probe().digest and met["least"] == pair.judge_probe().data["least"]  # noqa: E501  # fmt: skip
+    assert met["rule"] == "semantic+" and met["judge_probe"] == pair.resources.judge_probe().digest and met["least"] == pair.resources.judge_probe().data["least"]  # noqa: E501  # fmt: skip
     (part.samples / "00001.jsonl").unlink()  # as if it had been killed; traces are read again
     collect(config, part.path, pair)
     assert [s for n in whole.shards for s in whole.read_samples(n)] == [s for n in part.shards for s in part.read_samples(n)]  # noqa: E501  # fmt: skip
@@ -155,7 +155,10 @@ def test_a_collection_knows_by_whom_its_steps_were_met(tmp_path: Path, pair: Pai
 
 
 def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
-    judge, met = pair.judge_probe(), {"rule": "semantic+", "judge_probe": pair.judge_probe().digest, "least": 0.8}
+    judge, met = (  # noqa: E501  # fmt: skip
+        pair.resources.judge_probe(),
+        {"rule": "semantic+", "judge_probe": pair.resources.judge_probe().digest, "least": 0.8},
+    )
     assert reservation(judge, met, 0.8) is None and reservation(judge, met, 0.9) is None
     assert "threshold=0.7 again" in (reservation(judge, met, 0.7) or "")
     renamed = {("threshold" if key == "least" else key): value for key, value in met.items()}
@@ -210,7 +213,7 @@ def test_a_judge_is_fitted_to_what_it_meets_by_the_command_line(
     assert code == 2 and "collect with --samples 8" in err, "what the target would write is known from its samples"
     code, _, err = command(monkeypatch, capsys, "probe", "fit", "pocket", "--out", tmp_path / "new", *what)
     assert code == 2 and "--only judge" in err and not (tmp_path / "new").exists(), "before anything is collected"
-    judge = semspec.load("pocket", device="cpu", slots=1, context=512).judge_probe(str(joined))
+    judge = semspec.load("pocket", device="cpu", slots=1, context=512).resources.judge_probe(str(joined))
     assert judge.features == Features((6,), "last", ("tokens", "numbers", "entropy", "length"))
     assert judge.data["met"]["rule"] == "semantic+" and judge.data["seen"] == [["pocket/probe/", MOST, MOST + 7], ["pocket/probe/", 2 * MOST, 2 * MOST + 7]]  # noqa: E501  # fmt: skip
     code, _, err = command(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import semspec
-from semspec import loading
 from semspec.model import ModelRunner
 from semspec.model.memory_plan import MemoryPlan
+from semspec.pair import loading
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, SparsePlan
 from semspec.sparse.block_statistics import BlockStatistics

@@ -10,6 +10,8 @@ from semspec.probe.head import Probe, head_for
 
 WIDTH = 8
 
+OF_TARGET = tuple(group for group in evidence.GROUPS if group != "draft")
+
 
 class RuleResources:
     """One token per letter (below 50, a different one for every digit), untrained probes for states of width 8."""
@@ -18,7 +20,7 @@ class RuleResources:
         self, remark: list[int] | None = None, judge: Features | None = None, target: Features | None = None
     ) -> None:
         self.remark = remark
-        self._judge_features = judge or Features((2,), evidence=evidence.OF_TARGET)
+        self._judge_features = judge or Features((2,), evidence=OF_TARGET)
         torch.manual_seed(0)
         features = (target or Features((2,)), Features((1,)))
         self._probes = tuple(Probe(head_for(some, inputs(some), (4,), 0.0), some, "fake") for some in features)

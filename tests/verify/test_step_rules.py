@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semspec.errors import BadRequest
-from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES, OF_TARGET, evidence
+from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES, evidence
 from semspec.probe.evidence import WIDTH as ALL
 from semspec.probe.features import Features
 from semspec.sampling import noise
@@ -25,7 +25,7 @@ from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
 from semspec.verify.step_controls import AcceptAllSteps
 from tests.probe.test_evidence import plain_confidence
-from tests.verify.binding import WIDTH, RuleResources
+from tests.verify.binding import OF_TARGET, WIDTH, RuleResources
 from tests.verify.build import GREEDY, One, build, hot, outcomes, random_one
 
 VOCAB = 6
