@@ -61,6 +61,7 @@ FAMILIES: dict[str, Family] = {
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 ROPE_SCALINGS = ("linear", "llama3", "longrope", "yarn")
 DEFAULT_CONTEXT = 2048  # for models whose config has no longest sequence
+MAX_SIZE, MAX_HEAD_DIM = 1 << 28, 1 << 13
 MAX_DEPTH = 10_000  # layers; more is a mistake in the config
 
 
@@ -231,7 +232,7 @@ def _check(config: PreTrainedConfig, name: str) -> None:
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ModelError(f"{name}: {heads} query heads cannot share {kv_heads} key heads; its config is damaged")
     sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, _head_dim(config), context_of(config))
-    if min(sizes) < 1 or _head_dim(config) % 2:
+    if min(sizes) < 1 or max(sizes) > MAX_SIZE or _head_dim(config) > MAX_HEAD_DIM or _head_dim(config) % 2:
         raise ModelError(
             f"{name}: vocabulary, width, ffn, head and context of {sizes} cannot be; its config is damaged"
         )
@@ -270,7 +271,10 @@ def _rotary(config: PreTrainedConfig, name: str, layer_type: str | None) -> Rota
     rope = (config.rope_parameters or {})[layer_type] if layer_type else config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
     if kind == "default":
-        size = int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0))
+        factor = rope.get("partial_rotary_factor", 1.0)
+        if not 0 < factor <= 1:
+            raise ModelError(f"{name}: a partial_rotary_factor of {factor} cannot be; its config is damaged")
+        size = int(_head_dim(config) * factor)
         half = torch.arange(0, size, 2, dtype=torch.float32) / size
         return Rotary(tuple((1.0 / (rope.get("rope_theta", 10000.0) ** half)).tolist()))
     _refuse(name, "rope scaling", kind, ROPE_SCALINGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,9 +26,12 @@ class Choice:
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
     offset: int = 0  # characters of the tokens whose logprobs have been reported
+    characters: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
 
     def add(self, delta: Delta) -> Parts:
-        parts = self.splitter.feed(delta.spans, final=delta.finish is not None)
+        parts = self.splitter.feed(delta.spans, delta.markers, final=delta.finish is not None)
         for channel, text, _ in parts:
             self.texts[channel] += text
         self.finish = delta.finish
@@ -139,7 +143,7 @@ class ChatAnswer(Answer):
     def logprobs(self, choice: Choice, tokens: list[TokenText]) -> dict[str, Any]:
         return {
             "content": [
-                _entry(t.text, t.logprob) | {"top_logprobs": [_entry(text, p) for text, p in t.top]} for t in tokens
+                _entry(t.raw, t.logprob) | {"top_logprobs": [_entry(raw, p) for raw, p in t.top]} for t in tokens
             ],
             "refusal": None,
         }
@@ -158,18 +162,25 @@ class TextAnswer(Answer):
         offsets = []
         for token in tokens:
             offsets.append(choice.offset)
-            choice.offset += len(token.text)
+            choice.offset += len(choice.characters.decode(token.raw))
         return {
-            "tokens": [t.text for t in tokens],
+            "tokens": [_text(t.raw) for t in tokens],
             "token_logprobs": [t.logprob for t in tokens],
-            "top_logprobs": [dict(t.top) for t in tokens],
+            "top_logprobs": [{_text(raw): p for raw, p in t.top} for t in tokens],
             "text_offset": offsets,
         }
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
-    whole = "\ufffd" not in text  # else it is a part of a character, and its bytes are not known
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+def _entry(raw: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _text(raw), "logprob": logprob, "bytes": list(raw)}
+
+
+def _text(raw: bytes) -> str:
+    """A token as text; a part of a character by its bytes, as OpenAI writes it, so that no two are the same."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def trace_of(delta: Delta, parts: Parts) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Service:
         except BaseException:
             self.engine.release(request)
             raise
-        splitters = [self.tokenization.splitter(prompt) if chat else Splitter(None) for prompt, _ in sequences]
+        splitters = [self.tokenization.splitter(prompt) if chat else Splitter(enabled=False) for prompt, _ in sequences]
         how = body.speculation
         answer = (ChatAnswer if chat else TextAnswer)(
             journal["id"], self.settings.name, [Choice(s) for s in splitters], body.n,

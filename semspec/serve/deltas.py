@@ -20,11 +20,11 @@ class TokenOrigin:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token with its logprob and the likeliest tokens, as text."""
+    """A token with its logprob and the likeliest tokens, as the bytes they add to a text."""
 
-    text: str
+    raw: bytes
     logprob: float
-    top: tuple[tuple[str, float], ...]
+    top: tuple[tuple[bytes, float], ...]
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class Delta:
     tokens: int
     spans: list[tuple[str, TokenOrigin]]
     relaxed: list[tuple[int, str, str | None, str]]  # token, its text, the target's choice, why it was accepted
+    markers: list[tuple[int, bool]]  # tokens that open (True) or close the thinking
     drafted: int
     accepted: int
     logprobs: list[TokenText] | None
@@ -79,7 +80,7 @@ class Finished:
 
 def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
     """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer."""
-    relaxed = []
+    relaxed, (opens, closes) = [], pair.resources.thinking or (None, None)
     for i, relaxation in sorted(event.relaxed.items()):
         target = None if relaxation.target_token is None else pair.spelling(relaxation.target_token)
         relaxed.append((start + i, pair.spelling(event.tokens[i]), target, relaxation.reason))
@@ -91,6 +92,7 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
             for (text, origin), token in zip(event.spans, event.span_tokens, strict=True)
         ],
         relaxed,
+        [(start + i, token == opens) for i, token in enumerate(event.tokens) if token in (opens, closes)],
         event.drafted,
         event.accepted,
         None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
@@ -99,9 +101,8 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
 
 
 def token_text(pair: Pair, lp: TokenLogprob) -> TokenText:
-    return TokenText(
-        pair.spelling(lp.token), finite(lp.logprob), tuple((pair.spelling(t), finite(p)) for t, p in lp.top)
-    )
+    raw = pair.resources.bytes_of
+    return TokenText(raw(lp.token), finite(lp.logprob), tuple((raw(t), finite(p)) for t, p in lp.top))
 
 
 def finite(logprob: float) -> float:

@@ -1,59 +1,53 @@
-"""Telling a model's thinking from its answer, in text that arrives piece by piece."""
+"""Telling a model's thinking from its answer, by the tokens that mark it; text that looks like a marker is text."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from semspec.serve.deltas import TokenOrigin
 
 Channel = Literal["reasoning", "content"]
-Span = tuple[str, Any]  # text, and what the caller wants to know it by
+Span = tuple[str, TokenOrigin]
 
 
 class Splitter:
-    """Thinking is the text between the markers at the very beginning; the markers themselves are dropped."""
+    """Sorts the text of one answer into channels and drops the markers; one that is a special token has no text."""
 
-    def __init__(self, markers: tuple[str, str] | None, thinking: bool = False) -> None:
-        self.begin, self.end = markers or ("", "")
-        self.channel: Channel | None = "content" if markers is None else "reasoning" if thinking else None
-        self._held: list[Span] = []  # may turn out to be part of a marker
+    def __init__(self, thinking: bool = False, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.channel: Channel = "reasoning" if thinking and enabled else "content"
+        self._markers: deque[tuple[int, bool]] = deque()  # token, and whether it opens the thinking
+        self._blank: list[Span] = []  # white space before the answer, which is dropped if thinking follows
+        self._answering = False
 
-    def feed(self, spans: list[Span], final: bool = False) -> list[tuple[Channel, str, Any]]:
-        """What has become certain, by channel."""
-        self._held += spans
-        out: list[tuple[Channel, str, Any]] = []
-        if self.channel is None:
-            text = "".join(text for text, _ in self._held)
-            start = text.lstrip()
-            if start.startswith(self.begin):
-                self._take(len(text) - len(start) + len(self.begin))
-                self.channel = "reasoning"
-            elif final or not self.begin.startswith(start):
-                self.channel = "content"
-            else:
-                return out
-        if self.channel == "reasoning":
-            text = "".join(text for text, _ in self._held)
-            at = text.find(self.end)
-            certain = at if at >= 0 else len(text) - (0 if final else self._possible(text))
-            out += [("reasoning", *span) for span in self._take(certain)]
-            if at >= 0:
-                self._take(len(self.end))
-                self.channel = "content"
-        if self.channel == "content":
-            out += [("content", *span) for span in self._held]
-            self._held = []
-        return out
+    def feed(
+        self, spans: Iterable[Span], markers: Iterable[tuple[int, bool]] = (), final: bool = False
+    ) -> list[tuple[Channel, str, TokenOrigin]]:
+        """Text by channel, as far as it is certain."""
+        if not self.enabled:
+            return [("content", *span) for span in spans]
+        self._markers += markers
+        out: list[tuple[Channel, str, TokenOrigin]] = []
+        for text, origin in spans:
+            while self._markers and self._markers[0][0] < origin.token:
+                self._switch(self._markers.popleft()[1])
+            if self._markers and self._markers[0][0] == origin.token:
+                continue
+            if self.channel == "content" and not (self._answering or text.strip()):
+                self._blank.append((text, origin))
+                continue
+            self._answering = self.channel == "content"
+            out += self._flush()
+            out.append((self.channel, text, origin))
+        return out + self._flush() if final else out
 
-    def _possible(self, text: str) -> int:
-        """How many characters at the end may be the beginning of the end marker."""
-        longest = min(len(self.end) - 1, len(text))
-        return next((n for n in range(longest, 0, -1) if self.end.startswith(text[-n:])), 0)
+    def _switch(self, opens: bool) -> None:
+        self.channel = "reasoning" if opens else "content"
+        if opens:
+            self._blank = []
 
-    def _take(self, n: int) -> list[Span]:
-        """The first n characters of what is held."""
-        taken: list[Span] = []
-        while n and self._held:
-            text, key = self._held[0]
-            taken.append((text[:n], key))
-            self._held[:1] = [(text[n:], key)] if len(text) > n else []
-            n -= min(n, len(text))
-        return taken
+    def _flush(self) -> list[tuple[Channel, str, TokenOrigin]]:
+        blank, self._blank = self._blank, []
+        return [("content", *span) for span in blank]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from semspec.pair import Pair
 from semspec.serve.reasoning import Splitter
-from semspec.text.tokenizer import Prompt, encode, thinking_markers
+from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
 
 
 class Tokenization:
@@ -17,7 +17,6 @@ class Tokenization:
         self._tokenizer = copy.deepcopy(pair.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-tokenizer")
         self.markers = thinking_markers(self._tokenizer)
-        self._marker_texts = self._tokenizer.convert_ids_to_tokens(list(self.markers or ()))
 
     async def encode(self, prompt: Prompt | list[int]) -> list[int]:
         if isinstance(prompt, list) and isinstance(prompt[0], int):
@@ -32,10 +31,8 @@ class Tokenization:
     def splitter(self, prompt: list[int]) -> Splitter:
         """For a chat's answer; some templates begin the thinking in the prompt."""
         if self.markers is None:
-            return Splitter(None)
-        begin, end = self.markers
-        thinking = next((token == begin for token in reversed(prompt) if token in (begin, end)), False)
-        return Splitter((self._marker_texts[0], self._marker_texts[1]), thinking)
+            return Splitter(enabled=False)
+        return Splitter(opens_thinking(self._tokenizer, prompt, self.markers))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

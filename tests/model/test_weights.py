@@ -372,3 +372,12 @@ def test_whatever_is_wrong_with_a_header_the_answer_is_a_model_or_a_clear_error(
     except ModelError as error:
         said = str(error)
     assert str(folder) in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("head_dim", 1 << 30), ("vocab_size", 1 << 40), ("max_position_embeddings", 1 << 50)]
+)
+def test_sizes_that_no_model_has_are_refused_before_anything_is_made_of_them(folder: Path, field: str, value: int):
+    edit_config(folder, **{field: value})
+    with pytest.raises(ModelError, match="cannot be; its config is damaged"):
+        Shape.read(folder)

@@ -155,7 +155,7 @@ def test_a_collection_knows_by_whom_its_steps_were_met(tmp_path: Path, pair: Pai
 
 
 def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
-    judge, met = (  # noqa: E501  # fmt: skip
+    judge, met = (
         pair.resources.judge_probe(),
         {"rule": "semantic+", "judge_probe": pair.resources.judge_probe().digest, "least": 0.8},
     )
