@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, MutableMapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract
 from typing import Any, Generic, TypeVar
 
 from semspec.errors import BadRequest
@@ -33,6 +34,9 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
         name = getattr(cls, "name", None)
         if not (isinstance(cls, type) and issubclass(cls, self.base)) or not isinstance(name, str) or not name:
             raise BadRequest(f"a {self.kind} is a subclass of {self.base.__name__} with a `name`; this is {cls!r}")
+        other = self._classes.get(name, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):  # defining it anew is fine
+            raise BadRequest(f"there is a {self.kind} {name!r} already; give this one another name")
         self._classes[name] = cls
         return cls
 
@@ -55,8 +59,10 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
             point = self._entry_points[name]
             try:
                 self._classes[name] = cls = point.load()
-                if not issubclass(cls, self.base):
-                    raise TypeError(f"it is no subclass of {self.base.__name__}")
+                if not issubclass(cls, self.base) or isabstract(cls):
+                    raise TypeError(f"it is no subclass of {self.base.__name__} that can be used")
+                if getattr(cls, "name", None) != name:
+                    raise TypeError(f"its name is {getattr(cls, 'name', None)!r}; an entry point has the same")
             except Exception as error:  # whatever another package's code raises
                 self._classes.pop(name, None)
                 raise BadRequest(f"{self.kind} {name!r} cannot be loaded from {point.value}: {error}") from error

@@ -151,3 +151,17 @@ def test_built_in_names_are_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> N
     registry.register(verify.REGISTRY["exact"])
     registry.__dict__["_entry_points"] = {"exact": None, "other": None}
     assert registry["exact"] is verify.REGISTRY["exact"] and sorted(registry) == ["exact", "other"]
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Exacter(semspec.Rule):
+        name = "exact"
+        lossless = False
+
+        def verify(self, drafts: DraftBatch) -> Decisions:
+            raise NotImplementedError
+
+    with pytest.raises(semspec.BadRequest, match="there is a verifier 'exact' already"):
+        semspec.register_rule(Exacter)
+    assert verify.make("exact").lossless

@@ -161,7 +161,7 @@ class Chat:
             names = ["verifier", "num_draft_tokens", "drafter"]
             names += ["draft_min_p", "draft_max_entropy", "loop_repeats", "loop_period"]
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
-        self.say(f"{self.options.verifier}, drafts of {self.options.draft_length()} from {self.options.drafter}")
+        self.say(f"{self.options.verifier}, draft length {self.options.draft_length()}, drafter {self.options.drafter}")
         if not spec:
             self.say(f"the rules are: {', '.join(args.verifiers())}")
 

@@ -44,7 +44,8 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     from semspec.pocket.shipped import SHIPPED
     from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 
-    sources = [Source.find(SHIPPED.get(name, name)) for name in (model.target, model.draft) if name is not None]
+    draft = "pocket-draft" if model.target == "pocket" and model.draft is None else model.draft  # as `load` has it
+    sources = [Source.find(SHIPPED.get(name, name)) for name in (model.target, draft) if name is not None]
     device, dtype, context = model.device, model.dtype, model.context
     plans = [s.plan(device, dtype, slots, None if context is None else min(context, s.context)) for s in sources]
     found: dict[str, Any] = {
@@ -105,8 +106,8 @@ def show(found: dict[str, Any], console: Console) -> None:
         windows = f", windows of {', '.join(map(str, model['windows']))} tokens" if model["windows"] else ""
         console.print(
             f"[bold]{role}[/bold] {model['path']}: {model['model_type']} ({model['runner']} runner){size}, "
-            f"{model['layers']} layers of {model['width']}, {model['heads']} heads on {model['kv_heads']}, "
-            f"{model['vocabulary']} ids, context {model['context']}{windows}"
+            f"{model['layers']} layers of {model['width']}, {model['heads']} query and {model['kv_heads']} KV heads, "
+            f"vocabulary {model['vocabulary']}, context {model['context']}{windows}"
         )
     if "tokenizers" in found:
         agree = found["tokenizers"]
@@ -116,14 +117,14 @@ def show(found: dict[str, Any], console: Console) -> None:
     if "passes" not in found:
         return
     roles = ["target", "draft"][: len(found["passes"])]
-    table = Table("tokens in a pass", *(f"{role}, ms" for role in roles), "a draft of", "pays from tau")
+    table = Table("tokens in a pass", *(f"{role}, ms" for role in roles), "draft length", "break-even tau")
     drafts = {d["draft_tokens"] + 1: d for d in found["drafts"]}
     for rows in ROWS:
         costs = [f"{cost[str(rows)]:.1f}" for cost in found["passes"]]
         d = drafts.get(rows)
         table.add_row(str(rows), *costs, *((str(rows - 1), f"{d['tau_to_break_even']:.2f} of {rows}") if d else ()))
     console.print(table)
-    console.print("tau: tokens per round of drafting and verification", style="dim")
+    console.print("speculation pays where tau, the tokens per round, is above break-even", style="dim")
     if "profile" in found:
         show_profile(found["profile"], found["passes"], console)
 

@@ -83,7 +83,7 @@ def serve(
     app = make_app(engine, metrics, settings)
     logs.say(
         f"semspec serves {settings.name}: {slots} slots, {'lossy rules allowed' if lossy else 'lossless only'}, "
-        f"{'API key needed' if settings.keys else 'open to whoever can connect'}"
+        f"{'API key needed' if settings.keys else 'no API key'}"
     )
     Server(configure(app, host, port, settings.limits), engine, settings.limits).run()
     if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread

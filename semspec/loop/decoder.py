@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -138,11 +138,22 @@ class Decoder:
         )
         if not draft.tokens:  # nothing to verify: the target's own token follows
             rule = EXACT
+        own = rule is job.rule
+        if rule is EXACT and not own:  # verified with other sequences, whose rules want other layers or none
+            draft, rows = replace(draft, hidden={}), ScoreOutput(rows.logits)
         verdict: Verdict = yield VerifyRequest(
-            rule, draft, rows, job.sampling, len(self.context), self.round, self.state, job.logprobs, job.protected
+            rule,
+            draft,
+            rows,
+            job.sampling,
+            len(self.context),
+            self.round,
+            self.state if own else None,
+            job.logprobs,
+            job.protected,
         )
         self.round += 1
-        if rule is job.rule:
+        if own:
             self.state = verdict.state
 
         tokens = [*draft.tokens[: verdict.accepted], verdict.next]

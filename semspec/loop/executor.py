@@ -14,7 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from semspec.errors import SemspecError
@@ -53,7 +54,7 @@ class Executor:
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
         self._discarded: deque[Task] = deque()
-        self._ticking = False
+        self._busy = 0  # how often the lock is held
         self.lock = threading.RLock()
 
     def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
@@ -65,21 +66,33 @@ class Executor:
 
     def cancel(self, task: Task) -> None:
         """Stop a sequence wherever it is; its slots are free when this returns."""
-        with self.lock:
-            if not task.done:
+        with self._exclusive():
+            if getattr(task.decoding, "gi_running", False):  # from inside its own round, by a referee, say
+                self._discarded.append(task)
+            else:
                 self._end(task)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the lock; meanwhile destructors, which may run in this very thread, only leave a note."""
+        with self.lock:
+            self._busy += 1
+            try:
+                yield
+            finally:
+                self._busy -= 1
 
     def discard(self, task: Task) -> None:
         """Cancel without blocking, for destructors, which may run in the middle of a tick; then at the next tick."""
         self._discarded.append(task)
-        if not self._ticking and self.lock.acquire(blocking=False):
+        if not self._busy and self.lock.acquire(blocking=False):
             try:
                 self._drop_discarded()
             finally:
                 self.lock.release()
 
     def _drop_discarded(self) -> None:
-        while self._discarded:
+        for _ in range(len(self._discarded)):
             self.cancel(self._discarded.popleft())
 
     def run(self) -> None:
@@ -89,9 +102,10 @@ class Executor:
 
     def tick(self) -> None:
         """Advance every sequence as far as it goes, then make one pass on every runner that has work."""
-        with self.lock:
+        with self._exclusive():
+            if self._busy > 1:
+                raise SemspecError("a pass is under way: a rule or referee may not use the pair that calls it")
             self._drop_discarded()
-            self._ticking = True
             try:
                 self._tick()
             except BaseException:
@@ -99,8 +113,6 @@ class Executor:
                 for task in list(self.tasks):
                     self._end(task, SemspecError("decoding was interrupted in the middle of a pass; ask again"))
                 raise
-            finally:
-                self._ticking = False
 
     def _tick(self) -> None:
         start, busy = self.clock(), 0.0
@@ -166,7 +178,18 @@ class Executor:
         needed = [sum(other is runner for other in request.runners) for runner in request.runners]
         if any(runner.free < n for runner, n in zip(request.runners, needed, strict=True)):
             return False
-        task.results[0] = [runner.acquire(request.prompt) for runner in request.runners]
+        slots: list[int] = []
+        try:
+            for runner in request.runners:
+                slots.append(runner.acquire(request.prompt))  # noqa: PERF401 (those before one that fails are released)
+        except BaseException as error:
+            for runner, slot in zip(request.runners, slots, strict=False):
+                runner.release(slot)
+            if not isinstance(error, Exception):
+                raise
+            self._end(task, error)
+            return False
+        task.results[0] = slots
         return True
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:
@@ -174,6 +197,8 @@ class Executor:
             task.results[next(i for i, r in enumerate(task.requests) if r is request)] = result
 
     def _end(self, task: Task, error: Exception | None = None) -> None:
+        if task.done:
+            return
         task.done, task.error = True, error
         self.tasks.remove(task)
         if task in self._slots:
@@ -181,6 +206,9 @@ class Executor:
         self._verify_requests = [(t, r) for t, r in self._verify_requests if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
+        if task.requests and isinstance(task.requests[0], Acquire):  # granted, and not told yet
+            for owner, slot in zip(task.requests[0].runners, task.results.get(0, ()), strict=False):
+                owner.release(slot)
         try:
             task.decoding.close()  # its `finally` releases the slots
         except Exception as failure:

@@ -47,6 +47,7 @@ class PrefixCache(RunnerWrapper):
         else:
             slot = self._spare_slot()
             if slot != best:
+                self._cached[slot] = []  # until the copy is complete
                 self.inner.copy(best, slot, shared[best])
                 self._cached[slot] = self._cached[best][: shared[best]]
         if slot in self._idle:

@@ -93,12 +93,13 @@ class Stream:
         task = self._ticket.task
         try:
             while True:
+                done = task.done  # before events are collected: another thread may end the sequence in between
                 self._ready += self._ticket.collect()
                 if self._ready:
                     return self._ready.popleft()
-                if task.error is not None:
+                if done and task.error is not None:
                     raise task.error
-                if task.done:
+                if done:
                     raise StopIteration
                 if self._stopping:
                     self._executor.cancel(task)

@@ -183,7 +183,8 @@ def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """The model's own log-probabilities of the given tokens and of its `top` best ones. [R, V], R tokens."""
     logp = logits.float().log_softmax(-1)
-    own = logp.gather(-1, torch.tensor(list(tokens), device=logits.device)[:, None])[:, 0].tolist()
+    there = torch.tensor(list(tokens), device=logits.device).clamp_min(0)  # -1 is no token, and ends its sequence
+    own = logp.gather(-1, there[:, None])[:, 0].tolist()
     if not top:
         return [TokenLogprob(t, lp) for t, lp in zip(tokens, own, strict=True)]
     best = logp.topk(min(top, logp.shape[-1]), dim=-1)

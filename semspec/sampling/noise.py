@@ -27,6 +27,7 @@ _PURPOSES = 8
 
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _ALL = (1 << 64) - 1
+BELOW_ONE = 1 - 2.0**-24  # rounded up to 1, noise would be infinite, and a token with all the mass could lose
 BITS = 23  # so that (x + 1/2) / 2^23 is exact in float32 and strictly inside (0, 1)
 
 
@@ -92,7 +93,7 @@ def exponential(key: Tensor, size: int) -> Tensor:
     """
     counters = torch.arange(1, size + 1, device=key.device) * signed(MULTIPLIERS[0])
     v = (_shift(_mix(key[..., None] + counters), 32).to(torch.float32) + 0.5) * 2.0**-32
-    return -torch.log1p(-v)
+    return -torch.log1p(-v.clamp_max(BELOW_ONE))
 
 
 def exponential_of(key: int, size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -103,4 +104,4 @@ def exponential_of(key: int, size: int) -> np.ndarray[Any, np.dtype[np.float32]]
         x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIERS[2])
         x ^= x >> np.uint64(31)
         v = ((x >> np.uint64(32)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-        return -np.log1p(-v)
+        return -np.log1p(-np.minimum(v, np.float32(BELOW_ONE)))

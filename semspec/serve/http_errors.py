@@ -25,8 +25,8 @@ MAX_LOCATION = 100
 MESSAGES = {  # where pydantic's own message would describe the validator rather than the field
     "json_invalid": "is not valid JSON",
     "missing": "is required",
-    "model_type": "has to be an object",
-    "model_attributes_type": "has to be an object",
+    "model_type": "has to be a JSON object",
+    "model_attributes_type": "has to be a JSON object, sent with the header Content-Type: application/json",
     "union_tag_invalid": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
     "union_tag_not_found": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
 }

@@ -45,7 +45,7 @@ def _tests(drafts: DraftBatch) -> tuple[Tensor, Tensor]:
         at = torch.full_like(drafts.counts, k)
         excess = (weight[:, None] * drafts.target_distribution(at) - drafts.draft_distribution(at)).clamp_min(0).sum(-1)
         inner = excess / (excess + 1 - weight)
-        inner = torch.where(inner.isnan(), 1.0, inner)  # 0/0: p_k is 1 and M equals m, so the prefix passes
+        inner = torch.where((excess == 0) & (weight == 1), 1.0, inner)  # 0/0: M equals m
         passing.append(torch.where(drafts.counts == k, weight, inner))
         weights.append(weight)
         weight = (weight * ratio[:, k]).clamp_max(1)

@@ -57,7 +57,12 @@ def test_commands(chat, tmp_path: Path):
     after = json.loads((tmp_path / "b.json").read_text())
     assert [m["content"] for m in after["messages"][:2]] == ["be brief", "/x"] and len(after["turns"]) == 1
     assert max(map(int, after["turns"][0]["stats"]["drafts"])) <= 3
-    for said in ("turns            2", "none, drafts of 8 from auto", "a new chat", "exact, drafts of 3 from ngram"):
+    for said in (
+        "turns            2",
+        "none, draft length 8, drafter auto",
+        "a new chat",
+        "exact, draft length 3, drafter ngram",
+    ):
         assert said in done.stderr
     assert "the rules are: accept-all, " in done.stderr and "/save FILE" in done.stderr
 
@@ -136,7 +141,7 @@ def test_in_a_terminal(target_folder: Path):
         assert "^C" not in terminal.expect("stopped · "), "an echo would move the cursor that rows are redrawn from"
         terminal.expect("> ")
         terminal.type("/method no\t\n")
-        terminal.expect("none, drafts of 8", "> ")
+        terminal.expect("none, draft length 8", "> ")
         terminal.type("half a line")
         terminal.expect("half a line")
         terminal.press("\x03", "Ctrl-D leaves")

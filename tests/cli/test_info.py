@@ -62,7 +62,7 @@ def test_windows_are_told_and_people_get_a_table(tmp_path: Path) -> None:
     folder = save(make_model("gemma3"), tmp_path / "gemma")
     assert told(folder, "--no-measure")["models"][0]["windows"] == [24]
     done = CliRunner().invoke(app, ["info", str(folder), "--device", "cpu"], env={"COLUMNS": "100"})
-    assert done.exit_code == 0 and "windows of 24 tokens" in done.stdout and "pays from tau" in done.stdout
+    assert done.exit_code == 0 and "windows of 24 tokens" in done.stdout and "break-even tau" in done.stdout
 
 
 def test_a_profile_holds_passes_against_memory_and_names_the_best_drafts(

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import pytest
 
 from semspec import verify
-from semspec.draft import ModelDrafter
+from semspec.draft import ModelDrafter, NoDrafter
+from semspec.errors import SemspecError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
 from semspec.types import Acquire, Decode, Event, Sampling, Score, SequenceGenerator
+from semspec.verify import make
 from semspec.verify.exact import Exact
 from tests.fakes import Clock, FakeRunner, chain, greedy
 
@@ -344,3 +346,78 @@ def test_sequences_whose_prompts_took_several_passes_still_share_every_pass():
     rounds = world.target.diary[read:]
     assert len(rounds) == len(world.draft.diary[drafted:]) == 4
     assert all(len(p.rows) == 8 for p in rounds), "every pass is for all sequences"
+
+
+def test_slots_are_given_back_if_one_of_them_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    good = world.submit([1, 2])
+    world.executor.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.draft, "acquire", lambda prompt=(): 1 / 0)
+        bad = world.submit([3])
+        world.executor.tick()
+    world.executor.run()
+    assert isinstance(bad.error, ZeroDivisionError) and tokens(good) == greedy(world.language, [1, 2], 30)
+    assert not world.target.held and not world.draft.held
+
+
+def test_a_sequence_that_fails_twice_in_one_tick_ends_once():
+    runner, executor = FakeRunner(lambda context: [float("nan")] * 4, 4), Executor()
+
+    def decoding():
+        slots = yield Acquire([runner, runner])
+        yield tuple(Decode(runner, slot, [1, 2], 2, Sampling(), 0) for slot in slots)
+
+    task = executor.submit(decoding(), Stats())
+    executor.run()
+    assert "not numbers" in str(task.error)
+
+
+@pytest.mark.parametrize("rule", ["exact", "none", "sampling"])
+def test_a_model_that_gives_nan_ends_only_its_own_sequence_logprobs_or_not(rule: str):
+    def logits(context: list[int]) -> list[float]:
+        return [float("nan")] * 4 if context[0] == 3 else [0.0, 1.0, 2.0, 0.5]
+
+    target, draft, executor = FakeRunner(logits, 4), FakeRunner(lambda context: [0.0, 1.0, 2.0, 0.5], 4), Executor()
+    tasks = []
+    for prompt in ([3, 1], [1, 1]):
+        stats, drafter = Stats(), NoDrafter() if rule == "none" else ModelDrafter(draft)
+        job = Job(prompt, make(rule), 3, 9, sampling=Sampling(0.7, seed=1), logprobs=2)
+        tasks.append(executor.submit(Decoder(job, target, drafter, stats).decode(), stats))
+    executor.run()
+    assert "not numbers" in str(tasks[0].error) and tasks[1].error is None and len(tokens(tasks[1])) == 9
+
+
+def test_a_pass_inside_a_pass_is_refused_and_a_round_may_cancel_itself():
+    world = World()
+    task = world.submit([1, 2])
+    language = world.target.logits
+
+    def nested(context: list[int]) -> list[float]:
+        with pytest.raises(SemspecError, match="a pass is under way"):
+            world.executor.tick()
+        return language(context)
+
+    world.target.logits = nested
+    world.executor.run()
+    assert tokens(task) == greedy(language, [1, 2], 30)
+
+
+def test_what_is_discarded_while_another_is_cancelled_waits(monkeypatch: pytest.MonkeyPatch):
+    """As garbage collection may have it, in the thread that holds the lock."""
+    world = World()
+    one, other, third = (world.submit([i]) for i in (1, 2, 3))
+    for _ in range(2):
+        world.executor.tick()
+    end = world.executor._end
+
+    def collected(task, error=None):
+        world.executor.discard(other)
+        assert not other.done
+        end(task, error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.executor, "_end", collected)
+        world.executor.cancel(one)
+    world.executor.run()
+    assert other.done and tokens(third) == greedy(world.language, [3], 30) and not world.target.held

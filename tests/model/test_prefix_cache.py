@@ -168,3 +168,22 @@ def test_a_limited_cache_takes_slots_as_it_needs_them_and_gives_them_back() -> N
     assert inner.free == 2 and runner.free == 1
     del runner
     assert inner.free == 3
+
+
+def test_a_copy_that_is_interrupted_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=2)
+    runner, system = PrefixCache(inner), [1, 2, 3, 4] * 5
+    old, other = [9, 8, 7] * 8, [*system, *[5] * 20]
+    read(runner, old)
+    read(runner, other)
+    copy = inner.copy
+
+    def interrupted(*arguments: int) -> None:
+        copy(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner.acquire([*system, *[6] * 9])
+    assert read(runner, [*old, 3]) == pytest.approx(TARGET([*old, 3])), "not what was copied over it"

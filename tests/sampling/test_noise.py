@@ -144,3 +144,9 @@ def test_the_smallest_noise_is_far_below_what_a_float_tells_from_one() -> None:
     """So that tokens of a long tail, each of less than 1e-8, win as often as they should."""
     numbers = noise.exponential(noise.key(torch.tensor(0), torch.arange(200), torch.tensor(0)), 150_000).flatten()
     assert float(numbers.min()) < 2e-7 and len(numbers[numbers < 1e-5].unique()) > 200
+
+
+def test_no_noise_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bits set round up to one: then a token with all the mass would lose to one with none."""
+    monkeypatch.setattr(noise, "_mix", lambda x: torch.full_like(x, -1))
+    assert noise.exponential(torch.zeros(1, dtype=torch.long), 3).isfinite().all()

@@ -273,7 +273,7 @@ def test_what_is_no_text_is_a_400(pocket: Live, body: bytes, capfd: pytest.Captu
         ({"stop": 3}, "stop: Input should be a valid string"),
         ({"stop": [3]}, "stop.0: Input should be a valid string"),
         ({"model": None}, "model is required"),
-        ({"speculation": 3}, "speculation has to be an object"),
+        ({"speculation": 3}, "speculation has to be a JSON object"),
         ({"stop": "\ud800"}, "stop: the text has half a character"),
         ({"x" * 9000: 1}, "there is no field 'xxx"),
         ({"speculation": {"drafter": "x" * 9000}}, "there is no drafter 'xxx"),

@@ -106,4 +106,4 @@ def _exponential(state, row, rows, i):
     v = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
     # -log(1 - v): by its series where 1 - v would lose the digits of v. There is no log1p in the language itself.
     series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6))))))
-    return tl.where(v < 0.0625, series, -tl.log(tl.maximum(1 - v, 1e-38)))
+    return tl.where(v < 0.0625, series, -tl.log(1 - tl.minimum(v, 0.99999994)))
