@@ -31,8 +31,8 @@ def reasons(relaxed: list[dict[str, Any]]) -> Text:
     """One line for each relaxed token."""
     lines = []
     for token in relaxed:
-        instead = "" if token["instead"] is None else f" for {token['instead']!r}"
-        lines.append(f"{token['at']:>6}  {token['text']!r}{instead}: {token['why']}")
+        instead = "" if token["instead"] is None else f" instead of {token['instead']!r}"
+        lines.append(f"token {token['at']}: {token['text']!r}{instead} ({token['why']})")
     return Text("\n".join(lines) or "nothing was relaxed", style=STYLES["relaxed"])
 
 

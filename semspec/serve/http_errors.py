@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from semspec.errors import BadRequest, SemspecError
+from semspec.serve.schema import Speculation
 
 KINDS = {
     400: "invalid_request_error",
@@ -74,6 +75,8 @@ def explain(error: RequestValidationError) -> str:
     parts = [str(part) for part in first["loc"][1:] if isinstance(part, int) or part.isidentifier()]
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:MAX_LOCATION]
+        if name in Speculation.model_fields:
+            return f'{name!r} goes inside "speculation": {{...}}'
         return f"there is no field {name!r} here, or it is not supported; leave it out"
     if first["type"] == "json_invalid":
         parts = []

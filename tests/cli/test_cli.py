@@ -33,7 +33,8 @@ def test_every_relaxed_token_can_be_asked_for_its_reason(semspec, target_folder:
     assert all("at least 0.2 of the best's" in r["why"] and r["instead"] is not None for r in relaxed)
     listed = semspec(*command, "--verifier", "margin:ratio=0.2", "--why")
     lines = [line for line in listed.stderr.splitlines() if "of the best's" in line]
-    assert len(lines) == len(relaxed) and lines[0].strip().startswith(f"{relaxed[0]['at']}  {relaxed[0]['text']!r} for")
+    first = f"token {relaxed[0]['at']}: {relaxed[0]['text']!r} instead of {relaxed[0]['instead']!r} ("
+    assert len(lines) == len(relaxed) and lines[0].startswith(first)
     assert "nothing was relaxed" in semspec(*command, "--why", "--quiet").stderr
 
 

@@ -274,6 +274,7 @@ def test_what_is_no_text_is_a_400(pocket: Live, body: bytes, capfd: pytest.Captu
         ({"stop": [3]}, "stop.0: Input should be a valid string"),
         ({"model": None}, "model is required"),
         ({"speculation": 3}, "speculation has to be a JSON object"),
+        ({"num_draft_tokens": 3}, "'num_draft_tokens' goes inside \"speculation\": {...}"),
         ({"stop": "\ud800"}, "stop: the text has half a character"),
         ({"x" * 9000: 1}, "there is no field 'xxx"),
         ({"speculation": {"drafter": "x" * 9000}}, "there is no drafter 'xxx"),
