@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.serve.deltas import TokenOrigin
+import semspec
+from semspec.serve.answers import Choice
+from semspec.serve.deltas import TokenOrigin, delta_of
 from semspec.serve.reasoning import Splitter
+from semspec.text.tokenizer import opens_thinking
+from tests.checkpoints import make_tokenizer
+from tests.fakes import FakeRunner, script
 
 OPEN, CLOSE = "<think>", "</think>"  # as tokens of their own; the same text may also be spelled by others
 TOKENS = st.lists(st.sampled_from([(OPEN, True), (CLOSE, False), ("", True), ("", False)]) | st.sampled_from(
@@ -61,3 +67,22 @@ def test_nothing_is_held_back_but_white_space_before_the_answer() -> None:
     assert splitter.feed([], [(4, False)]) == [], "a special token has no text"
     assert [part[:2] for part in splitter.feed(span("two", 5))] == [("content", "two")]
     assert [part[:2] for part in Splitter(enabled=False).feed(span(OPEN, 0), [(0, True)])] == [("content", OPEN)]
+
+
+@pytest.mark.parametrize("opened_by_the_prompt", [False, True])
+def test_markers_that_are_special_tokens_split_an_answer_too(opened_by_the_prompt: bool) -> None:
+    """Their text is skipped by every decoder, and a marker that the user quotes opens nothing."""
+    tokenizer = make_tokenizer(("<eos>", OPEN, CLOSE))
+    opens, closes = tokenizer.convert_tokens_to_ids([OPEN, CLOSE])
+    words = [tokenizer.encode(text, add_special_tokens=False) for text in ("the quick", "brown fox")]
+    prompt = [*tokenizer.encode("one two"), opens, *words[0], *([opens] if opened_by_the_prompt else [])]
+    answer = [*([] if opened_by_the_prompt else [opens]), *words[0], closes, *words[1]]
+    pair = semspec.Pair(FakeRunner(script(answer, len(tokenizer), len(prompt)), len(tokenizer)), tokenizer)
+    (ticket,) = pair.submit([(prompt, semspec.Options(verifier="none", max_new_tokens=len(answer), ignore_eos=True))])
+    pair.executor.run()
+    choice, start = Choice(Splitter(opens_thinking(tokenizer, prompt, (opens, closes)))), 0
+    for event in ticket.collect():
+        choice.add(delta_of(pair, 0, event, start))
+        start += len(event.tokens)
+    assert choice.texts["reasoning"].strip() == "the quick" and choice.texts["content"].strip() == "brown fox"
+    assert not opens_thinking(tokenizer, [*prompt, *words[0]], (opens, closes)), "quoted further up"
