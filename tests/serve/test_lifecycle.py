@@ -135,7 +135,7 @@ def test_a_second_signal_ends_every_request_with_an_error_at_once(sent: signal.S
             outcomes = [answer.result() for answer in answers]
         assert running.wait(20) == 0
         lines = log_lines(running)
-    assert set(outcomes) <= {"whole", "shutting_down"} and "shutting_down" in outcomes
+    assert set(outcomes) <= {"whole", "shutting_down", "draining"} and "shutting_down" in outcomes
     assert [line["status"] for line in lines if line.get("path") == "/v1/chat/completions"].count(500) == 0
     assert "semspec serves pocket" in lines[0]["event"]
     assert any(line["event"] == "listening" and line["url"] == url for line in lines)
