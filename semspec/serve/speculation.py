@@ -7,9 +7,11 @@ import inspect
 from typing import Any
 
 from semspec import verify
+from semspec.draft import DrafterKind
 from semspec.errors import BadRequest
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.options import AUTO, DRAFTERS, Options
+from semspec.registry import current_name
 from semspec.serve.limits import Settings
 from semspec.serve.schema import SHARED, SpeculationBase
 from semspec.text.steps import MAX_STEP_TOKENS
@@ -36,6 +38,8 @@ def apply(given: SpeculationBase | None, settings: Settings) -> Options:
     _check(rule, settings)
     _check_length(changes.get("num_draft_tokens"), settings)
     options = dataclasses.replace(options, verifier=rule, **changes)
+    if options.drafter != settings.defaults.drafter:
+        _check_drafter(options.drafter_kind)
     return _capped(dataclasses.replace(options, verifier="none") if given.off else options, settings)
 
 
@@ -66,6 +70,15 @@ def _check_paths(rule: Rule) -> None:
     for field in _path_fields(rule):
         if getattr(rule, field.name) != field.default:
             raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is set where the server is started")
+
+
+def _check_drafter(kind: DrafterKind | None) -> None:
+    """The same for drafters, whose texts may all be paths: those of other packages are not known here."""
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    for field in fields:
+        value = getattr(kind, field.name)
+        if value != field.default and not isinstance(value, bool | int | float):
+            raise BadRequest(f"option {field.name!r} of that drafter is set where the server is started")
 
 
 def _with_paths_of(rule: Rule, default: Rule) -> Rule:
@@ -131,6 +144,7 @@ def _check_length(length: int | str | None, settings: Settings) -> None:
 def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
     """The rule with options of its own, each of its default's type."""
     fields = {f.name: f for f in option_fields(type(rule))}
+    own = {current_name(f"verifier {rule.name!r}", fields.values(), name): value for name, value in own.items()}
     for name, value in own.items():
         if name not in fields:
             raise BadRequest(

@@ -14,8 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 import semspec
-from semspec import BadRequest, Options
+from semspec import BadRequest, Options, draft
 from semspec.cli.serve import keys
+from semspec.draft import DrafterKind
 from semspec.serve.app import make_app
 from semspec.serve.engine import Engine
 from semspec.serve.hosts import HostCheck, host_names, parse_host
@@ -323,3 +324,31 @@ def test_key_files_have_comments_and_are_text(tmp_path: Path, monkeypatch: pytes
         file.write_bytes(content)
         with pytest.raises(BadRequest):
             keys(["given"], file)
+
+
+def test_a_former_name_of_an_option_is_taken_over_http_too() -> None:
+    settings = Settings(name="x", allow_lossy=True)
+    with pytest.warns(DeprecationWarning, match="is now called 'threshold'"):
+        options = apply(Speculation.model_validate({"verifier": "specreason", "least": 3}), settings)
+    assert options.verifier.threshold == 3  # type: ignore[union-attr]
+
+
+def test_no_request_gives_a_drafter_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter of another package may read a path from one."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Heads(DrafterKind):
+        name = "heads"
+        weights: str = ""
+        depth: int = 4
+
+        def build(self, draft: Any, early_exit: Any) -> Any:
+            raise AssertionError
+
+    monkeypatch.setitem(draft.REGISTRY, "heads", Heads)
+    asked, settings = "heads:weights=/etc/ssl", Settings(name="x")
+    with pytest.raises(BadRequest, match="option 'weights' of that drafter is set where the server is started"):
+        apply(Speculation.model_validate({"drafter": asked}), settings)
+    assert apply(Speculation.model_validate({"drafter": "heads:depth=6"}), settings).drafter == "heads:depth=6"
+    operator = Settings(name="x", defaults=Options(drafter=asked))
+    assert apply(Speculation.model_validate({"drafter": asked}), operator).drafter == asked
