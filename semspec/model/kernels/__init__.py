@@ -68,6 +68,8 @@ class Kernels:
     product: Callable[..., Tensor]  # (x, weight, bias, parts, activation); of at most SKINNY_ROWS rows
     fused_moe: Callable[..., Tensor]  # each token's experts, in parts
     sparse_mlp: Callable[..., Tensor]  # a feed-forward network without the channels that no token needs, in parts
+    # (x, QuantisedLinear, parts, activation) as `product`; None: quantised weights are dequantised for every product.
+    quantised_product: Callable[..., Tensor] | None = None
     # Selects blocks of the cache for a draft; None: it is done one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
     # Samples tokens without top-k and top-p; None: as semspec.sampling.draw does it.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from semspec.model.experts import ACTIVATE, route, skip
 from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, SelectedBlocks
+from semspec.model.quantised import QuantisedLinear
 
 
 def attend(
@@ -134,11 +135,15 @@ def product(
     return sums if x.dtype == torch.float64 else sums.float()
 
 
+def quantised_product(x: Tensor, linear: QuantisedLinear, parts: bool = False, activation: str | None = None) -> Tensor:
+    return product(x, linear.dequantised(x.dtype), linear.bias, parts, activation)
+
+
 def fused_moe(
     x: Tensor,
     logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | QuantisedLinear,
+    down: Tensor | QuantisedLinear,
     activation: str,
     chosen: int,
     renormalise: bool,
@@ -155,6 +160,7 @@ def fused_moe(
     inside = (torch.arange(queries, device=x.device) < counts[:, None]).flatten()
     index = torch.where(inside[:, None], index, -1)
     parts = x.new_zeros((chosen, *x.shape), dtype=weights.dtype)
+    gate_up, down = (w if isinstance(w, Tensor) else w.dequantised(x.dtype) for w in (gate_up, down))
     for token, choice in (index >= 0).nonzero().tolist():
         e = index[token, choice]
         made = act_and_mul(F.linear(x[token, None], gate_up[e]), activation)

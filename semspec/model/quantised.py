@@ -1,0 +1,189 @@
+"""Weights in 8 or 4 bits with scales: the few layouts that all formats of checkpoints are turned into while loading.
+
+A weight is (code - zero) * scale * gain, where a block of weights shares a scale and a zero, and an output its gain.
+So one kernel for each kind of code serves every format. Activations stay floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semspec.errors import ModelError
+from semspec.model.kernels import Kernels
+from semspec.model.linear import Linear, evenly_spaced
+
+Kind = Literal["fp8", "int8", "int4", "fp4"]
+LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 15.0}  # code of a kind that we quantise to
+GROUP = 128  # inputs that share a scale of int4, at most
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by code; bit 3 is the sign
+MIDDLE = 8  # the zero of int4 without zeros
+
+
+@dataclass(slots=True)
+class QuantisedLinear(Linear):
+    """Tensors may have one more dimension in front, of experts."""
+
+    kind: Kind
+    # fp8: float8_e4m3fn [out, in]; int8: int8 [out, in]; int4 and fp4: uint8 [out, in / 2], the low four bits are the
+    # even input's.
+    codes: Tensor
+    scales: Tensor  # [ceil(out / block[0]), ceil(in / block[1])], float32, bfloat16, float16 or float8_e4m3fn
+    block: tuple[int, int]  # (outputs, inputs) that share a scale; (1, in): one for each output
+    zeros: Tensor | None = None  # like scales; None: 0, and MIDDLE for int4
+    gain: Tensor | None = None  # float32 [out]: a format's scale of the whole matrix; None: 1
+    bias: Tensor | None = None  # [out]
+    original: Tensor | None = None  # a sample of the plain weights these were made from, if it was we who quantised
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(outputs, inputs)"""
+        outputs, columns = self.codes.shape[-2:]
+        return outputs, columns * (2 if self.kind in ("int4", "fp4") else 1)
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """As plain floats: the reference for kernels, and what prompts are multiplied with if nothing is faster."""
+        zeros = None if self.zeros is None else self._spread(self.zeros)
+        return self._weights(self.codes, self._spread(self.scales), zeros, self.gain).to(dtype)
+
+    def _weights(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, gain: Tensor | None) -> Tensor:
+        """Of some outputs, [..., n, codes], with what each weight has: scales and zeros [..., n, in or 1], gain [n]."""
+        if self.kind in ("int4", "fp4"):
+            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+        if self.kind == "fp4":
+            codes = torch.tensor([*FP4, *(-value for value in FP4)], device=codes.device)[codes.int()]
+        values = codes.float()
+        if zeros is not None:
+            values = values - zeros
+        elif self.kind == "int4":
+            values = values - MIDDLE
+        values = values * scales
+        return values if gain is None else values * gain[..., None]
+
+    def _spread(self, scales: Tensor) -> Tensor:
+        """What blocks share, for each weight."""
+        (outputs, inputs), (rows, columns), made = self.size, self.block, scales.float()
+        if rows > 1:
+            made = made.repeat_interleave(rows, -2)[..., :outputs, :]
+        return made if columns >= inputs else made.repeat_interleave(columns, -1)[..., :inputs]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.dequantised(x.dtype), self.bias)
+
+    def fused(self, kernels: Kernels, x: Tensor, parts: bool, activation: str | None) -> Tensor | None:
+        if kernels.quantised_product is None:
+            return None
+        return kernels.quantised_product(x, self, parts, activation)
+
+    @property
+    def sample(self) -> Tensor:
+        if self.original is not None:
+            return self.original
+        # Of a flat matrix's every n-th weight; codes, two of which may share a byte, as rows of one or two weights.
+        outputs, inputs = self.size
+        index = evenly_spaced(torch.arange(outputs * inputs, device=self.codes.device))
+        row, column = index // inputs, index % inputs
+        block, each = (row // self.block[0], column // self.block[1]), inputs // self.codes.shape[-1]
+        zeros, gain = None if self.zeros is None else self.zeros[block].float()[:, None], self.gain
+        codes = self.codes.view(torch.uint8)[row, column // each].view(self.codes.dtype)[:, None]
+        scales = self.scales.float()[block][:, None]
+        weights = self._weights(codes, scales, zeros, None if gain is None else gain[row])  # [n, each]
+        return weights.gather(1, (column % each)[:, None])[:, 0]
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.codes, self.scales, self.zeros, self.gain, self.bias, self.original)
+        return sum(t.nbytes for t in tensors if t is not None)
+
+    @property
+    def halves(self) -> tuple[QuantisedLinear, QuantisedLinear]:
+        """Of gate and up in one product: each by itself, in the same memory."""
+        half = self.size[0] // 2
+        whole = self if half % self.block[0] == 0 else self.with_rows(math.gcd(half, self.block[0]))
+        optional = [(None, None) if t is None else t.chunk(2, -1) for t in (whole.gain, whole.bias)]
+        zeros = (None, None) if whole.zeros is None else whole.zeros.chunk(2, -2)
+        parts = zip(whole.codes.chunk(2, -2), whole.scales.chunk(2, -2), zeros, *optional, strict=True)
+        one, two = (QuantisedLinear(self.kind, part[0], part[1], whole.block, *part[2:]) for part in parts)
+        return one, two
+
+    def with_rows(self, rows: int) -> QuantisedLinear:
+        """The same with blocks of fewer outputs, which divide those of before."""
+        count, times = math.ceil(self.size[0] / rows), self.block[0] // rows
+
+        def more(scales: Tensor) -> Tensor:
+            return scales.repeat_interleave(times, -2)[..., :count, :].contiguous()
+
+        zeros = None if self.zeros is None else more(self.zeros)
+        return replace(self, scales=more(self.scales), zeros=zeros, block=(rows, self.block[1]))
+
+
+def quantise(weight: Tensor, kind: Kind, bias: Tensor | None = None) -> QuantisedLinear:
+    """Plain weights [out, in] in fewer bits: a scale for each output, for int4 a scale and a zero for each group."""
+    inputs = weight.shape[1]
+    group = inputs if kind != "int4" else math.gcd(GROUP, inputs)
+    if group < 2:
+        raise ModelError(f"a matrix of {inputs} inputs cannot be stored as {kind}; load with another dtype")
+    grouped = weight.float().unflatten(1, (-1, group))  # [out, groups, group]
+    low, high = grouped.amin(-1).clamp_(max=0), grouped.amax(-1).clamp_(min=0)
+    reach = high - low if kind == "int4" else torch.maximum(high, -low)
+    scales = (reach / LARGEST[kind]).clamp_(min=1e-12)
+    zeros = None
+    if kind == "int4":
+        scales = scales.bfloat16()  # codes are then chosen for the rounded scale
+        zeros = (-low / scales.float()).round_().clamp_(0, LARGEST[kind]).bfloat16()
+    codes = grouped / scales.float()[..., None]
+    if zeros is not None:
+        codes = codes.round_().add_(zeros.float()[..., None]).clamp_(0, LARGEST[kind]).to(torch.uint8)
+        codes = pack_nibbles(codes.flatten(1))
+    elif kind == "int8":
+        codes = codes.flatten(1).round_().to(torch.int8)
+    else:
+        codes = codes.flatten(1).clamp_(-LARGEST[kind], LARGEST[kind]).to(torch.float8_e4m3fn)
+    return QuantisedLinear(kind, codes, scales, (1, group), zeros, None, bias, evenly_spaced(weight).clone())
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Codes of four bits [..., n], each in a byte -> two in a byte, the even one low."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def join(parts: Sequence[QuantisedLinear], bias: Tensor | None = None) -> QuantisedLinear | None:
+    """Matrices with the same inputs as one, their outputs one after the other. None: their layouts differ."""
+    first = parts[0]
+    if any((p.kind, p.block[1], p.zeros is None) != (first.kind, first.block[1], first.zeros is None) for p in parts):
+        return None
+    if len({p.scales.dtype for p in parts}) > 1:
+        return None
+    rows = math.gcd(*(p.block[0] for p in parts), *(p.size[0] for p in parts)) if len(parts) > 1 else first.block[0]
+    parts = [p if p.block[0] == rows else p.with_rows(rows) for p in parts]
+    gain = None
+    if any(p.gain is not None for p in parts):
+        ones = (torch.ones(p.size[0], device=p.codes.device) if p.gain is None else p.gain for p in parts)
+        gain = torch.cat(list(ones))
+    zeros = None if first.zeros is None else torch.cat([p.zeros for p in parts if p.zeros is not None])
+    codes, scales = torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts])
+    return QuantisedLinear(first.kind, codes, scales, (rows, first.block[1]), zeros, gain, bias)
+
+
+def stack(experts: Sequence[QuantisedLinear]) -> QuantisedLinear:
+    """Matrices of one layout as one with a dimension of experts in front; each expert then holds a view of it."""
+    first = experts[0]
+
+    def together(name: str) -> Tensor | None:
+        if getattr(first, name) is None:
+            return None
+        whole = torch.stack([getattr(expert, name) for expert in experts])
+        for expert, part in zip(experts, whole, strict=True):
+            setattr(expert, name, part)
+        return whole
+
+    codes, scales = together("codes"), together("scales")
+    assert codes is not None and scales is not None
+    zeros, gain = together("zeros"), together("gain")
+    return QuantisedLinear(first.kind, codes, scales, first.block, zeros, gain)
