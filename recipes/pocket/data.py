@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from recipes.pocket.tokenizer import QuickEncoder, save_tokenizer, train_tokenizer
+from recipes.pocket.tokenizer import COMMON, OTHER, QuickEncoder, save_tokenizer, train_tokenizer
 from semspec.pocket import DRAFT_HABITS, TARGET_HABITS, prompt
 from semspec.pocket.chat import END
 from semspec.pocket.wording import Trace, example
@@ -129,12 +129,14 @@ def main() -> None:
     parser.add_argument("--habits", default="target,draft")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tokenizer-examples", type=int, default=6000)
+    parser.add_argument("--other-tokenizer", action="store_true", help="for a draft that exchanges text, not ids")
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are already busy with whole shards
     folder = arguments.out / "tokenizer"
     if not folder.exists():
         folder.mkdir(parents=True)
-        save_tokenizer(train_tokenizer(tokenizer_texts(arguments.tokenizer_examples)), folder)
+        style = OTHER if arguments.other_tokenizer else COMMON
+        save_tokenizer(train_tokenizer(tokenizer_texts(arguments.tokenizer_examples), style), folder)
     start = time.perf_counter()
     work = []
     for habit in arguments.habits.split(","):

@@ -24,7 +24,9 @@ from transformers import AutoTokenizer
 from recipes.pocket import export, sampler
 from recipes.pocket.model import Decoder
 from recipes.pocket.statistics import AHEAD, Cycles, Share, bars, six_follow, table
+from recipes.pocket.tokenizer import style_of
 from semspec.pocket import Problem, judge_steps, meaning, problem, prompt, score, steps_of, valid
+from semspec.pocket.chat import END_THINK
 
 MOST_TOKENS, STEP_TOKENS = 400, 56
 TEMPERATURE = 0.6
@@ -35,18 +37,18 @@ class Bench:
 
     def __init__(self, target: Decoder, draft: Decoder, tokenizer: Any, seed: int = 0) -> None:
         self.models = {"target": target, "draft": draft}
-        self.tokenizer, self.seed = tokenizer, seed
+        self.tokenizer, self.style, self.seed = tokenizer, style_of(tokenizer), seed
         entries = tokenizer.get_vocab()
         self.end = {tokenizer.eos_token_id}
         # Any token whose text ends a paragraph ends a step.
         self.step_end = {number for token, number in entries.items() if tokenizer.decode([number]).endswith("\n\n")}
-        self.step_end |= self.end | {entries["</think>"]}
+        self.step_end |= self.end | {entries[self.style.spell(END_THINK)]}
 
     def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(self.style.spell(text), add_special_tokens=False))
 
     def decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return self.style.unspell(str(self.tokenizer.decode(tokens, skip_special_tokens=True)))
 
     def solve(self, role: str, tasks: list[Problem], temperature: float) -> list[list[int]]:
         prompts = [self.encode(prompt(task.text)) for task in tasks]

@@ -2,18 +2,32 @@
 
 A step ends in a token such as ".\\n\\n", as in the vocabularies of real reasoning models, so step-wise methods meet
 the same boundary problem here. The think markers are single tokens that stay visible when decoding.
+
+`OTHER` is for a draft that shares nothing with the target but the language: fewer entries, so that many words are in
+pieces, line ends apart from punctuation, other special tokens and other ids for all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from semspec.pocket.chat import CHAT_TEMPLATE, END, MARKER_TOKENS, PAD, SPECIAL_TOKENS
+from semspec.pocket.chat import (
+    ASSISTANT,
+    CHAT_TEMPLATE,
+    END,
+    END_THINK,
+    MARKER_TOKENS,
+    PAD,
+    SPECIAL_TOKENS,
+    THINK,
+    USER,
+)
 
 # A possessive, a word, one digit, punctuation with the line ends after it, or white space.
 _PIECES = r"'s| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+\n*|\n+|\s+"
@@ -21,33 +35,69 @@ _CONTEXT = 8192
 PIECES = re.compile(r"<\|\w+\|>|</?think>|'s| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+?(?=<|[\sA-Za-z0-9]|$)\n*|\n+|\s+")
 
 
-def train_tokenizer(texts: Iterable[str], entries: int = 3072) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `entries` entries learnt from plain texts (without the special tokens)."""
+@dataclass(frozen=True)
+class Style:
+    """A kind of tokenizer for the same texts."""
+
+    entries: int = 3072  # at most
+    pieces: str = _PIECES
+    markers: dict[str, str] = field(default_factory=lambda: {m: m for m in (*SPECIAL_TOKENS, *MARKER_TOKENS)})  # by ids
+
+    def spell(self, text: str) -> str:
+        """A text with this style's markers instead of the world's."""
+        for ours, own in self.markers.items():
+            text = text.replace(ours, own)
+        return text
+
+    def unspell(self, text: str) -> str:
+        for ours, own in self.markers.items():
+            text = text.replace(own, ours)
+        return text
+
+
+COMMON = Style()
+OTHER = Style(
+    entries=1024,
+    pieces=r"'s| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+",
+    markers={
+        PAD: "<pad>", USER: "[INST]", ASSISTANT: "[/INST]", END: "</s>", THINK: "<thinking>", END_THINK: "</thinking>"
+    },
+)  # fmt: skip
+
+
+def style_of(tokenizer: PreTrainedTokenizerFast) -> Style:
+    return OTHER if OTHER.markers[USER] in tokenizer.get_vocab() else COMMON
+
+
+def train_tokenizer(texts: Iterable[str], style: Style = COMMON) -> PreTrainedTokenizerFast:
+    """A tokenizer of this style learnt from plain texts (without the special tokens)."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(style.pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     core.decoder = decoders.ByteLevel()
+    special = [own for ours, own in style.markers.items() if ours in SPECIAL_TOKENS]
     trainer = trainers.BpeTrainer(
-        vocab_size=entries - len(MARKER_TOKENS),
-        special_tokens=list(SPECIAL_TOKENS),
+        vocab_size=style.entries - len(MARKER_TOKENS),
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    core.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKER_TOKENS])
+    core.add_tokens([AddedToken(style.markers[text], special=False, normalized=False) for text in MARKER_TOKENS])
+    end, pad = style.markers[END], style.markers[PAD]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[token for token in SPECIAL_TOKENS if token not in (END, PAD)],
+        eos_token=end,
+        pad_token=pad,
+        additional_special_tokens=[token for token in special if token not in (end, pad)],
         model_max_length=_CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = style.spell(CHAT_TEMPLATE)
     return tokenizer
 
 
@@ -61,7 +111,7 @@ class QuickEncoder:
     pocket world has been seen before, so a dictionary answers. Only for making training data."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._style = tokenizer, style_of(tokenizer)
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:
@@ -89,5 +139,5 @@ class QuickEncoder:
         return out
 
     def _learn(self, piece: str) -> list[int]:
-        ids = self._known[piece] = self._tokenizer.encode(piece, add_special_tokens=False)
+        ids = self._known[piece] = self._tokenizer.encode(self._style.spell(piece), add_special_tokens=False)
         return ids

@@ -30,7 +30,7 @@ from recipes.pocket.measure import TEMPERATURE, Bench
 from recipes.pocket.model import SIZES, Decoder, document_mask
 from recipes.pocket.muon import Muon
 from recipes.pocket.stepper import WINDOW, ScoreOutput, Stepper, set_rate
-from recipes.pocket.tokenizer import save_tokenizer
+from recipes.pocket.tokenizer import save_tokenizer, style_of
 from semspec.pocket import problem
 from semspec.pocket.chat import USER
 
@@ -170,7 +170,7 @@ def train(arguments: argparse.Namespace) -> Run:
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.data / "tokenizer"))
     run = Run(arguments, tokenizer, device)
     model, schedule = run.model, run.schedule
-    starts_with = tokenizer.convert_tokens_to_ids(USER)
+    starts_with = tokenizer.convert_tokens_to_ids(style_of(tokenizer).spell(USER))
     compute = torch.compile(loss_of, dynamic=False) if device == "cuda" and not arguments.eager else loss_of
 
     def stepper(folder: Path, batch: int, masked: bool) -> Stepper:

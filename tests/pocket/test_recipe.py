@@ -15,7 +15,7 @@ from recipes.pocket.ideal import Ideal
 from recipes.pocket.measure import Bench, measure
 from recipes.pocket.model import SIZES, document_mask
 from recipes.pocket.statistics import Share, bars, table
-from recipes.pocket.tokenizer import PIECES, QuickEncoder, save_tokenizer, train_tokenizer
+from recipes.pocket.tokenizer import OTHER, PIECES, QuickEncoder, save_tokenizer, style_of, train_tokenizer
 from recipes.pocket.train import Schedule, parse, train
 from semspec.model import ModelRunner
 from semspec.pocket import DRAFT_HABITS, TARGET_HABITS, prompt
@@ -57,6 +57,20 @@ def test_tokenizer(made: Path) -> None:
     assert not any(sum(letter.isdigit() for letter in piece) > 1 for piece in pieces)
     assert ".ĊĊ" in pieces
     assert tokenizer.eos_token == "<|end|>" and tokenizer.pad_token_id == 0
+
+
+def test_a_tokenizer_of_another_style_spells_the_same_texts() -> None:
+    tokenizer = train_tokenizer(data.tokenizer_texts(200), OTHER)
+    quick = QuickEncoder(tokenizer)
+    assert style_of(tokenizer) is OTHER and tokenizer.eos_token == "</s>" and tokenizer.pad_token_id == 0
+    for seed in range(20):
+        task, solution = example(seed, DRAFT_HABITS)
+        text = prompt(task.text) + solution + "<|end|>"
+        tokens = tokenizer.encode(OTHER.spell(text), add_special_tokens=False)
+        assert quick(text) == tokens and OTHER.unspell(tokenizer.decode(tokens)) == text
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": task.text}], tokenize=False)
+        assert OTHER.unspell(chat) == f"<|user|> {task.text}<|end|>"
+    assert ".ĊĊ" not in tokenizer.tokenize("7.\n\nNext")
 
 
 def test_rows_hold_whole_documents(made: Path) -> None:
