@@ -35,36 +35,59 @@ def calibrate(
     seed: Seed = 0,
     k: K = 8,
     max_new_tokens: MaxNewTokens = None,
-    rho: Annotated[float, typer.Option(help="Share of the KV cache to read beyond --dense-below; 1: all.")] = 0.1,
-    dense_below: Annotated[int, typer.Option(help="Context length up to which all of the KV cache is read.")] = 1024,
-    block: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = 16,
-    sinks: Annotated[int, typer.Option(help="First blocks that are always read.")] = 1,
-    recent: Annotated[int, typer.Option(help="Latest blocks that are always read.")] = 2,
+    preset: Annotated[
+        str, typer.Option(help="default: ours; paper: the paper's rules. Options below change single parts.")
+    ] = "default",
+    rho: Annotated[float | None, typer.Option(help="Share of the KV cache to read beyond L0; 1: all. [0.1]")] = None,
+    dense_below: Annotated[
+        int | None, typer.Option(help="L0, the context length up to which all is read. [1024; paper: 4096]")
+    ] = None,
+    block: Annotated[int | None, typer.Option(help="Tokens in a block of the KV cache. [16; paper: 64]")] = None,
+    sinks: Annotated[int | None, typer.Option(help="First blocks that are always read. [1]")] = None,
+    recent: Annotated[int | None, typer.Option(help="Latest blocks that are always read. [2]")] = None,
     score: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="How blocks are scored: q.k of the first token and the mean key (first, the paper's), largest "
-            "attention share of any token (share), or the same with the keys' variance added (reach)."
+            "attention share of any token (share), or the same with the keys' variance added (reach). "
+            "[reach; paper: first]"
         ),
-    ] = "reach",
+    ] = None,
     spread: Annotated[
-        str,
-        typer.Option(help="Take the best blocks over all heads (pairs), or equally many of each head (heads)."),
-    ] = "pairs",
+        str | None,
+        typer.Option(help="Take the best blocks over all heads (pairs), or equally many of each head (heads). [pairs]"),
+    ] = None,
     rest: Annotated[
-        str,
-        typer.Option(help="What stands in for blocks that are not read: nothing, or their mean key and value (mean)."),
-    ] = "mean",
+        str | None,
+        typer.Option(
+            help="What stands in for blocks that are not read: nothing, or their mean key and value (mean). "
+            "[mean; paper: nothing]"
+        ),
+    ] = None,
     reuse: Annotated[
-        float,
-        typer.Option(help="Layers whose blocks overlap this much (Jaccard) with the last anchor's reuse them."),
-    ] = 0.7,
-    shallow: Annotated[int, typer.Option(help="First layers that always select for themselves.")] = 4,
-    ffn: Annotated[float, typer.Option(help="Share of a token's FFN channels to skip; 0: off.")] = 0.0,
-    ffn_by: Annotated[str, typer.Option(help="Skip channels by token, or by the union of a draft's tokens.")] = "union",
-    experts: Annotated[int, typer.Option(help="Maximum experts of a token to skip; 0: off.")] = 0,
-    quantile: Annotated[float, typer.Option(help="Quantile that sets the experts' thresholds; paper: 0.5.")] = 0.5,
-    refresh: Annotated[int, typer.Option(help="Sparse passes between dense ones that redo them; 0: never.")] = 0,
+        float | None,
+        typer.Option(help="Layers whose blocks overlap this much (Jaccard) with the last anchor's reuse them. [0.7]"),
+    ] = None,
+    shallow: Annotated[int | None, typer.Option(help="First layers that always select for themselves. [4]")] = None,
+    ffn: Annotated[float | None, typer.Option(help="Share of a token's FFN channels to skip. [0: off]")] = None,
+    ffn_threshold: Annotated[
+        float | None,
+        typer.Option(help="Skip FFN channels with an activation below this, in every layer. [0: off; paper: 0.05]"),
+    ] = None,
+    ffn_by: Annotated[
+        str | None,
+        typer.Option(help="Skip channels by token, or by the union of a draft's tokens. [union; paper: token]"),
+    ] = None,
+    experts: Annotated[
+        int | None,
+        typer.Option(help="Maximum experts of a token to skip. [0: off; paper: 3, where there are experts]"),
+    ] = None,
+    quantile: Annotated[
+        float | None, typer.Option(help="Quantile that sets the experts' thresholds. [0.5, the paper's medians]")
+    ] = None,
+    refresh: Annotated[
+        int | None, typer.Option(help="Sparse passes between dense ones that redo them. [0: never]")
+    ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Time it on this device, and turn off what is not faster.")
     ] = False,
@@ -76,20 +99,20 @@ def calibrate(
     """Make a plan for a model from texts that it generates itself."""
     from semspec import tasks
     from semspec.pair.loading import load
-    from semspec.sparse.attention import AttentionPlan
+    from semspec.sparse_fit import presets
     from semspec.sparse_fit.break_even import keep_what_pays
-    from semspec.sparse_fit.calibrate import CalibrationConfig
     from semspec.sparse_fit.calibrate import calibrate as run
 
-    attention = None
-    if rho < 1:
-        attention = AttentionPlan(block, dense_below, rho, sinks, recent, score, spread, rest=rest)
-    config = CalibrationConfig(attention, reuse, shallow, ffn, ffn_by, experts, quantile, refresh)
+    config = presets.config(
+        preset, rho=rho, dense_below=dense_below, block=block, sinks=sinks, recent=recent, score=score, spread=spread,
+        rest=rest, reuse=reuse, shallow=shallow, ffn=ffn, ffn_threshold=ffn_threshold, ffn_by=ffn_by, experts=experts,
+        quantile=quantile, refresh=refresh,
+    )  # fmt: skip
     problems = tasks.make(task, data)
     pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))
     with bar("calibrate") as progress:
         plan = run(pair, problems, n, config, seed, k, max_new_tokens or problems.max_new_tokens, progress)
-    plan.made["task"] = task
+    plan.made.update(task=task, preset=preset)
     if auto:
         plan = keep_what_pays(pair, problems, plan, seed, k)
     plan.save(out)
@@ -99,6 +122,7 @@ def calibrate(
         summary["anchors"] = plan.attention.anchors
         summary["token_overlap"] = [round(float(row.nanmean()), 3) for row in plan.seen["token_overlap"]]
     if plan.ffn:
+        summary["token_share"] = [round(s, 3) for s in plan.seen["token_share"].nan_to_num(-1).tolist()]
         summary["thresholds"] = [round(t, 5) for t in plan.ffn.thresholds.tolist()]
         summary["union_share"] = [round(s, 3) for s in plan.seen["union_share"].nan_to_num(-1).tolist()]
     if plan.experts:
@@ -120,6 +144,10 @@ def quality(
     drafter: args.Drafter = "auto",
     max_new_tokens: MaxNewTokens = None,
     rho: Annotated[list[float] | None, typer.Option(help="Budget of attention; may be repeated.")] = None,
+    dense_below: Annotated[list[int] | None, typer.Option(help="L0 of attention; may be repeated.")] = None,
+    ffn_threshold: Annotated[
+        list[float] | None, typer.Option(help="Skip channels with an activation below this; may be repeated.")
+    ] = None,
     most: Annotated[list[int] | None, typer.Option(help="Skip at most so many experts; may be repeated.")] = None,
     always: Annotated[
         list[int] | None, typer.Option(help="Skip so many experts of every token; may be repeated.")
@@ -140,7 +168,10 @@ def quality(
 
     plan, problems = SparsePlan.load(sparse), tasks.make(task, data)
     pair = model.load(min(slots, n), report=memory_line(quiet))
-    plans = select(variants(plan, pair.target.depth, rho or [], most or [], always or []), only or [])
+    names = variants(
+        plan, pair.target.depth, rho or (), most or (), always or (), dense_below or (), ffn_threshold or ()
+    )
+    plans = select(names, only or [])
     document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "drafter": drafter, "target": model.target}
     document |= {"label": label, "plan": str(plan), "dtype": model.dtype, "device": str(pair.target.device)}
     ids = [problem.id for problem in problems.problems(n, seed)]

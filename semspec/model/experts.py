@@ -97,8 +97,13 @@ def ratios(weights: Tensor) -> Tensor:
 
 def num_skipped(weights: Tensor, betas: Tensor, most: int) -> Tensor:
     """How many experts to skip, [N], for weights [N, k], betas [k - 1]: the largest m <= `most` with r_m < beta_m."""
-    below = ratios(weights)[:, :most] < betas[:most]  # [N, most]
-    return (below * torch.arange(1, most + 1, device=weights.device)).amax(-1) if most else below.sum(-1)
+    return num_skipped_by(ratios(weights), betas, most)
+
+
+def num_skipped_by(found: Tensor, betas: Tensor, most: int) -> Tensor:
+    """The same from the ratios [N, k - 1] themselves."""
+    below = found[:, :most] < betas[:most]  # [N, most]
+    return (below * torch.arange(1, most + 1, device=found.device)).amax(-1) if most else below.sum(-1)
 
 
 def skip(

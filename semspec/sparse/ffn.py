@@ -24,13 +24,22 @@ BY = ("token", "union")
 class FfnPlan:
     thresholds: Tensor  # [depth]; 0 skips nothing
     by: str = "union"
-    sparsity: float = 0.0  # share of a token's channels that the thresholds were calibrated to skip
+    sparsity: float = 0.0  # share of a token's channels that the thresholds skip, by calibration
+    absolute: float = 0.0  # the threshold of all layers, where it was given (the paper's way); 0: calibrated ones
 
     def __post_init__(self) -> None:
         if self.by not in BY:
             raise BadRequest(f"channels are left out by {self.by!r}; give {' or '.join(BY)}")
         if self.thresholds.dim() != 1 or bool((self.thresholds < 0).any()):
             raise BadRequest("thresholds of gate activations are one number of 0 or more for each layer")
+
+    def below(self, absolute: float) -> FfnPlan:
+        """The same with one threshold for all layers."""
+        return FfnPlan(torch.full_like(self.thresholds, absolute), self.by, absolute=absolute)
+
+    def __str__(self) -> str:
+        what = f"below {self.absolute:g}" if self.absolute else f"{self.sparsity:.0%}"
+        return f"ffn {what} by {self.by}"
 
 
 def sparse_ffn(ffn: FeedForward, x: Tensor, threshold: float, sequences: Tensor | None) -> Tensor:

@@ -43,7 +43,7 @@ class SparsePlan:
         numbers["attention"] = asdict(self.attention) if self.attention else None
         numbers["ffn"] = numbers["experts"] = None
         if self.ffn:
-            numbers["ffn"] = {"by": self.ffn.by, "sparsity": self.ffn.sparsity}
+            numbers["ffn"] = {"by": self.ffn.by, "sparsity": self.ffn.sparsity, "absolute": self.ffn.absolute}
             tensors["ffn.thresholds"] = self.ffn.thresholds
         if self.experts:
             numbers["experts"] = {"most": self.experts.most}
@@ -84,7 +84,7 @@ class SparsePlan:
             means = "" if a.rest == "nothing" else f", others by their {a.rest}"
             parts.append(f"attention rho {a.rho:g} above {above}, blocks of {a.block}{anchors}{means}")
         if self.ffn:
-            parts.append(f"ffn {self.ffn.sparsity:.0%} by {self.ffn.by}")
+            parts.append(str(self.ffn))
         if self.experts:
             parts.append(f"up to {self.experts.most} experts fewer")
         if self.refresh:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
+from semspec.model.config import Shape
 from semspec.pair import Pair
 from semspec.probe.identity import fingerprint
 from semspec.sparse.attention import AttentionPlan
@@ -23,6 +24,7 @@ from semspec.text.tokenizer import encode
 from semspec.types import Runner, Score
 
 PREFILL_CHUNK = 512
+MOST_EXPERTS = 3  # up to which the paper lost nothing, of eight
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class CalibrationConfig:
     reuse: float = 0.7  # a layer whose blocks overlap less with the last anchor's is an anchor itself
     shallow: int = 4  # first layers are always anchors: their blocks are unlike any other layer's
     ffn: float = 0.0  # share of a token's channels to skip
+    ffn_threshold: float = 0.0  # or skip what is below this, in every layer
     ffn_by: str = "union"
-    experts: int = 0  # maximum experts of a token to skip
+    experts: int | None = 0  # maximum experts of a token to skip; None: three, if the model has so many
     quantile: float = 0.5  # of r_m over the tokens; beta_m
     refresh: int = 0
 
@@ -42,24 +45,54 @@ class CalibrationConfig:
         for name in ("reuse", "ffn", "quantile"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise BadRequest(f"{name} is {getattr(self, name)}; give a share from 0 to 1")
-        if self.shallow < 0 or self.experts < 0:
-            raise BadRequest(f"{self.shallow} shallow layers and {self.experts} experts: give no negative numbers")
+        if min(self.shallow, self.experts or 0, self.ffn_threshold) < 0:
+            raise BadRequest(
+                f"{self.shallow} shallow layers, {self.experts} experts, activations below {self.ffn_threshold}: give "
+                "no negative numbers"
+            )
+        if self.ffn and self.ffn_threshold:
+            raise BadRequest("give a share of channels to skip or a threshold for their activations, not both")
+
+    def for_shape(self, shape: Shape) -> CalibrationConfig:
+        """With a number of experts that the model can skip; a given one that it cannot is refused."""
+        chosen = shape.mixture.chosen if shape.mixture else 0
+        if self.experts is None:
+            return replace(self, experts=max(0, min(MOST_EXPERTS, chosen - 1)))
+        if self.experts and self.experts >= chosen:
+            raise BadRequest(f"{self.experts} experts to skip, and the model uses {chosen} for a token; give fewer")
+        return self
 
 
 def calibrate(
     pair: Pair, task: Task, n: int, config: CalibrationConfig, seed: int = 0, k: int = 8, max_new_tokens: int = 256,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SparsePlan:  # fmt: skip
+    """A plan from what the target would have skipped; see `observe`."""
+    runner = native(pair)
+    config = config.for_shape(runner.shape)
+    observer = observe(pair, task, n, config.attention, seed, k, max_new_tokens, progress)
+    made = {"task": task.name, "problems": n, "seed": seed, "k": k, "rounds": observer.observations.rounds}
+    return replace(
+        build_plan(observer.observations, config, observer.full_layers), model=fingerprint(runner), made=made
+    )
+
+
+def native(pair: Pair) -> ModelRunner:
+    """The target, if it can have a plan."""
+    if not isinstance(pair.target, ModelRunner):
+        raise BadRequest(f"a plan needs a model that semspec runs itself; {type(pair.target).__name__} is none")
+    return pair.target
+
+
+def observe(
+    pair: Pair, task: Task, n: int, attention: AttentionPlan | None, seed: int, k: int, max_new_tokens: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Observer:  # fmt: skip
     """The target answers problems of the fitting split; its answers are then verified as drafts of k tokens."""
-    runner = pair.target
-    if not isinstance(runner, ModelRunner):
-        raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
-    if config.experts and (runner.shape.mixture is None or config.experts >= runner.shape.mixture.chosen):
-        chosen = runner.shape.mixture.chosen if runner.shape.mixture else 0
-        raise BadRequest(f"{config.experts} experts to skip, and the model uses {chosen} for a token; give fewer")
+    runner = native(pair)
     previous, runner.sparsity = runner.sparsity, None
     problems = task.for_fitting().problems(n, seed)
-    observer = Observer(runner, config.attention or AttentionPlan())
+    observer = Observer(runner, attention or AttentionPlan())
     try:
         for i, problem in enumerate(problems):
             progress(i, n)
@@ -72,10 +105,7 @@ def calibrate(
         progress(n, n)
     finally:
         runner.sparsity = previous
-    made = {"task": task.name, "problems": n, "seed": seed, "k": k, "rounds": observer.observations.rounds}
-    return replace(
-        build_plan(observer.observations, config, observer.full_layers), model=fingerprint(runner), made=made
-    )
+    return observer
 
 
 def verified_logits(runner: Runner, texts: Sequence[tuple[list[int], list[int]]], k: int) -> list[list[Tensor]]:
@@ -112,16 +142,22 @@ def build_plan(observations: Observations, config: CalibrationConfig, layers: li
             )
         seen |= {"layer_overlap": observations.layer_overlap(), "token_overlap": observations.token_overlap()}
         attention = replace(attention, anchors=anchors(seen["layer_overlap"], layers, config.reuse, config.shallow))
-    if config.ffn:
-        thresholds = torch.stack([quantile(observations.gates[i], config.ffn) for i in range(len(observations.layers))])
-        seen["union_share"] = observations.union_share(thresholds)
-        ffn = FfnPlan(thresholds, config.ffn_by, config.ffn)
+    if config.ffn or config.ffn_threshold:
+        depth = range(len(observations.layers))
+        thresholds = torch.full((len(depth),), config.ffn_threshold)
+        if config.ffn:
+            thresholds = torch.stack([quantile(observations.gates[i], config.ffn) for i in depth])
+        seen |= {"token_share": observations.token_share(thresholds)}
+        seen |= {"union_share": observations.union_share(thresholds)}
+        skipped = config.ffn or float(seen["token_share"].nanmean())
+        ffn = FfnPlan(thresholds, config.ffn_by, skipped, config.ffn_threshold)
     if config.experts:
         width = max(rows[0].shape[1] for rows in observations.ratios.values() if rows)
         betas = torch.zeros(len(observations.layers), width)
         for layer, rows in observations.ratios.items():
             if rows:
                 betas[layer] = torch.cat(rows).float().quantile(config.quantile, dim=0)
+        seen["token_experts"], seen["pass_experts"] = observations.experts_used(betas)
         experts = ExpertsPlan(betas, config.experts)
     return SparsePlan(attention=attention, ffn=ffn, experts=experts, refresh=config.refresh, seen=seen)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from semspec.model import ModelRunner
 from semspec.model.attention_metadata import SequenceChunk
-from semspec.model.experts import Experts, FeedForward, ratios
+from semspec.model.experts import Experts, FeedForward, num_skipped_by, ratios
 from semspec.model.kernels import Kernels
 from semspec.model.layer_ops import DENSE, LayerOps, SparsityInputs, checks
 from semspec.sparse.attention import AttentionPlan, block_scores, select_blocks
@@ -30,6 +30,7 @@ class Observations:
         self.tokens: dict[int, list[Tensor]] = defaultdict(list)  # overlaps of later tokens with the first, by layer
         self.gates: dict[int, list[Tensor]] = defaultdict(list)  # |activations| [tokens, channels], by layer
         self.ratios: dict[int, list[Tensor]] = defaultdict(list)  # [tokens, k - 1], by layer
+        self.routes: dict[int, list[Tensor]] = defaultdict(list)  # the experts of each token [tokens, k], by layer
 
     def layer_overlap(self) -> Tensor:
         """[depth, depth] mean Jaccard overlap; nan if there was no round."""
@@ -44,6 +45,30 @@ class Observations:
                 seen = [row[t] for row in rows if len(row) > t]
                 found[layer, t] = torch.stack(seen).mean()
         return found
+
+    def token_share(self, thresholds: Tensor) -> Tensor:
+        """[depth] share of a token's channels below the threshold; nan for layers that no pass has seen."""
+        shares = torch.full((len(self.layers),), float("nan"))
+        for layer, passes in self.gates.items():
+            below = [(int((g < thresholds[layer]).sum()), g.numel()) for g in passes]
+            shares[layer] = sum(b for b, _ in below) / max(sum(n for _, n in below), 1)
+        return shares
+
+    def experts_used(self, betas: Tensor) -> tuple[Tensor, Tensor]:
+        """With at most 0, 1, .. k - 1 experts skipped: the mean number of experts of a token, and of different experts
+        of a pass, both [depth, k]; nan for layers without experts."""
+        depth, width = betas.shape
+        tokens, passes = torch.full((2, depth, width + 1), float("nan"))
+        for layer, routes in self.routes.items():
+            for most in range(width + 1):
+                kept = [
+                    torch.arange(width + 1) < width + 1 - num_skipped_by(r, betas[layer].to(r), most)[:, None]
+                    for r in self.ratios[layer]
+                ]
+                tokens[layer, most] = sum(int(k.sum()) for k in kept) / sum(len(k) for k in kept)
+                used = [len(index[k].unique()) for index, k in zip(routes, kept, strict=True)]
+                passes[layer, most] = sum(used) / len(used)
+        return tokens, passes
 
     def union_share(self, thresholds: Tensor) -> Tensor:
         """[depth] share of channels that no token of a pass needs; nan for layers with experts."""
@@ -138,7 +163,8 @@ class ObservingLayerOps(LayerOps):
             self._gate(layer, ffn, x)
             return ffn(x)
         weights, index = ffn.route(x)
-        self.observations.ratios[layer].append(ratios(weights).cpu())
+        self.observations.ratios[layer].append(ratios(weights).float().cpu())
+        self.observations.routes[layer].append(index.cpu())
 
         def run(expert: FeedForward, some: Tensor, rows: Tensor) -> Tensor:
             self._gate(layer, expert, some)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,41 +18,46 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
-from semspec.model import ModelRunner
 from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.result import Result
 from semspec.sparse.applied import apply
 from semspec.sparse.experts import ExpertsPlan
+from semspec.sparse.ffn import BY
 from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
-from semspec.sparse_fit.calibrate import verified_logits
+from semspec.sparse_fit.calibrate import native, verified_logits
 from semspec.statistics import Share, difference, product_of_ratios, ratio
 from semspec.tasks import Task
 from semspec.text.tokenizer import encode
 
 
 def variants(
-    plan: SparsePlan, depth: int, rhos: list[float], most: list[int], always: list[int] | None = None
-) -> dict[str, SparsePlan | None]:
+    plan: SparsePlan, depth: int, rhos: Sequence[float] = (), most: Sequence[int] = (), always: Sequence[int] = (),
+    dense_below: Sequence[int] = (), thresholds: Sequence[float] = (),
+) -> dict[str, SparsePlan | None]:  # fmt: skip
     """Dense, each part of a plan by itself at its budgets, and all parts together: the paper's table. `*` marks
-    attention in which only anchors select; `always` are numbers of experts to skip for every token."""
+    attention in which only anchors select; `always` are numbers of experts to skip for every token, `thresholds` are
+    activations of channels."""
     found: dict[str, SparsePlan | None] = {"dense": None}
     empty = replace(plan, attention=None, ffn=None, experts=None)
     if plan.attention is not None:
-        for rho in rhos or [plan.attention.rho]:
-            every = replace(plan.attention, rho=rho, anchors=None)
-            found[f"attention, rho {rho:g}"] = replace(empty, attention=every)
-            if plan.attention.anchors is not None and len(plan.attention.anchors) < depth:
-                found[f"attention*, rho {rho:g}"] = replace(empty, attention=replace(plan.attention, rho=rho))
+        for below, rho in product(dense_below or [plan.attention.dense_below], rhos or [plan.attention.rho]):
+            own, name = replace(plan.attention, rho=rho, dense_below=below), f"rho {rho:g}"
+            name += f" above {below}" if dense_below else ""
+            found[f"attention, {name}"] = replace(empty, attention=replace(own, anchors=None))
+            if own.anchors is not None and len(own.anchors) < depth:
+                found[f"attention*, {name}"] = replace(empty, attention=own)
     if plan.ffn is not None:
-        found[f"ffn {plan.ffn.sparsity:.0%} by token"] = replace(empty, ffn=replace(plan.ffn, by="token"))
-        found[f"ffn {plan.ffn.sparsity:.0%} by union"] = replace(empty, ffn=replace(plan.ffn, by="union"))
+        for network in [plan.ffn.below(t) for t in thresholds] or [plan.ffn]:
+            for by in BY:
+                one = replace(network, by=by)
+                found[str(one)] = replace(empty, ffn=one)
     if plan.experts is not None:
         for m in most or [plan.experts.most]:
             found[f"up to {m} experts fewer"] = replace(empty, experts=replace(plan.experts, most=m))
-        for m in always or []:
+        for m in always:
             every_token = ExpertsPlan(torch.full_like(plan.experts.betas, float("inf")), m)
             found[f"always {m} experts fewer"] = replace(empty, experts=every_token)
     if sum(part is not None for part in (plan.attention, plan.ffn, plan.experts)) > 1:
@@ -145,9 +151,7 @@ def measure(
 ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
     """Figures of each plan, the dense one's first; yields those so far after every batch. A batch takes all
     slots of the pair."""
-    runner = pair.target
-    if not isinstance(runner, ModelRunner):
-        raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
+    runner = native(pair)
     tallies = {name: Tally() for name in plans}
     batch = runner.free
     reader = pair.wrapped(PrefixCache)  # prompts are prefilled once
