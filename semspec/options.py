@@ -81,6 +81,8 @@ class Options:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         rule = verify.make(self.verifier)
+        if isinstance(length := self.draft_length(), int):
+            rule.for_draft_length(length)
         if getattr(rule, "refereed", False) and self.referee is None:
             raise BadRequest(
                 f"verifier {rule.name!r} asks a referee which steps are valid; give one with `referee`, or use a task "

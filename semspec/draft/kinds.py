@@ -28,8 +28,8 @@ class DrafterKind(ABC):
 
 
 @dataclass(frozen=True)
-class Ngram(DrafterKind):
-    name = "ngram"
+class Lookup(DrafterKind):
+    """What kinds that look drafts up in the text share."""
 
     longest: int = 4
     shortest: int = 1
@@ -42,8 +42,16 @@ class Ngram(DrafterKind):
                 f"the longest, the longest at most {MAX_NGRAM}"
             )
 
-    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+    def lookup(self) -> NgramDrafter:
         return NgramDrafter(self.longest, self.shortest, self.earliest)
+
+
+@dataclass(frozen=True)
+class Ngram(Lookup):
+    name = "ngram"
+
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+        return self.lookup()
 
 
 @dataclass(frozen=True)
@@ -57,19 +65,22 @@ class Model(DrafterKind):
 
 
 @dataclass(frozen=True)
-class Cascade(DrafterKind):
+class Cascade(Lookup):
+    """The lookup of FLy's released code is earliest=true; which tokens are drafted does not depend on it."""
+
     name = "cascade"
     needs_model = True
 
     ahead: int = 6  # tokens that the n-gram lookup guesses at a time
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ahead < 1:
             raise BadRequest(f"cascade's ahead is {self.ahead}; give 1 or more tokens to look up at a time")
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert draft is not None
-        return CascadeDrafter(draft, NgramDrafter(), self.ahead, early_exit)
+        return CascadeDrafter(draft, self.lookup(), self.ahead, early_exit)
 
 
 REGISTRY = Registry("drafter", "semspec.drafters", DrafterKind)  # type: ignore[type-abstract]

@@ -49,6 +49,8 @@ class Preparer:
         rule = verify.make(options.verifier)
         self._check_lossy(rule, options)
         rule = rule.bind(self.resources)
+        if isinstance(length := options.draft_length(), int):
+            rule = rule.for_draft_length(length)
         tokens = self._encode(prompt)
         text = TextStream(self.resources.tokenizer, tokens, options.stop_strings)
         seed = secrets.randbits(62) if options.seed is None else options.seed

@@ -64,6 +64,10 @@ class Rule(ABC):
         """The draft length of a request that names none."""
         return max(self.draft_tokens, self.min_draft_tokens())
 
+    def for_draft_length(self, tokens: int) -> Rule:
+        """This rule where drafts of so many tokens are asked for; single drafts may be shorter."""
+        return self
+
     def request(
         self, max_tokens: int, sampling: Sampling, round: int, stop: frozenset[int] = frozenset()
     ) -> DraftRequest:

@@ -5,17 +5,25 @@ is undecided there, entropy E_j >= theta. The window: the next W draft tokens ex
     E_j = - sum of p log p over the 3 largest p, in nats         entropy="partial", as in the released code
     E_j = - sum of p log p over the vocabulary / log |V|         entropy="full", as printed in the paper; with large
                                                                  vocabularies theta 0.3 is then almost never reached
-Of two mismatches closer than the window the first is rejected, even if the second is accepted. The code's window of 6
-counts the mismatch itself (reading="code": 5 following matches); the paper's does not. With a draft too short for the
-window, the window is one less than the draft. When sampling, the target draws twice, and a draft token that is either
-draw counts as a match; the first draw replaces a rejected token.
-Source: Li et al. 2025, arXiv 2511.22972, and its released code.
+Of two mismatches closer than the window the first is rejected, even if the second is accepted. Where fewer than W
+tokens follow, nothing is relaxed. How W is read (`reading`):
+    paper     W matches follow
+    released  the window counts the mismatch itself: W - 1 matches and one more token follow
+    vllm      W matches follow, with W at most one less than the configured draft length, so that short drafts have one
+When sampling, p is what the target draws from (gate="tempered") or the softmax of its plain logits (gate="raw", as
+released); and the target draws twice (draws=2, as released; the paper speaks of one): a draft token that is either draw
+counts as a match, and the first draw replaces a rejected token. protect=false: also special tokens may be relaxed, as
+in the released code.
+Ours, off by default, since the paper leaves them open. carry=n: up to n matches of a window may come after the draft,
+and until they have come the next round relaxes nothing. adapt=true: a window of W theta / E_j, rounded up: the more
+undecided the target is, the shorter.
+Source: Li et al. 2025, arXiv 2511.22972, its released code, and vLLM's pull request 53987 by the same authors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +33,12 @@ from semspec.sampling.noise import SECOND
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
+
+CHOICES = {
+    "entropy": ("partial", "full"),
+    "reading": ("paper", "released", "vllm"),
+    "gate": ("tempered", "raw"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,56 +52,90 @@ class Fly(Rule):
     entropy: str = "partial"
     top: int = 3
     reading: str = "paper"
+    gate: str = "tempered"
+    draws: int = 2
+    protect: bool = True
+    carry: int = 0
+    adapt: bool = False
 
     def __post_init__(self) -> None:
         if self.window < 0:
             raise BadRequest(f"fly's window is {self.window}; give 0 (no window) or a number of following matches")
         if self.theta < 0:
             raise BadRequest(f"fly's theta is {self.theta}; give 0 (no gate) or a positive entropy")
-        if self.entropy not in ("partial", "full"):
-            raise BadRequest(f"fly's entropy is {self.entropy!r}; give partial (the code's) or full (the paper's)")
-        if self.reading not in ("paper", "code"):
-            raise BadRequest(f"fly's reading is {self.reading!r}; give paper (window after it) or code (includes it)")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise BadRequest(f"fly's {name} is {getattr(self, name)!r}; give {' or '.join(known)}")
         if self.top < 1:
             raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
+        if self.draws not in (1, 2):
+            raise BadRequest(f"fly's draws is {self.draws}; give 1 or 2 draws of the target for each token")
+        if not 0 <= self.carry <= self.window:
+            raise BadRequest(f"fly's carry is {self.carry}; give 0 (off) to the window, {self.window}")
 
     def min_draft_tokens(self) -> int:
         return self.window + 1
 
+    def for_draft_length(self, tokens: int) -> Rule:
+        if self.reading != "vllm" or not self.window:
+            return self
+        if tokens < 2:
+            raise BadRequest(
+                "fly with reading=vllm needs drafts of 2 tokens or more: a window must fit after a mismatch"
+            )
+        window = min(self.window, tokens - 1)
+        return replace(self, window=window, carry=min(self.carry, window))
+
     def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]
         match = (drafts.ids == choice[:, :-1]) & drafts.exists
-        if not drafts.target_sampling.all_greedy:
+        if self.draws == 2 and not drafts.target_sampling.all_greedy:
             match = match | ((drafts.ids == drafts.target_choice(SECOND)[:, :-1]) & drafts.exists)
-        entropy, needed = self._entropy(drafts), self._needed(drafts)
-        allowed = match | ((entropy >= self.theta) & self._followed(drafts, match, needed))
-        return conclude(drafts, allowed, choice, evidence=(match, entropy, needed.expand_as(match)))
+        entropy = self._entropy(drafts)
+        window = self._window(entropy)
+        needed = (window - int(self.reading == "released")).clamp_min(0)
+        followed, missing = self._followed(drafts, match, window, needed)
+        allowed = match | ((entropy >= self.theta) & followed)
+        debt = None if drafts.state is None else drafts.state[:, :1]  # matches that the last round still needs
+        if debt is not None:
+            allowed = allowed & (match | (drafts.positions[:-1] >= debt))
+        within = drafts if self.protect else replace(drafts, protected=None)
+        decisions = conclude(within, allowed, choice, evidence=(match, entropy, needed))
+        if self.carry:
+            assert decisions.relaxed is not None
+            owed = [torch.where(decisions.relaxed & ~match, missing, 0), torch.zeros_like(drafts.counts)[:, None]]
+            owed += [] if debt is None else [debt - decisions.accepted[:, None]]
+            # The target's own token, which follows the draft, is one of the matches.
+            decisions.state = (torch.cat(owed, 1).amax(1, keepdim=True) - 1).clamp_min(0)
+        return decisions
 
     def reason(self, evidence: Sequence[float]) -> str:
         match, entropy, needed = evidence
         if match:
             return "the target's second draw"
-        return f"entropy {entropy:.2f} >= {self.theta:g}, {needed:.0f} matches follow"
+        follow = f"{needed:.0f} matches follow" + (f", up to {self.carry} of them in the next round" * bool(self.carry))
+        return f"entropy {entropy:.2f} >= {self.theta:g}, {follow}"
 
     def _entropy(self, drafts: DraftBatch) -> Tensor:
         """[B, K] how undecided the target is at each draft token"""
-        probs = drafts.beliefs  # [R, V]
+        probs = drafts.beliefs if self.gate == "tempered" else drafts.target_logits.float().softmax(-1)  # [R, V]
         entropy = partial_entropy(probs, self.top) if self.entropy == "partial" else normalised_entropy(probs)
         return entropy[drafts.rows[:, :-1]]
 
-    def _window(self, drafts: DraftBatch) -> Tensor:
-        """[B, 1] how far the window reaches"""
-        return torch.minimum(torch.full_like(drafts.counts, self.window), (drafts.counts - 1).clamp_min(0))[:, None]
+    def _window(self, entropy: Tensor) -> Tensor:
+        """[B, K] how long the window after each draft token is"""
+        whole = torch.full_like(entropy, self.window, dtype=torch.long)
+        if not self.adapt:
+            return whole
+        return torch.minimum(whole, (self.window * self.theta / entropy.clamp_min(1e-6)).ceil().long().clamp_min(1))
 
-    def _needed(self, drafts: DraftBatch) -> Tensor:
-        """[B, 1] how many matches must follow"""
-        return (self._window(drafts) - int(self.reading == "code")).clamp_min(0)
-
-    def _followed(self, drafts: DraftBatch, match: Tensor, needed: Tensor) -> Tensor:
-        """[B, K] whether a whole window of matches follows within the draft"""
+    def _followed(self, drafts: DraftBatch, match: Tensor, window: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, K] whether the matches that are needed follow, and how many of them have to come after the draft"""
         at = drafts.positions[:-1]  # [K]
         # Matches among the tokens j+1 .. j+needed, from running sums: before[i] counts the matches before i.
         before = torch.cat([torch.zeros_like(drafts.counts)[:, None], match.long().cumsum(-1)], 1)  # [B, K + 1]
         end = (at + 1 + needed).clamp_max(match.shape[1])
         following = before.gather(1, end) - before[:, 1:]
-        return (following == needed) & (at + self._window(drafts) < drafts.counts[:, None])
+        missing = (at + 1 + needed - drafts.counts[:, None]).clamp_min(0)
+        fits = at + window < drafts.counts[:, None] + self.carry
+        return (following == needed - missing) & fits, missing

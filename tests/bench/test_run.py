@@ -196,16 +196,16 @@ def test_figures_are_printed_where_no_plots_can_be_drawn(
 
 def test_an_ablation_changes_one_setting_at_a_time():
     methods = ablation("fly")
-    assert len(methods) == 1 + 1 + 4 + 4 + 1 and methods[0] == "exact:k=15,drafter=model"
+    assert len(methods) == 1 + 1 + 4 + 4 + 4 + 2 and methods[0] == "exact:k=15,drafter=cascade"
     base, *changed = (parse_arm(method) for method in methods[1:])
-    assert (base.verifier, base.num_draft_tokens, base.drafter) == ("fly:window=6,theta=0.3", 15, "model")
+    assert (base.verifier, base.num_draft_tokens, base.drafter) == ("fly:window=6,theta=0.3", 15, "cascade")
     for arm in changed:
-        differs = [arm.drafter != base.drafter]
+        differs = [arm.drafter != base.drafter, arm.num_draft_tokens != base.num_draft_tokens]
         differs += [
             getattr(make(arm.verifier), name) != getattr(make(base.verifier), name) for name in ("window", "theta")
         ]
         assert sum(differs) == 1
-    assert len(ablation("fly", every=True)) == 1 + 5 * 5 * 2
+    assert len(ablation("fly", every=True)) == 1 + 5 * 5 * 5 * 3
     with pytest.raises(BadRequest, match="there is no ablation of 'exact'; there are some of: fly"):
         ablation("exact")
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.draft import NgramDrafter, NoDrafter
+from semspec.draft.kinds import Cascade
 from semspec.errors import BadRequest
 from semspec.types import Drafter, Sampling
 from semspec.verify.exact import Exact
@@ -62,6 +63,26 @@ def test_an_index_that_grows_with_the_text_equals_one_built_anew(
         assert propose(growing, text, 6) == propose(fresh, text, 6) == brute_force(text, 6, 4, 1, earliest)
         growing.accept(length)
         length = min(length + growth, len(context))
+
+
+def released(context: list[int], overlapping: bool = False) -> list[int]:
+    """The lookup of FLy's released code: the first window that equals the last tokens and lies before them, and what
+    followed it, up to six tokens of the text."""
+    for size in range(4, 0, -1):
+        windows = [context[i : i + size] for i in range(len(context) - (size if overlapping else 2 * size - 1))]
+        if context[-size:] in windows:
+            begin = windows.index(context[-size:]) + size
+            return context[begin : begin + 6]
+    return []
+
+
+@given(texts)
+def test_earliest_is_the_lookup_of_flys_released_code(context: list[int]) -> None:
+    """Ours also finds windows that overlap the last tokens, and goes on where the text ends: more for the draft model
+    to accept, which alone decides on the tokens."""
+    kind, wanted = Cascade(earliest=True), released(context)
+    if wanted == released(context, overlapping=True):
+        assert propose(kind.lookup(), context, kind.ahead)[: len(wanted)] == wanted
 
 
 def drafted(context: list[int], n: int = 3, **options: int) -> list[int]:

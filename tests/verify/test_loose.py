@@ -65,7 +65,7 @@ def fly(rule: Rule, one: One) -> list[bool]:
         match = [m or one.ids[j] == draw(one, j, SECOND) for j, m in enumerate(match)]
     out = []
     for j in range(k):
-        window = min(w_max, k - 1)
+        window = w_max
         needed = window if rule.reading == "paper" else max(window - 1, 0)  # type: ignore[attr-defined]
         if rule.entropy == "partial":  # type: ignore[attr-defined]
             entropy = -sum(x * math.log(x) for x in sorted(p[j])[-top:] if x > 0)
@@ -115,7 +115,7 @@ def random(rule: Rule, one: One) -> list[bool]:
 CASES: list[tuple[str, Callable[[Rule, One], list[bool]]]] = [
     ("fly", fly),
     ("fly:window=2,theta=0.6", fly),
-    ("fly:window=2,reading=code", fly),
+    ("fly:window=2,reading=released", fly),
     ("fly:window=3,theta=0,entropy=full", fly),
     ("fly:window=2,theta=0.8,entropy=full", fly),
     ("fly:window=0,theta=0.9", fly),
@@ -220,9 +220,12 @@ def test_flys_window_in_a_hand_made_draft():
     assert decide(make("fly:theta=1.2"), [draft]) == [(1, 2, [])], "the gate: not undecided enough"
     broken = One(target, [0, 1, 3, 3, 3, 3, 3, 5])
     assert decide(make("fly"), [broken]) == [(1, 2, [])], "the window: the sixth token after it does not match"
-    assert decide(make("fly:reading=code"), [broken]) == [(7, 3, [1])], "five matches do for the code's reading"
+    assert decide(make("fly:reading=released"), [broken]) == [(7, 3, [1])], "five matches do for the released code"
     short = One(target[:8], [0, 1, 3, 3, 3, 3, 3])
     assert decide(make("fly"), [short]) == [(1, 2, [])], "the window does not fit into what is left of the draft"
+    for count in range(1, 7):  # a draft shorter than the window, the mismatch first
+        tiny = One([undecided, *[hot(3)] * count], [1, *[3] * (count - 1)])
+        assert decide(make("fly"), [tiny]) == [(0, 2, [])], "nothing is relaxed on entropy alone"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,10 @@ def test_flys_window_in_a_hand_made_draft():
         ("fly:window=-1", "fly's window is -1"),
         ("fly:theta=-0.1", "fly's theta is -0.1"),
         ("fly:entropy=some", "give partial"),
-        ("fly:reading=mine", "give paper"),
+        ("fly:reading=mine", "give paper or released or vllm"),
+        ("fly:gate=none", "give tempered or raw"),
+        ("fly:draws=3", "give 1 or 2 draws"),
+        ("fly:carry=7", "give 0 (off) to the window, 6"),
         ("fly:top=0", "fly's top is 0"),
         ("topk:top=0", "topk's top is 0"),
         ("topk:delta=2", "topk's delta is 2.0"),
