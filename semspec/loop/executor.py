@@ -190,6 +190,7 @@ class Executor:
             self._end(task, error)
             return False
         task.results[0] = slots
+        task.slots = list(zip(request.runners, slots, strict=True))
         return True
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:
@@ -206,8 +207,11 @@ class Executor:
         self._verify_requests = [(t, r) for t, r in self._verify_requests if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
+        if error is not None and getattr(task.decoding, "gi_frame", None):  # else it has released its slots itself
+            for owner, slot in task.slots:  # what was computed may be the cause, such as NaN: no cache may keep it
+                owner.truncate(slot, 0)
         if task.requests and isinstance(task.requests[0], Acquire):  # granted, and not told yet
-            for owner, slot in zip(task.requests[0].runners, task.results.get(0, ()), strict=False):
+            for owner, slot in task.slots:
                 owner.release(slot)
         try:
             task.decoding.close()  # its `finally` releases the slots

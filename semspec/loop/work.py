@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from semspec.loop.stats import Stats
-from semspec.types import Decode, DecodeOutput, Event, Request, Score, ScoreOutput, SequenceGenerator
+from semspec.types import Decode, DecodeOutput, Event, Request, Runner, Score, ScoreOutput, SequenceGenerator
 
 
 class ScoreWork:
@@ -88,6 +88,7 @@ class Task:
         self.results: dict[int, Any] = {}  # request index -> result
         self.single = True  # the generator yielded one request, not a tuple
         self.events: deque[Event] = deque()
+        self.slots: list[tuple[Runner, int]] = []  # that it was given
         self.done = False
         self.error: Exception | None = None
 

@@ -83,6 +83,11 @@ class PrefixCache(RunnerWrapper):
 
     def truncate(self, slot: int, length: int) -> None:
         assert 0 <= length <= self._lengths[slot], "truncation beyond what the slot holds"
+        if length == 0 < self._lengths[slot]:  # nothing of it is wanted again, nor what others have of its beginning
+            begins = self._cached[slot]
+            for other in (slot, *self._idle):
+                if common_prefix(self._cached[other], begins) >= min(MIN_PREFIX, len(begins)):
+                    self._cached[other] = []
         self._lengths[slot] = length
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:

@@ -14,8 +14,9 @@ from semspec.draft import ModelDrafter, NoDrafter
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.model.prefix_cache import PrefixCache, common_prefix
-from semspec.types import Score
+from semspec.types import Score, ScoreOutput
 from semspec.verify import make
 from tests.fakes import FakeRunner, chain, greedy
 
@@ -39,6 +40,42 @@ def read(runner: PrefixCache, tokens: list[int]) -> list[float]:
     assert runner.length(slot) == len(tokens)
     runner.release(slot)
     return rows.logits[-1].tolist()
+
+
+@pytest.mark.parametrize("rule", ["none", "exact"])
+def test_what_ended_in_nan_is_computed_again(rule: str):
+    """A model that gives NaN as long as a slot holds what it computed while it was broken, as a real one does."""
+    broken, poisoned = [True], set[tuple[int, ...]]()
+
+    def logits(context: list[int]) -> list[float]:
+        return [float("nan")] * VOCAB if tuple(context[:9]) in poisoned else TARGET(context)
+
+    class Poisoned(FakeRunner):
+        def _feed(self, request: Score) -> ScoreOutput:
+            at = len(self.held[request.slot])
+            if at < 9 <= at + len(request.tokens):  # the ninth token is computed now
+                text = tuple([*self.held[request.slot], *request.tokens][:9])
+                (poisoned.add if broken[0] else poisoned.discard)(text)
+            return super()._feed(request)
+
+    target = PrefixCache(Poisoned(logits, VOCAB, slots=3))
+    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=3))
+    prompt, executor = [*range(VOCAB)] * 2, Executor()
+
+    def answer() -> Task:
+        stats, drafter = Stats(), ModelDrafter(draft) if rule == "exact" else NoDrafter()
+        task = executor.submit(Decoder(Job(prompt, make(rule), 3, 9), target, drafter, stats).decode(), stats)
+        executor.run()
+        return task
+
+    slot = target.acquire(prompt)  # one that was cancelled before anybody saw NaN
+    target.score([Score(target, slot, prompt[:20], 0)])
+    target.release(slot)
+    broken[0] = False
+    assert "not numbers" in str(answer().error)
+    healed = answer()
+    assert healed.error is None and [t for e in healed.events for t in e.tokens] == greedy(TARGET, prompt, 9)
+    assert target.free == draft.free == 3
 
 
 @settings(max_examples=60)
