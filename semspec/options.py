@@ -9,11 +9,13 @@ from typing import Any
 from semspec import draft, verify
 from semspec.draft import DrafterKind, EarlyExit
 from semspec.errors import BadRequest
+from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
 from semspec.types import Sampling
 from semspec.verify import Rule
 
 AUTO = "auto"
+REPEATABLE = "auto-repeatable"
 DRAFTERS = (AUTO, *draft.REGISTRY)
 
 
@@ -23,7 +25,8 @@ class Options:
 
     verifier: str | Rule = "exact"
     drafter: str = AUTO  # a name, perhaps with options; auto: the draft model if there is one, else ngram
-    num_draft_tokens: int | str | None = None  # None: the verifier's default; "auto": adaptive
+    num_draft_tokens: int | str | None = None  # None: the verifier's default; "auto", "auto-repeatable": adaptive
+    max_draft_tokens: int = MAX_DRAFT_TOKENS  # of an adaptive length
     draft_min_p: float = 0.0  # a draft ends before a token whose top probability is below this; 0: off
     draft_max_entropy: float | None = None  # or whose entropy is above this many nats
     max_new_tokens: int | None = None  # default: 256, or what fits in the context if that is less
@@ -47,11 +50,11 @@ class Options:
         for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
             value = getattr(self, name)
             if name == "num_draft_tokens" and isinstance(value, str):
-                if value != AUTO:
-                    raise BadRequest(f"num_draft_tokens is {value!r}; give a whole number, or auto")
+                if value not in (AUTO, REPEATABLE):
+                    raise BadRequest(f"num_draft_tokens is {value!r}; give a whole number, {AUTO} or {REPEATABLE}")
             elif value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise BadRequest(f"{name} is {value!r}; give a whole number")
-        for name in ("loop_repeats", "loop_period"):
+        for name in ("loop_repeats", "loop_period", "max_draft_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise BadRequest(f"{name} is {value!r}; give a whole number")
@@ -67,6 +70,8 @@ class Options:
             raise BadRequest(
                 f"num_draft_tokens is {self.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
             )
+        if self.max_draft_tokens < 1:
+            raise BadRequest(f"max_draft_tokens is {self.max_draft_tokens}; give 1 or more")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:

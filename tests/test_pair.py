@@ -65,6 +65,23 @@ def test_adaptive_draft_lengths_change_no_text(pair: semspec.Pair, drafter: str)
         assert len({n for r in unsure for n in r.stats.drafts}) > 2
 
 
+@pytest.mark.parametrize("verifier", ["sampling", "block", "fly", "typical"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_repeatable_draft_lengths_give_the_same_tokens_whatever_else_is_decoded(
+    pair: semspec.Pair, drafter: str, verifier: str
+):
+    given = {"verifier": verifier, "drafter": drafter, "num_draft_tokens": "auto-repeatable", "ignore_eos": True}
+    options = semspec.Options(**given, temperature=0.9, seed=4, max_new_tokens=60)
+    others = [semspec.Options(verifier=v, num_draft_tokens="auto", max_new_tokens=40) for v in ("exact", verifier)]
+    alone = pair.generate(PROMPT, options)
+    crowded = pair.generate([PROMPT, "one two", "q", PROMPT], [options, *others, options])
+    for result in (pair.generate(PROMPT, options), crowded[0], crowded[-1]):
+        assert result.tokens == alone.tokens
+        assert [e.drafted for e in result.events] == [e.drafted for e in alone.events]
+    short = pair.generate(PROMPT, options, max_draft_tokens=2)
+    assert max(e.drafted for e in short.events) <= max(2, semspec.verify.make(verifier).min_draft_tokens())
+
+
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 @pytest.mark.parametrize("verifier", ["none", "exact", "sampling", "block"])
 def test_greedy_text_is_that_of_transformers(pair: semspec.Pair, target_folder: Path, verifier: str, drafter: str):
@@ -227,7 +244,11 @@ class Anything(Exact):
     ("prompt", "options", "message"),
     [
         (PROMPT, {"num_draft_tokens": 0}, "num_draft_tokens is 0; give 1 or more"),
-        (PROMPT, {"num_draft_tokens": "some"}, "num_draft_tokens is 'some'; give a whole number, or auto"),
+        (
+            PROMPT,
+            {"num_draft_tokens": "some"},
+            "num_draft_tokens is 'some'; give a whole number, auto",
+        ),
         (PROMPT, {"draft_min_p": 1.5}, "draft_min_p is 1.5; give a probability from 0 (off) to 1"),
         (PROMPT, {"draft_min_p": None}, "draft_min_p is None; give a number"),
         (PROMPT, {"draft_max_entropy": -1}, "draft_max_entropy is -1; give a number of nats"),

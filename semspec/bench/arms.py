@@ -8,7 +8,7 @@ from typing import Any, Literal
 from semspec import verify
 from semspec.errors import BadRequest
 from semspec.loop.repetition import PERIOD, REPEATS
-from semspec.options import AUTO, Options
+from semspec.options import AUTO, REPEATABLE, Options
 
 BASELINE, DRAFT = "none", "draft"
 DRAFT_OPTIONS: dict[str, type] = {
@@ -56,9 +56,12 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
         key, _, value = item.partition("=")
         if key.strip() == "k":
             length = value.strip()
-            if length != AUTO and (not length.isdigit() or int(length) < 1):
-                raise BadRequest(f"method {spec!r}: k is {value!r}; give a draft length of 1 or more, or auto")
-            num_draft_tokens = AUTO if length == AUTO else int(length)
+            automatic = length in (AUTO, REPEATABLE)
+            if not automatic and (not length.isdigit() or int(length) < 1):
+                raise BadRequest(
+                    f"method {spec!r}: k is {value!r}; give a draft length of 1 or more, {AUTO} or {REPEATABLE}"
+                )
+            num_draft_tokens = length if automatic else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
         elif key.strip() in DRAFT_OPTIONS:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from semspec.errors import BadRequest
+from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS
 
 if TYPE_CHECKING:
@@ -66,8 +67,10 @@ Drafter = Annotated[
     ),
 ]
 NumDraftTokens = Annotated[
-    str | None, _speculation("--num-draft-tokens", "-k", help="Draft length, or auto; the verifier's by default.")
+    str | None,
+    _speculation("--num-draft-tokens", "-k", help="Draft length, auto or auto-repeatable; else the verifier's."),
 ]
+MaxDraftTokens = Annotated[int, _speculation(help="Longest draft of an automatic length.")]
 DraftMinP = Annotated[float, _speculation(help="End a draft when its top token's probability is below this; 0: off.")]
 DraftMaxEntropy = Annotated[float | None, _speculation(help="End a draft when its entropy (nats) is above this.")]
 RelaxSpan = Annotated[
@@ -137,6 +140,7 @@ class GenerationArguments(SpeculationArguments):
 
     draft_min_p: DraftMinP = 0.0
     draft_max_entropy: DraftMaxEntropy = None
+    max_draft_tokens: MaxDraftTokens = MAX_DRAFT_TOKENS
     allow_lossy: AllowLossy = True
     max_new_tokens: MaxNewTokens = None
     temperature: Temperature = 0.0

@@ -5,6 +5,7 @@ The expected tokens per second of a draft of n tokens are
 s_i is the probability that draft token i is accepted if those before it were, estimated from the text so far; draft(n)
 and target(n) are seconds, measured while running. `AdaptiveLength` takes the length with the best rate, which may be 0.
 Now and then it tries other lengths, for a small share of the time, so that a wrong estimate is corrected.
+`RepeatableLength` does the same by costs that are known beforehand, so that its lengths do not depend on a clock.
 Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acceptance rate for all positions.
 """
 
@@ -144,6 +145,28 @@ class AdaptiveLength:
         return min(max(n, self.min_tokens), self.max_tokens) if n > 0 else 0
 
 
+class RepeatableLength(AdaptiveLength):
+    """Lengths from this sequence's tokens alone: with a seed they are the same in every run, whatever else runs.
+
+    `draft_cost` is that of a draft token, `row_cost` that of a further token in a target pass; both in target passes.
+    """
+
+    def __init__(
+        self, draft_cost: float, row_cost: float, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1
+    ) -> None:
+        super().__init__(max_tokens, min_tokens)
+        self.draft_cost, self.row_cost = draft_cost, row_cost
+        self.planned.clear()  # no length has to be tried for its cost
+        for n in range(self.max_tokens + 1):
+            self.draft.add(n, draft_cost * n)
+            self.target.add(n, 1 + row_cost * n)
+        self._update_rates()
+
+    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        cost = 1 + self.row_cost * requested if requested else float(tokens)
+        super().observe(requested, tokens, self.draft_cost * requested, cost, timed=False)
+
+
 class DraftLengths:
     """An `AdaptiveLength` per combination of rule and drafter, so that later prompts start from earlier estimates. The
     least recently used are dropped."""
@@ -152,8 +175,8 @@ class DraftLengths:
         self.size = size
         self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
 
-    def of(self, key: Hashable, min_tokens: int) -> AdaptiveLength:
-        policy = self._policies.setdefault(key, AdaptiveLength(min_tokens=min_tokens))
+    def of(self, key: Hashable, max_tokens: int, min_tokens: int) -> AdaptiveLength:
+        policy = self._policies.setdefault(key, AdaptiveLength(max_tokens, min_tokens))
         self._policies.move_to_end(key)
         if len(self._policies) > self.size:
             self._policies.popitem(last=False)

@@ -11,8 +11,9 @@ from semspec.draft import REGISTRY as DRAFTERS
 from semspec.draft import NoDrafter
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job, Referee
-from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths
-from semspec.options import Options
+from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths, RepeatableLength
+from semspec.model.wrapper import unwrap
+from semspec.options import REPEATABLE, Options
 from semspec.pair.resources import Resources
 from semspec.sparse import plan_of
 from semspec.text.stream import TextStream
@@ -22,6 +23,8 @@ from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
 
 DEFAULT_NEW_TOKENS = 256
+ROW_COST = {"cpu": 0.1, "cuda": 0.005}  # of one more token in a pass, in passes of one token: about what was measured
+UNKNOWN_DRAFT_COST = 0.1  # of a draft token, where the models' sizes are not known
 
 
 @dataclass(slots=True)
@@ -91,7 +94,18 @@ class Preparer:
         length = options.draft_length()
         if isinstance(length, int):
             return length
-        return self.lengths.of((rule, options.drafter, options.early_exit), rule.min_draft_tokens())
+        lengths = options.max_draft_tokens, rule.min_draft_tokens()
+        if length == REPEATABLE:
+            row_cost = ROW_COST.get(self.target.device.type, ROW_COST["cuda"])
+            return RepeatableLength(self._draft_cost(options), row_cost, *lengths)
+        return self.lengths.of((rule, options.drafter, options.early_exit, options.max_draft_tokens), *lengths)
+
+    def _draft_cost(self, options: Options) -> float:
+        """What a draft token takes, in target passes, by the models' sizes: no clock, so the same in every run."""
+        if self.draft is None or (options.drafter_kind is not None and not options.drafter_kind.needs_model):
+            return 0.0
+        draft, target = (getattr(unwrap(runner), "shape", None) for runner in (self.draft, self.target))
+        return draft.parameters / target.parameters if draft and target else UNKNOWN_DRAFT_COST
 
     def _encode(self, prompt: Prompt | list[int]) -> list[int]:
         tokens = encode(self.resources.tokenizer, prompt)

@@ -9,8 +9,7 @@ from typing import Any
 from semspec import verify
 from semspec.draft import DrafterKind
 from semspec.errors import BadRequest
-from semspec.loop.draft_length import MAX_DRAFT_TOKENS
-from semspec.options import AUTO, DRAFTERS, Options
+from semspec.options import AUTO, DRAFTERS, REPEATABLE, Options
 from semspec.registry import current_name
 from semspec.serve.limits import Settings
 from semspec.serve.schema import SHARED, SpeculationBase
@@ -56,6 +55,7 @@ def _capped(options: Options, settings: Settings) -> Options:
         options,
         verifier=_capped_rule(rule, settings),
         num_draft_tokens=limit if too_long else options.num_draft_tokens,
+        max_draft_tokens=min(limit, options.max_draft_tokens),
     )
 
 
@@ -134,11 +134,6 @@ def _check_length(length: int | str | None, settings: Settings) -> None:
     limit = settings.limits.draft_tokens
     if isinstance(length, int) and length > limit:
         raise BadRequest(f"num_draft_tokens is {length}; this server allows at most {limit}")
-    if length == AUTO and limit < MAX_DRAFT_TOKENS:
-        raise BadRequest(
-            f"num_draft_tokens is {AUTO!r}, which drafts up to {MAX_DRAFT_TOKENS} tokens; this server allows at most "
-            f"{limit}; give a number"
-        )
 
 
 def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
@@ -192,6 +187,7 @@ def menu(settings: Settings) -> dict[str, Any]:
         "max_draft_tokens": settings.limits.draft_tokens,
         "drafters": list(DRAFTERS),
         "auto": AUTO,
+        "draft_lengths": [AUTO, REPEATABLE],
         "verifiers": [
             {
                 "name": name,

@@ -80,7 +80,7 @@ def test_several_answers_are_those_of_their_seeds(semspec, target_folder: Path):
     ("arguments", "code", "message"),
     [
         (["--num-draft-tokens", 0], 2, "num_draft_tokens is 0; give 1 or more"),
-        (["-k", "many"], 2, "num_draft_tokens is 'many'; give a whole number, or auto"),
+        (["-k", "many"], 2, "num_draft_tokens is 'many'; give a whole number, auto or auto-repeatable"),
         (["--draft-min-p", 0.5], 2, "need a draft model"),
         (["--verifier", "magic"], 2, "there is no verifier 'magic'"),
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),

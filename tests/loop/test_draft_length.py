@@ -12,7 +12,15 @@ import pytest
 from semspec import verify
 from semspec.draft import ModelDrafter
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.draft_length import TARGET_ONLY_TOKENS, AdaptiveLength, DraftLengthPolicy, FixedLength, Seconds
+from semspec.loop.draft_length import (
+    TARGET_ONLY_TOKENS,
+    AdaptiveLength,
+    DraftLengthPolicy,
+    DraftLengths,
+    FixedLength,
+    RepeatableLength,
+    Seconds,
+)
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from tests.fakes import Clock, FakeRunner, blend, chain, greedy
@@ -113,6 +121,35 @@ def test_where_texts_change_it_beats_every_fixed_length():
 def test_a_clock_that_stutters_does_not_mislead_it(chance: float, cost: float):
     best, target_only = steady(chance, cost, runs=5, noise=0.3, hiccup=5.0)
     assert best < 1.10 and target_only < 1.05
+
+
+@pytest.mark.parametrize(("chance", "cost", "row"), [(0.0, 0.3, 0.1), (0.8, 0.15, 0.1), (0.95, 0.05, 0.0)])
+def test_repeatable_lengths_follow_the_tokens_and_no_clock(chance: float, cost: float, row: float):
+    def world(**clock: float) -> World:
+        return World(lambda i, n: chance if n < 1000 else 0.5, cost, row, **clock)
+
+    def lengths(policy: RepeatableLength, slow: float) -> list[int]:
+        rng, found = random.Random(3), []
+        for _ in range(400):
+            found.append(policy.length())
+            accepted = next((i for i in range(found[-1]) if rng.random() > chance), found[-1])
+            policy.observe(found[-1], accepted + 1, slow * rng.random(), slow, timed=rng.random() < 0.5)
+        return found
+
+    one, other = (lengths(RepeatableLength(cost, row), slow) for slow in (1e-6, 50.0))
+    assert one == other and max(one) <= 16
+    fixed = min(world().seconds(FixedLength(n)) for n in LENGTHS)
+    assert world().seconds(RepeatableLength(cost, row)) < 1.10 * min(fixed, world().seconds(NoSpeculation()))
+
+
+def test_a_cap_holds_for_automatic_lengths():
+    lengths = DraftLengths()
+    capped = lengths.of(("rule", 3), 3, 1), RepeatableLength(0.01, 0.0, 3)
+    for policy in capped:
+        world = World(lambda i, n: 0.95, 0.01)
+        world.seconds(policy, 400)
+        assert max(world.used) == 3
+    assert lengths.of(("rule", 3), 3, 1) is capped[0]
 
 
 def test_hopeless_drafts_are_tried_again_but_rarely():

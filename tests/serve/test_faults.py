@@ -7,6 +7,7 @@ import logging
 import random
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +166,19 @@ EXTREMES = {
     str: ("", "x" * 200),
     bool: (True, False),
 }
+
+
+@pytest.mark.parametrize("verifier", ["sampling", "fly"])
+def test_a_seed_repeats_an_answer_with_repeatable_lengths_under_load(pocket: Live, verifier: str):
+    def ask(seed: int) -> tuple[str, list[int]]:
+        how = {"verifier": verifier, "num_draft_tokens": "auto-repeatable", "detailed": True}
+        body = {"model": "pocket", "prompt": "Mia has 4 bags", "max_tokens": 60, "speculation": how, "seed": seed}
+        answer = pocket.post("/v1/completions", body | {"temperature": 0.8, "ignore_eos": True}).json()
+        return answer["choices"][0]["text"], answer["metrics"]["speculative_decoding"]["per_step_drafted"]
+
+    alone = [ask(seed) for seed in range(3)]
+    with ThreadPoolExecutor(6) as clients:
+        assert list(clients.map(ask, [0, 1, 2] * 3)) == alone * 3
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -81,7 +81,6 @@ def test_every_text_option_is_known_to_be_a_path_a_rule_or_words():
         ({"verifier": "semantic+", "rewrite": "magic"}, "no verifier 'magic'"),
         ({"verifier": "semantic+", "rewrite": 3}, "a text"),
         ({"num_draft_tokens": 9}, "at most 8"),
-        ({"num_draft_tokens": "auto"}, "at most 8"),
         ({"off": True, "bogus": 1}, "no option 'bogus'"),
         ({"off": True, "num_draft_tokens": 9}, "at most 8"),
         ({"off": True, "verifier": "semantic:probes=/etc"}, "'probes'"),
@@ -99,6 +98,8 @@ def test_lengths_that_nobody_asked_for_give_way():
     for options in (apply(None, ours), asked(ours, trace=True)):
         assert dataclasses.asdict(options.verifier)["rewrite_tokens"] == 8  # type: ignore[call-overload]
     assert asked(Settings(), num_draft_tokens="auto").num_draft_tokens == "auto"
+    for auto in ("auto", "auto-repeatable"):
+        assert asked(num_draft_tokens=auto).max_draft_tokens == 8, "an automatic length stays within the limit"
     with pytest.raises(BadRequest, match="at most 8"):
         make_app(Engine(lambda: None), Metrics(), dataclasses.replace(LOOSE, defaults=Options(num_draft_tokens=9)))  # type: ignore[arg-type,return-value]
 
