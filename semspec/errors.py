@@ -4,6 +4,8 @@ Every error raised on purpose derives from `SemspecError`; the CLI maps the subc
 status code. A message says what is wrong and what to do.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -35,3 +37,9 @@ class BatchFailed(SemspecError):
             "the answers to the others are in this error's `results`"
         )
         self.results = results
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """For a message about an unknown name: a question after the nearest ones there are; empty if none is near."""
+    near = get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else ""

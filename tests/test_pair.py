@@ -597,3 +597,15 @@ def test_the_smallest_temperatures_are_greedy(pair: semspec.Pair, temperature: f
     for rule in ("exact", "none", "sampling"):
         cold = pair.generate(PROMPT, verifier=rule, temperature=temperature, **options)
         assert cold.tokens == pair.generate(PROMPT, verifier=rule, **options).tokens
+
+
+def test_a_pair_describes_itself(pair: semspec.Pair):
+    assert repr(pair).startswith(
+        "<Pair: target of 3 layers on cpu, a draft model of 3 layers, 320 tokens, context 1024"
+    )
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": 3, "content": "x"}, {"role": "user"}])
+def test_a_message_without_a_text_is_refused(pair: semspec.Pair, message: dict):
+    with pytest.raises(semspec.BadRequest, match="a chat message needs a role and a content, both text"):
+        pair.generate([message])

@@ -82,7 +82,10 @@ LoopRepeats = Annotated[
 LoopPeriod = Annotated[int, _speculation(help="Longest block, in tokens, that counts as repeated.")]
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Allow or refuse lossy verifiers.")]
 
-MaxNewTokens = Annotated[int | None, _sampling("--max-new-tokens", "-n", help="Maximum tokens to generate.")]
+MaxNewTokens = Annotated[
+    int | None,
+    _sampling("--max-new-tokens", "-n", help="Maximum tokens to generate; 256 by default, or what still fits."),
+]
 Temperature = Annotated[float, _sampling("--temperature", "-t", help="Sampling temperature; 0 is greedy.")]
 TopK = Annotated[int, _sampling(help="Sample from the k most likely tokens; 0: off.")]
 TopP = Annotated[float, _sampling(help="Sample from the most likely tokens with this total probability; 1: off.")]

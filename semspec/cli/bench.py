@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +15,13 @@ from rich.console import Console
 
 from semspec.cli import arguments
 from semspec.cli.arguments import draft_length
-from semspec.cli.progress import bar, memory_line
+from semspec.cli.progress import bar, interruptible, memory_line
 from semspec.errors import BadRequest
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, as into a pipe.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ def bench(
         list[str] | None,
         typer.Option(help="exact, block:k=4, ...; may be repeated.", autocompletion=arguments.verifiers),
     ] = None,
-    n: Annotated[int | None, typer.Option(help="Number of problems; all by default.")] = None,
+    n: Annotated[int | None, typer.Option("--problems", help="Number of problems; all by default.")] = None,
     data: arguments.Data = None,
     repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
     seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
@@ -49,28 +54,32 @@ def bench(
     top_p: arguments.TopP = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
     quiet: arguments.NoMemoryLine = False,
+    as_json: Json = False,
 ) -> None:
     command.obj = partial(
-        measure, out, quiet, **asdict(models) | {"sparse": str(models.sparse) if models.sparse else None}, task=task,
-        methods=method or ["exact"], n=n, data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch,
-        drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature, top_p=top_p,
-        max_new_tokens=max_new_tokens,
+        measure, out, quiet, as_json, **asdict(models) | {"sparse": str(models.sparse) if models.sparse else None},
+        task=task, methods=method or ["exact"], n=n, data=str(data) if data else None, repeats=repeats, seed=seed,
+        batch=batch, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature,
+        top_p=top_p, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     if not command.invoked_subcommand:
         command.obj()
 
 
-def measure(out: Path | None, quiet: bool, **settings: Any) -> None:
+def measure(out: Path | None, quiet: bool, as_json: bool, **settings: Any) -> None:
     """Run, or go on with a run, then show it."""
     from semspec.bench.run import Bench, Config
 
     if out is None:
         raise BadRequest("say where to keep the run with --out DIR")
     config = Config(**settings)
+    say = memory_line()
+    if say and not find_spec("matplotlib"):
+        say("no report will be drawn, only a table: a report needs matplotlib; pip install 'semspec[bench]'")
     made = Bench(config, report=memory_line(quiet))
-    with bar(f"bench {config.task}") as progress:
+    with bar(f"bench {config.task}") as progress, interruptible(progress.kept(out)):
         made.run(out, progress)
-    finish([out], out)
+    finish([out], out, as_json=as_json)
 
 
 @app.command()
@@ -93,6 +102,7 @@ def replay(
     shape: Annotated[str, typer.Option(help="Target and draft: 32B/1.5B, 8B/1B, 30B-A3B/0.6B or tiny.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
     device: arguments.Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """Repeat a run's passes and verifications on random models of another size: its decisions at their cost."""
     from semspec.bench.replay import replay as run_replay
@@ -100,7 +110,7 @@ def replay(
     where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")
     with bar(f"replay at {shape}") as progress:
         run_replay(run, shape, where, device, progress)
-    finish([where], where)
+    finish([where], where, as_json=as_json)
 
 
 def compare(
@@ -110,13 +120,16 @@ def compare(
         str | None, typer.Option(help="Also pair every arm with this method, e.g. random:rate=0.5.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, as Markdown.")] = None,
+    as_json: Json = False,
 ) -> None:
     """One table and one report of runs: accuracy with intervals beside every speed."""
-    finish(runs, out or runs[0], against, markdown)
+    finish(runs, out or runs[0], against, markdown, as_json)
 
 
-def finish(folders: list[Path], out: Path, against: str | None = None, markdown: Path | None = None) -> None:
-    """Table to the terminal, report to the folder, one JSON document as the last line."""
+def finish(
+    folders: list[Path], out: Path, against: str | None = None, markdown: Path | None = None, as_json: bool = False
+) -> None:
+    """Table to standard error, report to the folder; into a pipe, or with --json, one JSON document."""
     from semspec.bench import report
     from semspec.bench.compare_to import compare_to
     from semspec.bench.folder import load_run
@@ -130,9 +143,14 @@ def finish(folders: list[Path], out: Path, against: str | None = None, markdown:
         runs.append((run, samples, summarise(run, samples)))
     summaries = [summary for _, _, summary in runs]
     comparisons = [compare_to(run, samples, against) for run, samples, _ in runs] if against else []
-    Console(stderr=True).print(render(summaries))
+    errors = Console(stderr=True)
+    errors.print(render(summaries))
     for found in comparisons:
-        Console(stderr=True).print(render_comparison(found, str(against)))
+        errors.print(render_comparison(found, str(against)))
+    for folder, (run, samples, _) in zip(folders, runs, strict=True):
+        if not run.get("finished", True):
+            text = f"{folder} is unfinished, {len(samples)} answers so far; its bench command goes on with it"
+            errors.print(text, style="yellow", markup=False, soft_wrap=True)
     if markdown:
         markdown.write_text(write_tables(summaries, comparisons, against), encoding="utf-8")
     page: str | None = None
@@ -141,8 +159,14 @@ def finish(folders: list[Path], out: Path, against: str | None = None, markdown:
         line = f"report: {page}"
     except BadRequest as error:  # no plots can be drawn here; the figures are printed all the same
         line = f"no report: {error}"
-    Console(stderr=True).print(line, soft_wrap=True)
+    errors.print(line, markup=False, soft_wrap=True)
+    if to_terminal() and not as_json:
+        return
     document: dict[str, Any] = {"report": page, "runs": summaries}
     if against:
         document |= {"against": against, "duels": comparisons}
     typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def to_terminal() -> bool:
+    return sys.stdout.isatty()

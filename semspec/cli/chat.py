@@ -41,7 +41,9 @@ ENDINGS = {"cancelled": "stopped", "length": "truncated at max_new_tokens"}
 
 @dataclass(frozen=True, kw_only=True)
 class ChatArguments(args.GenerationArguments):
-    max_new_tokens: args.MaxNewTokens = 1024
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="Maximum tokens of an answer.", rich_help_panel="Generation")
+    ] = 1024
 
 
 @args.spread
@@ -52,7 +54,7 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for every turn.")] = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Chat with a model in the terminal, or one turn per line from a pipe. /help lists the commands of a chat."""
+    """Chat with a model in the terminal, where /help lists commands, or one turn per line from a pipe."""
     if system is not None:
         args.valid_text(system, "--system")
     options, quiet = request.options(), quiet or as_json
@@ -81,12 +83,13 @@ class Chat:
             self.say(f"{self.options.verifier} · /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
         for line in self.lines():
             try:
-                if line.startswith("/") and not line.startswith("//"):
+                if self.interactive and line.startswith("/") and not line.startswith("//"):
                     if line.split()[0] in ("/quit", "/exit"):
                         break
                     self.command(line)
                 else:
-                    self.turn(args.valid_text(line.removeprefix("/"), "this line"))
+                    text = line.removeprefix("/") if self.interactive else line  # a pipe gives no commands
+                    self.turn(args.valid_text(text, "this line"))
             except SemspecError as error:
                 if not self.interactive:
                     raise

@@ -39,13 +39,12 @@ def info(
 
 def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool = False) -> dict[str, Any]:
     from semspec.loop import profile as costs
-    from semspec.model import Source
     from semspec.model.memory_plan import check, describe
-    from semspec.pocket.shipped import SHIPPED
+    from semspec.pair.loading import find
+    from semspec.pocket.shipped import shipped_pair
     from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 
-    draft = "pocket-draft" if model.target == "pocket" and model.draft is None else model.draft  # as `load` has it
-    sources = [Source.find(SHIPPED.get(name, name)) for name in (model.target, draft) if name is not None]
+    sources = [find(name) for name in shipped_pair(model.target, model.draft) if name is not None]
     device, dtype, context = model.device, model.dtype, model.context
     plans = [s.plan(device, dtype, slots, None if context is None else min(context, s.context)) for s in sources]
     found: dict[str, Any] = {

@@ -42,7 +42,7 @@ app.command()(info)
 @app.callback(invoke_without_command=True)
 def main(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and exit.")] = False,
     config: Annotated[
         Path | None,
         typer.Option(envvar="SEMSPEC_CONFIG", help=f"Config file; {settings.default_path()} by default."),
@@ -72,7 +72,9 @@ def run() -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid bytes are refused by whoever reads them, by name
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
-        app()
+        command = typer.main.get_command(app)
+        settings.name_variables(command, ())  # so early for the sake of `semspec --help`
+        command()
     except SemspecError as error:
         Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
         sys.exit(error.exit_code)
@@ -82,5 +84,5 @@ def run() -> None:
         message = f"semspec: {error.filename}: {error.strerror}; is the path right, and may it be written?"
         Console(stderr=True, soft_wrap=True).print(Text(message, style="red"))
         sys.exit(2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # whoever was interrupted has said what is kept
         sys.exit(130)

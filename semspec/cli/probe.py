@@ -21,7 +21,7 @@ from semspec.cli.probe_options import (
     Teaching,
     Unseen,
 )
-from semspec.cli.progress import bar
+from semspec.cli.progress import bar, interruptible
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def label(
 
 @app.command()
 def join(
-    folders: Annotated[list[Path], typer.Argument(help="Labelled collections that differ in --seed and --n alone.")],
+    folders: Annotated[list[Path], typer.Argument(help="Labelled collections, alike but for --seed and --problems.")],
     out: Annotated[Path, typer.Option(help="Folder for all of them together.")],
 ) -> None:
     """Join collections that were made in parallel, on several machines for example."""
@@ -113,7 +113,7 @@ def calibrate(
     judge.data |= {"least": bound.threshold, "bound": found | ({"met": policy} if policy else {})}
     judge.save(probes / "judge")
     if doubt := reservation(judge, policy, bound.threshold):
-        Console(stderr=True).print(f"the bound holds for steps like these; {doubt}", soft_wrap=True)
+        Console(stderr=True).print(f"the bound holds for steps like these; {doubt}", soft_wrap=True, markup=False)
     document = dict(judge.data["bound"])
     if splits:
         tried = try_splits(steps.scores, steps.bad, risk, confidence, splits)
@@ -170,9 +170,9 @@ def _check(config: Config, clusters: str, trainings: dict[str, tuple[str, Traini
 def _collect(config: Config, out: Path, pair: Pair) -> None:
     from semspec.probe_fit.collect import collect as run
 
-    with bar("collect") as progress:
+    with bar("collect") as progress, interruptible(progress.kept(out)):
         folder = run(config, out, pair, progress)
-    Console(stderr=True).print(f"samples of {len(folder.shards)} shards in {out}", soft_wrap=True)
+    Console(stderr=True).print(f"samples of {len(folder.shards)} shards in {out}", soft_wrap=True, markup=False)
 
 
 def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
@@ -215,6 +215,6 @@ def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -
         except BadRequest as error:  # no plots can be drawn here; the probe is saved all the same
             line += f"; no plot: {error}"
         print_tables(name, fitted.probe.metrics)
-        Console(stderr=True).print(line, soft_wrap=True)
+        Console(stderr=True).print(line, soft_wrap=True, markup=False)
         document[name] = {"probe": str(out / name), "metrics": fitted.probe.metrics}
     typer.echo(json.dumps(document, ensure_ascii=False))

@@ -40,7 +40,7 @@ class Collecting:
             help="Whose problems: pocket, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks
         ),
     ] = "pocket"
-    n: Annotated[int | None, typer.Option(help="Number of problems.")] = 64
+    n: Annotated[int | None, typer.Option("--problems", help="Number of problems.")] = 64
     data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None
     traces: Annotated[
         str,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 
 class bar:
@@ -16,6 +19,7 @@ class bar:
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._shown = self._progress.console.is_terminal
         self._task = self._progress.add_task(title, total=None)
+        self.done = self.total = 0
 
     def __enter__(self) -> bar:
         if self._shown:
@@ -27,12 +31,27 @@ class bar:
             self._progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
         self._progress.update(self._task, completed=done, total=total)
+
+    def kept(self, where: Path) -> Callable[[], str]:
+        """For `interruptible`, of work that is written down part by part."""
+        return lambda: f"{self.done} of {self.total} parts are kept in {where}; the same command goes on from there"
 
 
 def memory_line(quiet: bool = False) -> Callable[[str], None] | None:
     """For `load`: prints the memory estimate before a model is loaded; None if `quiet`."""
     if quiet:
         return None
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     return lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """Work that Ctrl-C may end; it is then said what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True, soft_wrap=True).print(Text(f"semspec: interrupted; {kept()}", style="red"))
+        raise

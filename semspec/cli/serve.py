@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
+    check_free(host, port)  # before anything is loaded
     from semspec.model.prefix_cache import PrefixCache
     from semspec.serve import logs
     from semspec.serve.app import make_app
@@ -81,11 +83,11 @@ def serve(
     )
     metrics.watch(engine)
     app = make_app(engine, metrics, settings)
-    logs.say(
-        f"semspec serves {settings.name}: {slots} slots, {'lossy rules allowed' if lossy else 'lossless only'}, "
+    about = (
+        f"{settings.name}: {slots} slots, {'lossy rules allowed' if lossy else 'lossless only'}, "
         f"{'API key needed' if settings.keys else 'no API key'}"
     )
-    Server(configure(app, host, port, settings.limits), engine, settings.limits).run()
+    Server(configure(app, host, port, settings.limits), engine, settings.limits, about).run()
     if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread
         logging.shutdown()
         os._exit(0 if engine.error is None else 1)
@@ -93,6 +95,20 @@ def serve(
         raise engine.error
     if engine.error is not None:
         raise ModelError(f"the engine failed: {engine.error!r}") from engine.error
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except (OSError, UnicodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise BadRequest(
+            f"cannot listen on {host}:{port}: {what}; give another --port (0: a free one) or --host"
+        ) from None
 
 
 def keys(given: list[str], file: Path | None) -> tuple[str, ...]:

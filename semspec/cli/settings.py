@@ -15,10 +15,11 @@ from typing import Any
 
 import typer
 
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, did_you_mean
 
 PREFIX = "SEMSPEC"
 ARGUMENTS = {"target"}  # arguments that can be set like options
+FORMER = {"answers": "n", "problems": "n"}  # options by key, with the names they had in the last release
 HELP = (
     "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
     "key of the config file (verifier = ..., in a table named chat for that command). A variable is one value, spaces "
@@ -49,14 +50,51 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def name_variables(command: Any, names: tuple[str, ...]) -> None:
+    for parameter in command.get_params(typer.Context(command)):
+        if getattr(parameter, "is_flag", False):  # help would say <bool>, as if a value could be given
+            parameter.metavar = ""
     for key, parameter in settable(command):
         if not parameter.envvar:
             own = "_".join((PREFIX, *names, key)).upper().replace("-", "_")
-            parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper()], False
+            former = [f"{PREFIX}_{FORMER[key]}".upper()] if key in FORMER else []
+            parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper(), *former], False
         if getattr(parameter, "multiple", False):  # click would split a variable at spaces
             parameter.value_from_envvar = partial(_whole_variable, parameter)
+    _take_former_names(command)
     for name, below in commands(command):
         name_variables(below, (*names, name))
+
+
+def _take_former_names(command: Any) -> None:
+    """Let a command's arguments have options by the names they had before, with a warning."""
+    renamed = {f"--{FORMER[key]}": f"--{key}" for key, _ in settable(command) if key in FORMER}
+    if not renamed or "parse_args" in vars(command):
+        return
+
+    def parse_args(context: Any, words: list[str]) -> list[str]:
+        end = words.index("--") if "--" in words else len(words)
+        for i, word in enumerate(words[:end]):
+            name, equals, value = word.partition("=")
+            if name in renamed:
+                _warn(name, renamed[name])
+                words[i] = renamed[name] + equals + value
+        return list(type(command).parse_args(command, context, words))
+
+    command.parse_args = parse_args
+
+
+def _warn(before: str, now: str) -> None:
+    typer.echo(f"semspec: {before} is now {now}; the old name goes with the next release", err=True)
+
+
+def configured(context: typer.Context, key: str) -> str | None:
+    """The value that the environment or the config file gives an argument which the command line has overridden."""
+    source = context.get_parameter_source(key)
+    if source is None or source.name != "COMMANDLINE":
+        return None
+    parameter = dict(settable(context.command))[key]
+    value = parameter.value_from_envvar(context)
+    return context.lookup_default(key) if value is None else value
 
 
 def _whole_variable(parameter: Any, context: Any) -> list[str] | None:
@@ -70,13 +108,12 @@ def defaults(root: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
     tables = {name for name, _ in commands(root)}
     common = {}
     for key, value in values.items():
-        if not isinstance(value, dict) and _normal(key) in known:
+        if not isinstance(value, dict) and _normal(key) in known | {*FORMER.values()}:
             common[_normal(key)] = value
         elif not (isinstance(value, dict) and key in tables):
-            raise BadRequest(
-                f"{path}: there is no {'command' if isinstance(value, dict) else 'option'} {key!r}; the options are: "
-                f"{', '.join(sorted(known))}; the commands, which may have tables: {', '.join(sorted(tables))}"
-            )
+            kind, names = ("command", tables) if isinstance(value, dict) else ("option", known)
+            near = did_you_mean(_normal(key), names) or "`semspec --help` and `semspec COMMAND --help` list them"
+            raise BadRequest(f"{path}: there is no {kind} {key!r}; {near}")
     return {name: _table(below, values.get(name, {}), common, f"{path}: {name}") for name, below in commands(root)}
 
 
@@ -84,12 +121,16 @@ def _table(command: Any, own: dict[str, Any], common: dict[str, Any], where: str
     parameters, below = dict(settable(command)), dict(commands(command))
     given = dict(common)
     for key, value in own.items():
-        if _normal(key) in parameters:
+        if _normal(key) in parameters or _normal(key) in map(FORMER.get, parameters):
             given[_normal(key)] = value
         elif not (isinstance(value, dict) and key in below):
-            raise BadRequest(
-                f"{where} has no option {key!r}; its options are: {', '.join(sorted([*parameters, *below]))}"
-            )
+            names = [*parameters, *below]
+            near = did_you_mean(_normal(key), names) or f"its options are: {', '.join(sorted(names))}"
+            raise BadRequest(f"{where} has no option {key!r}; {near}")
+    for key in parameters:
+        if key not in given and FORMER.get(key) in given:
+            _warn(f"{FORMER[key]} in {where}", key)
+            given[key] = given[FORMER[key]]
     found = {p.name: _value(p, given[key]) for key, p in parameters.items() if key in given}
     return found | {name: _table(c, own.get(name, {}), common, f"{where} {name}") for name, c in below.items()}
 

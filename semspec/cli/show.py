@@ -88,6 +88,6 @@ def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
 
 def terminal(stderr: bool = False) -> Console:
     """A console that wraps at words in a terminal and never in a pipe."""
-    console = Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal
     return console

@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 Task = Annotated[str, typer.Option(help="Task, with options, e.g. pocket:long=true.", autocompletion=args.tasks)]
-N = Annotated[int, typer.Option(help="Number of problems.")]
+N = Annotated[int, typer.Option("--problems", help="Number of problems.")]
 Seed = Annotated[int, typer.Option(help="Seed that chooses the problems.")]
 K = Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")]
 MaxNewTokens = Annotated[int | None, typer.Option(help="Maximum tokens of an answer; the task's by default.")]
@@ -116,7 +116,7 @@ def calibrate(
     if auto:
         plan = keep_what_pays(pair, problems, plan, seed, k)
     plan.save(out)
-    Console(stderr=True, highlight=False).print(f"{out}: {plan}")
+    Console(stderr=True, highlight=False).print(f"{out}: {plan}", markup=False)
     summary: dict[str, Any] = {"plan": str(out), "model": plan.model, "made": plan.made}
     if plan.attention:
         summary["anchors"] = plan.attention.anchors

@@ -12,7 +12,7 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, did_you_mean
 from semspec.model.gguf_checkpoint import GgufCheckpoint
 
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -36,8 +36,8 @@ def locate(model: str | Path) -> Path:
     in_hub = name.count("/") == 2 and path.suffix == ".gguf"
     if path.exists() or name.startswith((".", "/", "~")) or (name.count("/") > 1 and not in_hub):
         raise ModelError(
-            f"{name} is no folder and no .gguf file; give one of these, or a hub id such as org/name or "
-            "org/name/file.gguf"
+            f"{name} is no folder and no .gguf file; "
+            + (_nearby(path) or "give one of these, or a hub id such as org/name or org/name/file.gguf")
         )
     try:
         if in_hub:
@@ -45,7 +45,18 @@ def locate(model: str | Path) -> Path:
             return Path(hf_hub_download(f"{owner}/{repository}", file))
         return Path(snapshot_download(name, allow_patterns=FILES))
     except Exception as error:  # the hub client raises many kinds
+        if near := _nearby(path):
+            raise ModelError(f"{name} is no folder here and no checkpoint of the hub; {near}") from error
         raise ModelError(f"{name} is neither a folder nor a checkpoint the hub could give: {error}") from error
+
+
+def _nearby(path: Path) -> str:
+    """For a message: whether a model with such a name lies where this one should."""
+    try:
+        models = [p.name for p in path.parent.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file()]
+    except OSError:  # not even its folder is there
+        return ""
+    return did_you_mean(path.name, models)
 
 
 def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from semspec.errors import BadRequest, ModelError
+from semspec.errors import BadRequest, ModelError, did_you_mean
 from semspec.model import ModelRunner, Source
 from semspec.model.memory_plan import MemoryPlan, check, describe
 from semspec.pair import Pair
-from semspec.pocket.shipped import PROBES, SHIPPED
+from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
 from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 from semspec.types import Runner
@@ -47,10 +47,9 @@ def load(
         raise BadRequest(
             "a sparse plan is lossy, and allow_lossy is off; load the target without the plan, or allow lossy answers"
         )
-    if target == "pocket" and draft is None:
-        draft = "pocket-draft"
+    target, draft = shipped_pair(target, draft)
     plan = SparsePlan.load(Path(sparse)) if isinstance(sparse, str | Path) else sparse
-    source = Source.find(SHIPPED.get(str(target), target))
+    source = find(target)
     tokenizer = load_tokenizer(source.path)
     eos = source.stop | _end_of_text(source.path, tokenizer)
     channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
@@ -66,7 +65,7 @@ def load(
         if plan is not None:
             apply(plan, runner)
         return Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy)
-    draft_source = Source.find(SHIPPED.get(str(draft), draft))
+    draft_source = find(draft)
     common = common_vocabulary(tokenizer, load_tokenizer(draft_source.path), source.vocab, draft_source.vocab)
     draft_device = device if draft_device is None else draft_device
     draft_context = min(plans[0].context, draft_source.context)
@@ -83,6 +82,14 @@ def load(
         draft_runner = draft_source.load(draft_device, dtype, slots, draft_context, common)
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
     return Pair(runner, tokenizer, draft_runner, eos, probe_folder=shipped, allow_lossy=allow_lossy)
+
+
+def find(model: str | Path) -> Source:
+    """A model that is shipped, on the disk or in the hub. Nobody means the hub by a shipped name with a typo."""
+    near = did_you_mean(str(model), SHIPPED)
+    if near and str(model) not in SHIPPED and not Path(model).exists():
+        raise ModelError(f"there is no model {model}; {near}")
+    return Source.find(SHIPPED.get(str(model), model))
 
 
 def _announce(plans: list[MemoryPlan], report: Callable[[str], None] | None) -> None:

@@ -54,6 +54,14 @@ class Pair:
         pair._preparer = Preparer(self.resources, pair.target, pair.draft, self.allow_lossy, self._preparer.lengths)
         return pair
 
+    def __repr__(self) -> str:
+        draft = "no draft model" if self.draft is None else f"a draft model of {self.draft.depth} layers"
+        lossy = "" if self.allow_lossy else ", lossless only"
+        return (
+            f"<Pair: target of {self.target.depth} layers on {self.target.device}, {draft}, "
+            f"{self.target.vocab} tokens, context {self.target.capacity}, {self.target.free} slots free{lossy}>"
+        )
+
     @property
     def sparse(self) -> SparsePlan | None:
         """The plan by which the target checks drafts."""

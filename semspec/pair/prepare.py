@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from semspec import verify
 from semspec.draft import REGISTRY as DRAFTERS
-from semspec.draft import NoDrafter
+from semspec.draft import NoDrafter, WithinContext
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job, Referee
 from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths, RepeatableLength
@@ -168,4 +168,9 @@ class Preparer:
             raise BadRequest(
                 f"drafter {kind.name!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
-        return kind.build(self.draft, options.early_exit)
+        drafter = kind.build(self.draft, options.early_exit)
+        # A rule that mixes both models' distributions has no use for drafts without one.
+        looks_up = rule.unit == "token" and (rule.lossless or not rule.needs_draft_logits) and not rule.draft_layers
+        if self.draft is not None and kind.needs_model and looks_up and self.draft.capacity < self.target.capacity:
+            return WithinContext(drafter, self.draft)
+        return drafter

@@ -7,3 +7,10 @@ from pathlib import Path
 _MODELS = Path(__file__).parent / "models"
 SHIPPED: dict[str, Path] = {"pocket": _MODELS / "target", "pocket-draft": _MODELS / "draft"}
 PROBES = _MODELS / "probes"
+
+
+def shipped_pair(target: str | Path, draft: str | Path | None) -> tuple[str | Path, str | Path | None]:
+    """The names of both models: pocket brings its draft, and as a draft it means that one."""
+    if draft == "pocket" or (target == "pocket" and draft is None):
+        draft = "pocket-draft"
+    return target, draft

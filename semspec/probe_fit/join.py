@@ -52,7 +52,7 @@ def _check(folders: Sequence[Folder], runs: Sequence[dict[str, Any]]) -> None:
         if differs := [key for key in {**one, **other} if one.get(key) != other.get(key)]:
             raise BadRequest(
                 f"{folder.path} and {folders[0].path} were collected differently: {differs[0]} differs; collect them "
-                "with the same models and options, but for --seed and --n"
+                "with the same models and options, but for --seed and --problems"
             )
         if folder.labelled != folders[0].labelled:
             raise BadRequest(f"{folder.path} and {folders[0].path} were labelled differently; label them the same way")

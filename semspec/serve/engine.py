@@ -47,6 +47,7 @@ class Engine:
         self.error: BaseException | None = None
         self.pair: Pair | None = None
         self.slots = 0
+        self.url = ""  # where it is served
         self.target_seconds_per_token = 0.0  # without drafts, as measured at the start
         self.live = 0  # sequences accepted and not ended; counted on the event loop
         self._mean_seconds = 1.0  # that a sequence has been taking lately
@@ -154,7 +155,8 @@ class Engine:
             self._warm_up(self.pair)
             if self.state == "loading":
                 self.state = "ready"
-                log.info("ready", extra={"fields": {"slots": self.slots, "resident_mib": memory.resident_mib()}})
+                about = {"url": self.url, "slots": self.slots, "resident_mib": memory.resident_mib()}
+                log.info("ready", extra={"fields": about})
             while self.state != "stopped":
                 memory.trim()
                 self._obey(wait=not self._requests)

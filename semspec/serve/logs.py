@@ -35,10 +35,20 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)  # in ASCII: a path may hold what a terminal obeys, or another line's end
 
 
+class PlainFormatter(JsonFormatter):
+    """The same for a person at a terminal: the time, the event, and what else there is to say."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = json.loads(super().format(record))
+        when, level, event = line.pop("time")[11:19], line.pop("level"), line.pop("event")
+        more = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in line.items()]
+        return ascii(" ".join([when, *([] if level == "info" else [level]), event, *more]))[1:-1]
+
+
 def configure(level: str = "info") -> None:
     """Everything goes to standard error in one form, uvicorn's own lines included."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(PlainFormatter() if sys.stderr.isatty() else JsonFormatter())
     root = logging.getLogger()
     root.handlers, root.level = [handler], logging.WARNING
     log.setLevel(level.upper())

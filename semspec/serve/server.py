@@ -22,9 +22,9 @@ SHUTTING_DOWN = "the server is shutting down and the answer was not complete in 
 
 
 class Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, engine: Engine, limits: Limits) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, limits: Limits, about: str = "") -> None:
         super().__init__(config)
-        self.engine, self.limits = engine, limits
+        self.engine, self.limits, self.about = engine, limits, about
         self._drained_by: float | None = None  # running requests have until then
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -33,8 +33,11 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if not self.servers:  # it could not start, and has said why
+            return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        log.info("listening", extra={"fields": {"url": f"http://{f'[{host}]' if ':' in host else host}:{port}"}})
+        self.engine.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        log.info("listening", extra={"fields": {"url": self.engine.url, "serves": self.about}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends what still runs with an error."""

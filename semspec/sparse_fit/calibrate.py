@@ -97,7 +97,7 @@ def observe(
         for i, problem in enumerate(problems):
             progress(i, n)
             prompt = encode(pair.tokenizer, problem.prompt)
-            most = min(max_new_tokens, runner.capacity - len(prompt))
+            most = room(runner, len(prompt), max_new_tokens)
             runner.sparsity = None
             answer = pair.generate(problem.prompt, verifier="none", max_new_tokens=most).tokens
             runner.sparsity = observer
@@ -106,6 +106,16 @@ def observe(
     finally:
         runner.sparsity = previous
     return observer
+
+
+def room(runner: Runner, prompt: int, wanted: int) -> int:
+    """New tokens that may follow a prompt of this length, at most as many as wanted."""
+    if prompt >= runner.capacity:
+        raise BadRequest(
+            f"a problem has {prompt} tokens and the context is {runner.capacity}; give a larger --context, or a task "
+            "with shorter problems"
+        )
+    return min(wanted, runner.capacity - prompt)
 
 
 def verified_logits(runner: Runner, texts: Sequence[tuple[list[int], list[int]]], k: int) -> list[list[Tensor]]:

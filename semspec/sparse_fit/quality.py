@@ -27,7 +27,7 @@ from semspec.sparse.experts import ExpertsPlan
 from semspec.sparse.ffn import BY
 from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
-from semspec.sparse_fit.calibrate import native, verified_logits
+from semspec.sparse_fit.calibrate import native, room, verified_logits
 from semspec.statistics import Share, difference, product_of_ratios, ratio
 from semspec.tasks import Task
 from semspec.text.tokenizer import encode
@@ -164,7 +164,7 @@ def measure(
         options = [
             Options(
                 verifier=verifier, drafter=drafter, num_draft_tokens=k, stop=task.stop,
-                max_new_tokens=min(longest, runner.capacity - len(prompt)), referee=task.referee(problem),
+                max_new_tokens=room(runner, len(prompt), longest), referee=task.referee(problem),
             )
             for problem, prompt in zip(group, prompts, strict=True)
         ]  # fmt: skip

@@ -29,7 +29,7 @@ class Pocket(Task):
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:
         if n is None:
-            raise BadRequest("the pocket world has no end, so there is no 'all' of it; say how many problems with --n")
+            raise BadRequest("the pocket world has no end, so there is no 'all' of it; give a number with --problems")
         if not 1 <= n <= MOST or seed < 0:
             raise BadRequest(f"{n} pocket problems of seed {seed}: give 1 to {MOST} problems, and a seed of 0 or more")
         return [self._problem(seed * MOST + i) for i in range(n)]

@@ -40,9 +40,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> li
         if not prompt:
             raise BadRequest("the chat has no messages; give at least one, with a role and a content")
         for message in prompt:
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise BadRequest(f"a chat message needs a role and a content, this one is {message!r}")
-            whole_characters(str(message["content"]))
+            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+                raise BadRequest(f"a chat message needs a role and a content, both text; this one is {message!r:.200}")
+            whole_characters(message["role"] + message["content"])
         if not tokenizer.chat_template:
             raise BadRequest("this model has no chat template; give the prompt as text")
         try:

@@ -228,9 +228,11 @@ def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: 
     asked = []
     monkeypatch.setattr(Bench, "__init__", lambda self, config, report: asked.append(config))
     monkeypatch.setattr(Bench, "run", lambda self, out, progress: asked.append(out))
-    monkeypatch.setattr(commands, "finish", lambda folders, out: None)
+    monkeypatch.setattr(commands, "finish", lambda folders, out, as_json: None)
     command = typer.main.get_command(commands.app)
-    command(["--task", "pocket:steps=3", "--n", "5", "--out", str(tmp_path), "ablate", "fly"], standalone_mode=False)
+    command(
+        ["--task", "pocket:steps=3", "--problems", "5", "--out", str(tmp_path), "ablate", "fly"], standalone_mode=False
+    )
     config, out = asked
     assert config == Config(task="pocket:steps=3", methods=ablation("fly"), n=5) and out == tmp_path
     with pytest.raises(BadRequest, match="say where to keep the run with --out"):
@@ -238,7 +240,7 @@ def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: 
 
 
 def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):
-    words = "bench --task pocket:steps=3 --n 5 --method exact:k=2 --max-new-tokens 24 --device cpu --context 512 --out"
+    words = "bench --task pocket:steps=3 --problems 5 --method exact:k=2 --max-new-tokens 24 --device cpu --out"
     done = subprocess.run(
         [sys.executable, "-m", "semspec", *words.split(), str(tmp_path)],
         capture_output=True,

@@ -45,7 +45,7 @@ def test_commands(chat, tmp_path: Path):
     notes = tmp_path / "notes.md"
     done = chat(
         "--system", "be brief",
-        stdin=f"the quick\n/method none\none two\n/stats\n/save {tmp_path}/a.json\n/save {notes}\n/save {notes}\n/new\n"
+        typed=f"the quick\n/method none\none two\n/stats\n/save {tmp_path}/a.json\n/save {notes}\n/save {notes}\n/new\n"
         f"/method exact:k=3,drafter=ngram\n/method\n/help\n//x\n/save {tmp_path}/b.json\n/quit\nnever read\n",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -81,12 +81,18 @@ def test_commands(chat, tmp_path: Path):
     ],
 )
 def test_a_mistake_ends_a_pipe_but_not_a_conversation(chat, line: str, message: str):
-    piped = chat(stdin=f"one\n{line}\ntwo\n")
-    assert piped.returncode == 2 and message in piped.stderr and len(piped.stdout.split("\n")) >= 2
+    if not line.startswith("/"):
+        piped = chat(stdin=f"one\n{line}\ntwo\n")
+        assert piped.returncode == 2 and message in piped.stderr and len(piped.stdout.split("\n")) >= 2
     typed = chat("--json", typed=f"one\n{line}\ntwo\n")
     assert typed.returncode == 0 and message in typed.stderr
     first, second = map(json.loads, typed.stdout.splitlines())
     assert second["reused_tokens"] >= first["prompt_tokens"]
+
+
+def test_a_pipe_gives_no_commands(chat, tmp_path: Path):
+    done = chat("--json", stdin=f"/usr/bin is a path?\n/save {tmp_path}/a.json\n/quit\n//x\n")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("times", [1, 2])

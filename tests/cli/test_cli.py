@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from semspec import __version__
+from semspec.model import ModelRunner
 
 
 def test_json_is_one_document_on_the_last_line(semspec, target_folder: Path, draft_folder: Path):
@@ -25,7 +26,7 @@ def test_json_is_one_document_on_the_last_line(semspec, target_folder: Path, dra
 
 
 def test_every_relaxed_token_can_be_asked_for_its_reason(semspec, target_folder: Path, draft_folder: Path):
-    command = ["generate", target_folder, "the quick", "--draft", draft_folder, "-n", 40, "--device", "cpu"]
+    command = ["generate", target_folder, "the quick", "--raw", "--draft", draft_folder, "-n", 40, "--device", "cpu"]
     loose = semspec(*command, "--verifier", "margin:ratio=0.2", "--json")
     document = json.loads(loose.stdout.splitlines()[-1])
     relaxed = document["relaxed"]
@@ -63,15 +64,93 @@ def test_a_prompt_is_an_argument_a_file_or_standard_input(semspec, target_folder
     assert nobody.returncode == 2 and "there is no prompt" in nobody.stderr
 
 
+def test_an_empty_prompt_is_refused(semspec, target_folder: Path):
+    for words in (["--chat"], ["--raw"], [""], []):
+        done = semspec("generate", target_folder, *words, "--device", "cpu", stdin="\n")
+        assert done.returncode == 2 and "the prompt is empty" in done.stderr and done.stdout == ""
+
+
+def test_a_chat_model_is_sent_a_message_unless_told_otherwise(semspec, target_folder: Path, tmp_path: Path):
+    command = ["generate", target_folder, "the quick", "-n", 12, "--device", "cpu"]
+    chat, raw, default = (semspec(*command, *words, "--json") for words in (["--chat"], ["--raw"], []))
+    tokens = [json.loads(done.stdout)["prompt_tokens"] for done in (chat, raw, default)]
+    assert tokens[0] == tokens[2] > tokens[1] and json.loads(default.stdout)["chat"] is True
+    line = "sent as a chat message; --raw sends the text as it is"
+    assert semspec(*command).stderr.count(line) == 1 and line not in semspec(*command, "--chat").stderr
+    for file in target_folder.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    plain = semspec("generate", tmp_path, "the quick", "-n", 12, "--device", "cpu", "--json")
+    assert json.loads(plain.stdout)["tokens"] == json.loads(raw.stdout)["tokens"]
+
+
+def test_with_a_target_in_the_environment_the_only_argument_is_the_prompt(
+    semspec, target_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    common = ["-n", 6, "--device", "cpu", "--quiet"]
+    told = semspec("generate", target_folder, "the quick", *common).stdout
+    monkeypatch.setenv("SEMSPEC_TARGET", "nowhere")
+    assert semspec("generate", target_folder, "the quick", *common).stdout == told, "two arguments are both"
+    assert semspec("generate", target_folder, "-", *common, stdin="the quick").stdout == told
+    monkeypatch.setenv("SEMSPEC_TARGET", str(target_folder))
+    assert semspec("generate", "the quick", *common).stdout == told
+    assert semspec("generate", *common, stdin="the quick").stdout == told
+    monkeypatch.delenv("SEMSPEC_TARGET")
+    (tmp_path / "c.toml").write_text(f'target = "{target_folder}"')
+    assert semspec("--config", tmp_path / "c.toml", "generate", "the quick", *common).stdout == told
+
+
+def test_a_name_with_a_typo_is_answered_with_the_right_one(semspec, target_folder: Path):
+    done = semspec("info", "pocke")
+    assert done.returncode == 3 and done.stderr == "semspec: there is no model pocke; did you mean pocket?\n"
+    typo = str(target_folder)[:-1] + "x"
+    assert f"did you mean {target_folder.name}" in semspec("generate", typo, "x").stderr
+
+
+def test_an_interrupt_says_what_is_kept(semspec, target_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    real, passes = ModelRunner.score, []
+
+    def score(self: ModelRunner, requests):
+        passes.append(len(requests))
+        if len(passes) == 12:
+            raise KeyboardInterrupt
+        return real(self, requests)
+
+    monkeypatch.setattr(ModelRunner, "score", score)
+    one = semspec("generate", target_folder, "the quick", "--device", "cpu", "-k", 1, "--ignore-eos")
+    assert one.returncode == 130 and "semspec: interrupted; the " in one.stderr and "tokens above" in one.stderr
+    assert one.stdout.strip()
+    passes.clear()
+    bench = ["bench", "--task", "pocket", "--problems", 2, "--out", tmp_path, "--max-new-tokens", 4, "--device", "cpu"]
+    some = semspec(*bench)
+    assert some.returncode == 130 and "of 6 parts are kept in" in some.stderr
+    assert "Traceback" not in some.stderr + one.stderr
+    told = semspec("compare", tmp_path)
+    assert f"{tmp_path} is unfinished, " in told.stderr.replace("\n", "")
+    monkeypatch.setattr(ModelRunner, "score", real)
+    assert semspec(*bench).returncode == 0 and "unfinished" not in semspec("compare", tmp_path).stderr
+
+
+def test_a_terminal_gets_the_table_and_a_pipe_the_document(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bench = ["bench", "--task", "pocket", "--problems", 1, "--out", tmp_path / "[x]", "--max-new-tokens", 4, "-q"]
+    monkeypatch.setattr("semspec.cli.bench.find_spec", lambda name: None)
+    done = semspec(*bench)
+    assert json.loads(done.stdout)["runs"] and "pip install 'semspec[bench]'" in done.stderr.splitlines()[0]
+    assert f"report: {tmp_path}/[x]/" in done.stderr, "brackets are no markup"
+    monkeypatch.setattr("semspec.cli.bench.to_terminal", lambda: True)
+    assert semspec("compare", tmp_path / "[x]").stdout == ""
+    assert json.loads(semspec("compare", tmp_path / "[x]", "--json").stdout)["runs"]
+
+
 def test_several_answers_are_those_of_their_seeds(semspec, target_folder: Path):
     command = ["generate", target_folder, "the quick", "-n", 12, "-t", 0.9, "--device", "cpu", "--ignore-eos", "--json"]
-    answers = json.loads(semspec(*command, "--n", 3, "--seed", 5).stdout)["answers"]
+    answers = json.loads(semspec(*command, "--answers", 3, "--seed", 5).stdout)["answers"]
     for i, answer in enumerate(answers):
         assert answer["tokens"] == json.loads(semspec(*command, "--seed", 5 + i).stdout)["tokens"]
         assert answer["seed"] == 5 + i
     assert len({tuple(answer["tokens"]) for answer in answers}) == 3
     command.remove("--json")
-    listed = semspec(*command, "--n", 3, "--seed", 5)
+    listed = semspec(*command, "--answers", 3, "--seed", 5)
     assert listed.stdout == "\n".join(answer["text"] + "\n" for answer in answers)
     assert [line[:6] for line in listed.stderr.splitlines()[-3:]] == ["1 of 3", "2 of 3", "3 of 3"]
 
@@ -86,8 +165,8 @@ def test_several_answers_are_those_of_their_seeds(semspec, target_folder: Path):
         (["--top-p", 0, "--draft", "./nowhere"], 2, "top_p is 0.0; give"),
         (["--draft", "./nowhere"], 3, "./nowhere is no folder and no .gguf file"),
         (["--temperature", "warm"], 2, "--temperature"),
-        (["--n", 0, "-t", 1], 2, "n is 0; give 1 or more"),
-        (["--n", 2], 2, "at temperature 0 all 2 answers would be the same"),
+        (["--answers", 0, "-t", 1], 2, "--answers is 0; give 1 or more"),
+        (["--answers", 2], 2, "at temperature 0 all 2 answers would be the same"),
     ],
 )
 def test_refusals_are_one_line_and_an_exit_code(semspec, target_folder: Path, arguments: list, code: int, message: str):
@@ -148,6 +227,6 @@ def test_a_pipe_that_is_not_utf8_is_refused_in_one_line(command: str, target_fol
 
 def test_a_place_that_cannot_be_written_is_said_in_one_line(semspec, tmp_path: Path):
     (tmp_path / "file").write_text("x")
-    done = semspec("bench", "--task", "pocket", "--n", 1, "--method", "exact", "--out", tmp_path / "file", "-q")
+    done = semspec("bench", "--task", "pocket", "--problems", 1, "--method", "exact", "--out", tmp_path / "file", "-q")
     assert done.returncode == 2 and "file: File exists; is the path right" in done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""

@@ -38,8 +38,9 @@ def toy() -> typer.Typer:
         tag: list[str] | None = None,
         lossy: bool = typer.Option(True, "--allow-lossy/--no-allow-lossy"),
         number: int = 0,
+        problems: int | None = None,
     ) -> None:
-        print(json.dumps([target, width, tag or [], lossy, number]))
+        print(json.dumps([target, width, tag or [], lossy, number] + ([] if problems is None else [problems])))
 
     @group.callback()
     def over(context: typer.Context, width: str = "default") -> None:
@@ -80,10 +81,15 @@ def test_values_are_read_as_on_the_command_line(tmp_path: Path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("widht = 3", "there is no option 'widht'; the options are: allow_lossy, number, tag, target, width; the comm"),
-        ("[shwo]\nwidth = 3", "there is no command 'shwo'; "),
+        ("widht = 3", "there is no option 'widht'; did you mean width?"),
+        ("colour = 3", "there is no option 'colour'; `semspec --help` and `semspec COMMAND --help` list them"),
+        ("[shwo]\nwidth = 3", "there is no command 'shwo'; did you mean show?"),
         ("show = 3", "there is no option 'show'; "),
-        ("[show]\ntags = 3", "c.toml: show has no option 'tags'; its options are: allow_lossy, number, tag, target"),
+        ("[show]\ntags = 3", "c.toml: show has no option 'tags'; did you mean tag"),
+        (
+            "[show]\nx = 3",
+            "c.toml: show has no option 'x'; its options are: allow_lossy, number, prob",
+        ),
         ("[group.under]\ntag = 3", "c.toml: group under has no option 'tag'; its options are: width"),
         ('number = "many"', "c.toml: number is 'many': "),
         ("allow-lossy = 3.5", "c.toml: allow_lossy is 3.5: "),
@@ -162,3 +168,25 @@ def test_a_variable_is_one_value_spaces_included(tmp_path: Path):
     assert json.loads(done.stdout)[2] == ["correct horse  battery\nstaple"]
     assert json.loads(run(tmp_path, 'tag = ["a b", "c"]', "show", "x").stdout)[2] == ["a b", "c"]
     assert json.loads(run(tmp_path, "", "show", "x", variables={"SEMSPEC_TAG": ""}).stdout)[2] == []
+
+
+def test_options_have_their_former_names_for_one_release_with_a_warning(tmp_path: Path):
+    for words, config, variables in [
+        (["--n", "7"], "", {}),
+        (["--n=7"], "", {}),
+        ([], "n = 7", {}),
+        ([], "[show]\nn = 7", {}),
+        ([], "", {"SEMSPEC_N": "7"}),
+    ]:
+        done = run(tmp_path, config, "show", *words, "x", variables=variables)
+        assert json.loads(done.stdout)[-1] == 7, done.output
+        assert bool(variables) or ("is now" in done.stderr and "problems; the old name goes" in done.stderr)
+    assert json.loads(run(tmp_path, "n = 7", "show", "x", "--problems", "3").stdout)[-1] == 3
+    assert json.loads(run(tmp_path, "", "show", "--", "--n").stdout)[0] == "--n", "an argument is left alone"
+
+
+def test_flags_take_no_value_in_the_help(semspec):
+    for words in (["generate"], ["bench"], ["serve"], ["sparse", "calibrate"], []):
+        told = semspec(*words, "--help").stdout
+        assert "--help" in told and "bool" not in told
+    assert "256 by default" in " ".join(semspec("generate", "--help").stdout.replace("│", "").split())

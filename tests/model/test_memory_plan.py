@@ -266,10 +266,10 @@ def test_the_command_line_tells_the_plan_on_standard_error_in_one_line(target_fo
 @pytest.mark.parametrize(
     "args",
     [
-        ["bench", "--n", "1", "--max-new-tokens", "2", "--target", "MODEL", "--out", "OUT"],
-        ["probe", "collect", "MODEL", "MODEL", "--n", "1", "--out", "OUT"],
-        ["sparse", "calibrate", "MODEL", "--n", "1", "--out", "OUT"],
-        ["sparse", "quality", "MODEL", "--n", "1", "--sparse", "PLAN"],
+        ["bench", "--problems", "1", "--max-new-tokens", "2", "--target", "MODEL", "--out", "OUT"],
+        ["probe", "collect", "MODEL", "MODEL", "--problems", "1", "--out", "OUT"],
+        ["sparse", "calibrate", "MODEL", "--problems", "1", "--out", "OUT"],
+        ["sparse", "quality", "MODEL", "--problems", "1", "--sparse", "PLAN"],
     ],
     ids=lambda args: " ".join(args[:2]),
 )

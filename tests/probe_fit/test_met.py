@@ -187,7 +187,20 @@ def test_what_cannot_be_collected_or_learnt_is_refused_at_once() -> None:
 def test_a_judge_is_fitted_to_what_it_meets_by_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = ["--traces", "semantic+", "--samples", 0, "--n", 8, "--layers", 6, "--device", "cpu", "--context", 512]
+    what = [
+        "--traces",
+        "semantic+",
+        "--samples",
+        0,
+        "--problems",
+        8,
+        "--layers",
+        6,
+        "--device",
+        "cpu",
+        "--context",
+        512,
+    ]
     for seed in (1, 2, 3):
         for stage in (["collect", "pocket", "--out", tmp_path / str(seed), "--seed", seed, *what], ["label", tmp_path / str(seed)]):  # noqa: E501  # fmt: skip
             code, _, err = command(monkeypatch, capsys, "probe", *stage)

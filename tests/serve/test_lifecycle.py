@@ -137,9 +137,9 @@ def test_a_second_signal_ends_every_request_with_an_error_at_once(sent: signal.S
         lines = log_lines(running)
     assert set(outcomes) <= {"whole", "shutting_down", "draining"} and "shutting_down" in outcomes
     assert [line["status"] for line in lines if line.get("path") == "/v1/chat/completions"].count(500) == 0
-    assert "semspec serves pocket" in lines[0]["event"]
-    assert any(line["event"] == "listening" and line["url"] == url for line in lines)
-    assert any(line["event"] == "ready" and line["resident_mib"] > 0 for line in lines)
+    listening, ready = (next(line for line in lines if line["event"] == event) for event in ("listening", "ready"))
+    assert listening["url"] == ready["url"] == url and listening["serves"].startswith("pocket: 2 slots, lossless only")
+    assert lines.index(listening) < lines.index(ready) and ready["resident_mib"] > 0
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -16,12 +16,13 @@ from semspec.model import ModelRunner
 from semspec.model.experts import num_skipped
 from semspec.probe import fingerprint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan, SparsePlan
-from semspec.sparse_fit.calibrate import CalibrationConfig, anchors, build_plan, calibrate
+from semspec.sparse_fit.calibrate import CalibrationConfig, anchors, build_plan, calibrate, room
 from semspec.sparse_fit.observe import Observations, Observer, overlap
 from semspec.sparse_fit.quality import Tally, measure, merge, select, variants
 from semspec.sparse_fit.table import in_markdown
 from semspec.tasks import Problem, Task
 from tests.checkpoints import make_model, save
+from tests.fakes import FakeRunner
 from tests.sparse.runners import course, load
 
 SMALL = AttentionPlan(block=4, dense_below=16, rho=0.2, sinks=1, recent=1)
@@ -284,7 +285,7 @@ def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder = save(make_model("llama3.1"), tmp_path / "model")
     monkeypatch.setitem(tasks.REGISTRY, "stories", Stories)
     plan, figures = tmp_path / "plan", tmp_path / "figures.json"
-    common = ["--task", "stories", "--n", "2", "-k", "4", "--device", "cpu", "--context", "512"]
+    common = ["--task", "stories", "--problems", "2", "-k", "4", "--device", "cpu", "--context", "512"]
     done = semspec(
         "sparse",
         "calibrate",
@@ -323,3 +324,10 @@ def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert done.returncode == 0 and len(list((tmp_path / "plots").glob("*.png"))) == 3
     refused = semspec("sparse", "plot", plan, "--out", tmp_path / "plots", "--figures", plan / "plan.json")
     assert refused.returncode == 2
+
+
+def test_a_problem_that_does_not_fit_is_refused_by_its_length():
+    runner = FakeRunner(lambda held: [0.0], 1, capacity=20)
+    assert room(runner, 12, 5) == 5 and room(runner, 18, 5) == 2
+    with pytest.raises(BadRequest, match="a problem has 20 tokens and the context is 20; give a larger --context"):
+        room(runner, 20, 5)
