@@ -1,15 +1,19 @@
-"""Writes the data sets of docs/reproduce-papers.md: benchmarks to data/, DeepSeek's traces to s1k-*.jsonl.
+"""Writes data sets of docs/reproduce-papers.md: benchmarks to data/, DeepSeek's traces to s1k-*.jsonl.
 
 pip install datasets && python -m recipes.papers     # GPQA asks for consent on its page first
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from random import Random
 from typing import Any
+
+from semspec.tasks.acp import AcpProgGen
+from semspec.tasks.gpqa import RIGHT, WRONG, Gpqa
+from semspec.tasks.mgsm import LABELS, Mgsm
 
 Row = dict[str, Any]
 Load = Callable[..., Iterable[Row]]  # datasets.load_dataset
@@ -21,7 +25,7 @@ MATH = {
 }
 TRACES = {"math": 200, "science": 107}  # problems of each kind
 ASK = "Please reason step by step, and put {} within \\boxed{{}}."
-CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+GPQA = ("Record ID", "High-level domain", "Question", RIGHT, *WRONG)
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
@@ -29,12 +33,12 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def multiple_choice(row: Row, rng: Random) -> Row:
-    order = list(CHOICES)
-    rng.shuffle(order)
-    listed = "\n".join(f"({letter}) {row[key].strip()}" for letter, key in zip("ABCD", order, strict=True))
-    ask = ASK.format("the letter of your final answer")
-    return {"question": f"{row['Question']}\n\n{listed}\n\n{ask}", "answer": "ABCD"[order.index(CHOICES[0])]}
+def write_table(path: Path, rows: Iterable[Row], names: tuple[str, ...]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, names, extrasaction="ignore")
+        table.writeheader()
+        table.writerows(rows)
 
 
 def traces(rows: Iterable[Row], kind: str, most: int) -> list[Row]:
@@ -52,9 +56,18 @@ def main(load: Load, out: Path) -> None:
     for name, (hub, split) in MATH.items():
         rows = [dict(row, problem=row.get("problem") or row.get("question")) for row in load(hub, split=split)]
         write(out / "data" / "math" / f"{name}.jsonl", rows)
-    rng = Random(0)
-    gpqa = load("Idavidrein/gpqa", "gpqa_diamond", split="train")
-    write(out / "data" / "gpqa.jsonl", [multiple_choice(row, rng) for row in gpqa])
+    write_table(out / "data" / Gpqa.filename, load("Idavidrein/gpqa", "gpqa_diamond", split="train"), GPQA)
+    acp = [
+        {name: row[name] for name in ("id", "context", "question", "answer")}
+        for row in load("ibm-research/acp_bench", "acp_prog_gen", split="test")
+    ]
+    write(out / "data" / AcpProgGen.filename, acp)
+    for code in LABELS:
+        rows = load("juletxara/mgsm", code, split="test")
+        lines = [f"{' '.join(row['question'].split())}\t{row['answer_number']}\n" for row in rows]
+        path = out / "data" / Mgsm.filename.format(code)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
     for kind, most in TRACES.items():
         write(out / f"s1k-{kind}.jsonl", traces(load("simplescaling/s1K-1.1", split="train"), kind, most))
 

@@ -33,27 +33,30 @@ def quantile(degrees: float | None = None) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """So many of so many, with Wilson's interval, which is right near 0 and 1 as well.
+    """So many of so many, with Wilson's interval, which is right near 0 and 1 as well. A trial may hit in part: a score
+    from 0 to 1.
 
     `effective` is the number of independent trials that the total is worth; `degrees` are those of Student's t where
     that number is itself an estimate."""
 
-    hits: int
+    hits: float
     total: int
     effective: float | None = None
     degrees: float | None = None
 
     @staticmethod
-    def clustered(clusters: Iterable[tuple[int, int]]) -> Share:
+    def clustered(clusters: Iterable[tuple[float, int]]) -> Share:
         """The share over all clusters of (hits, total), where the trials of a cluster may depend on one another.
 
         The spread between clusters says what a trial is worth (the design effect). It is corrected for unequal
         clusters: the large ones pull the share towards themselves, which hides their spread (HC2), and they leave
-        fewer degrees of freedom (Kish's effective number of clusters, less one)."""
+        fewer degrees of freedom (Kish's effective number of clusters, less one). A score between 0 and 1 spreads less
+        than one that is either, so a trial with such scores is worth more than one."""
         rows = np.array([(h, t) for h, t in clusters if t], float).reshape(-1, 2)
         hits, totals = rows[:, 0], rows[:, 1]
-        hit, total, n = int(hits.sum()), int(totals.sum()), len(rows)
-        if n == total:
+        graded = bool((hits % 1).any())
+        hit, total, n = fsum(hits) if graded else int(hits.sum()), int(totals.sum()), len(rows)
+        if n == total and not graded:
             return Share(hit, total)
         clusters_worth = total**2 / float((totals**2).sum())
         unanimous = bool(np.isin(hits / totals, (0.0, 1.0)).all())
@@ -62,7 +65,7 @@ class Share:
         p, weights = hit / total, totals / total
         variance = float((((hits - p * totals) / total) ** 2 / (1 - weights)).sum())
         worth = p * (1 - p) / variance if variance else float(total)
-        if worth >= total:
+        if worth >= total and not (graded and variance):
             return Share(hit, total)
         return Share(hit, total, max(1.0, worth), max(1.0, clusters_worth - 1))
 

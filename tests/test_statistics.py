@@ -67,6 +67,20 @@ def test_repeats_in_between_are_worth_what_their_spread_says() -> None:
     assert Share.clustered([(1, 1), (0, 1)]) == Share(1, 2)
 
 
+def test_scores_between_right_and_wrong_spread_less() -> None:
+    """Near the mean of n scores, give or take Student's t standard errors; never beyond 0 and 1."""
+    scores = [0.3, 0.5, 0.45, 0.7, 0.6, 0.55, 0.4, 0.5]
+    graded = Share.clustered((s, 1) for s in scores)
+    assert graded.value == pytest.approx(np.mean(scores)) and graded.hits == pytest.approx(sum(scores))
+    half = quantile(7) * np.std(scores, ddof=1) / sqrt(8)
+    assert graded.interval == pytest.approx((0.5 - half, 0.5 + half), abs=0.01)
+    whole = Share.clustered((round(s), 1) for s in scores).interval
+    assert whole[1] - whole[0] > 2 * (graded.interval[1] - graded.interval[0])
+    assert Share.clustered([(0.99, 1), (1.0, 1), (0.97, 1)]).interval[1] <= 1.0
+    same = Share.clustered([(0.5, 1)] * 4)
+    assert same.interval == Share(2, 4).interval, "scores without any spread say nothing about it"
+
+
 def test_one_large_cluster_is_not_worth_as_many_as_there_are_clusters() -> None:
     """Of 36 alike trials, 30 are one problem's: hardly more than one problem was seen."""
     share = Share.clustered([(30, 30), *[(0, 1)] * 6])

@@ -227,7 +227,8 @@ def _disagreement(outputs: Iterable[Sample]) -> int:
 
 
 def _output(name: str, sample: Sample) -> str:
-    verdict = {True: "right", False: "wrong", None: "not scored"}[sample["correct"]]
+    verdicts = {True: "right", False: "wrong", None: "not scored"}
+    verdict = verdicts.get(sample["correct"]) or f"score {100 * sample['correct']:.0f} %"
     facts = [verdict, f"{len(sample['tokens'])} tokens", f"{sample['seconds']:.2f} s"]
     if sample["finish_reason"] == "length":
         facts.append("cut off at the limit")
@@ -236,7 +237,7 @@ def _output(name: str, sample: Sample) -> str:
     text = sample["text"]
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
-    wrong = ' class="worse"' if sample["correct"] is False or loop else ""
+    wrong = ' class="worse"' if sample["correct"] == 0 or loop else ""
     return (
         f'<article class="card"><header>{escape(name)}</header><small{wrong}>{escape(", ".join(facts))}</small>'
         f"{_origins(sample['origins'])}<pre>{escape(text)}</pre></article>"

@@ -92,6 +92,9 @@ class Bench:
             sparse=config.sparse,
             report=report,
         )
+        self.problems = self.task.for_model(
+            self.problems, self.pair.tokenizer, self.pair.target.capacity, config.max_new_tokens
+        )
         self.arms = arms_for(config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter)
         if self.pair.sparse:  # then no method gives what the target alone would have
             self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
@@ -186,7 +189,7 @@ class Bench:
                     "tokens": [t for r in turns for t in r.tokens],
                     "origins": "".join(LETTER[o] for r in turns for e in r.events for o in e.origins),
                     "finish_reason": turns[-1].finish_reason,
-                    "correct": bool(self.task.score(problem, text)) if self.task.scored else None,
+                    "correct": self._score(problem, text),
                     "seconds": seconds,
                     "batch": len(group),
                     "prompt_tokens": sum(r.prompt_tokens for r in turns),
@@ -198,6 +201,13 @@ class Bench:
                 }
             )
         return samples
+
+    def _score(self, problem: Problem, text: str) -> float | None:
+        """True or False, or the score of a graded task; None where nothing is scored."""
+        if not self.task.scored:
+            return None
+        score = self.task.score(problem, text)
+        return float(score) if self.task.graded else bool(score)
 
     def _drafted_steps(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
         """Reasoning steps that a draft wrote: the outcome of each, and whether it is valid, if the task can tell."""
@@ -240,7 +250,7 @@ class Bench:
             top_p=c.top_p,
             min_p=c.min_p,
             seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
-            max_new_tokens=max(1, min(c.max_new_tokens or self.task.max_new_tokens, left)),
+            max_new_tokens=max(1, min(self.task.new_tokens(problem, c.max_new_tokens), left)),
             stop=self.task.stop,
             referee=self.task.referee(problem),
         )

@@ -2,7 +2,8 @@
 
 Every arm is paired with the target alone on the same (problem, repeat), hence the same prompt and seed. Repeats of one
 problem are then pooled, and the test is McNemar's on problems: one counts as lost where the arm's share of right
-answers is lower than the target's, as gained where it is higher. Its p values are corrected for the number of arms.
+answers is lower than the target's, as gained where it is higher. Its p values are corrected for the number of arms. The
+answers of a graded task are right in part: there, shares are means of scores, and the test is a sign test.
 Problems that were decoded as one batch share one time, so intervals of seconds are over batches, not over problems.
 """
 
@@ -66,6 +67,7 @@ def summarise(run: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
         "label": run.get("label", ""),
         "task": run.get("config", {}).get("task"),
         "baseline": baseline,
+        "graded": any(isinstance(s["correct"], float) for s in ordered),
         "problems": len({s["problem"] for s in ordered}),
         "samples": len(ordered),
         "pareto": pareto(figures),
@@ -126,7 +128,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
         "loop_rate": share(problems, lambda s: loops[id(s)]),
         "seconds_per_problem": time_ratio([(s,) for s in samples], batch, lambda s: s["seconds"], lambda s: 1),
         "seconds_per_correct": time_ratio(
-            [(s,) for s in scored], batch, lambda s: s["seconds"], lambda s: bool(s["correct"])
+            [(s,) for s in scored], batch, lambda s: s["seconds"], lambda s: float(s["correct"])
         ),
         "groups": {
             name: share([[s for s in g if str(s.get("group")) == name] for g in problems], lambda s: s["correct"])
@@ -238,8 +240,8 @@ def excess(arms: list[list[Row]], what: Callable[[Sample], bool]) -> list[str | 
     return found
 
 
-def share(problems: Iterable[list[Sample]], what: Callable[[Sample], bool | None]) -> Figures | None:
-    """How often, over all samples for which that is known, with an interval over problems."""
+def share(problems: Iterable[list[Sample]], what: Callable[[Sample], float | None]) -> Figures | None:
+    """How often, over all samples for which that is known, with an interval over problems; of scores, their mean."""
     known = [[hit for s in group if (hit := what(s)) is not None] for group in problems]
     return Share.clustered((sum(group), len(group)) for group in known).as_dict() if any(known) else None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -148,6 +149,10 @@ COLUMNS = {
 }
 
 
+def _group(name: str, arm: Arm) -> Cell:
+    return percent(arm["groups"].get(name))
+
+
 def _points(arm: Arm) -> Cell:
     gap = arm["accuracy_difference"]
     return Cell(f"{100 * gap['value']:+.1f}", between(gap, 1, 100, "+")) if gap else EMPTY
@@ -181,7 +186,11 @@ class Grid:
             for key, c in COLUMNS.items()
             if (c.narrow or not narrow) and (not c.needs or any(arm.get(c.needs) for arm in arms.values()))
         }
+        if summary.get("graded"):  # a mean over data sets of different kinds says little, so each has its column
+            names = sorted({name for arm in arms.values() for name in arm["groups"]})
+            shown |= {f"group {name}": Column(name, partial(_group, name)) for name in names}
         headings = {key: c.heading for key, c in shown.items()} | {"speed": speed}
+        headings |= {"accuracy": "score, %", "correct": "s/score"} if summary.get("graded") else {}
         return Grid(shown, headings, {name: arm | {"name": name, "speed_heading": speed} for name, arm in arms.items()})
 
     @staticmethod

@@ -111,7 +111,7 @@ def calibrate(
     problems = tasks.make(task, data)
     pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))
     with bar("calibrate") as progress:
-        plan = run(pair, problems, n, config, seed, k, max_new_tokens or problems.max_new_tokens, progress)
+        plan = run(pair, problems, n, config, seed, k, max_new_tokens, progress)
     plan.made.update(task=task, preset=preset)
     if auto:
         plan = keep_what_pays(pair, problems, plan, seed, k)

@@ -34,7 +34,8 @@ def keep_what_pays(pair: Pair, task: Task, plan: SparsePlan, seed: int = 0, k: i
     """The plan without the parts that are not faster here; `made["pays"]` has the measured ratios."""
     runner = pair.target
     assert isinstance(runner, ModelRunner)
-    prompt = max((encode(pair.tokenizer, p.prompt) for p in task.for_fitting().problems(4, seed)), key=len)
+    problems = task.for_model(task.for_fitting().problems(4, seed), pair.tokenizer, runner.capacity)
+    prompt = max((encode(pair.tokenizer, p.prompt) for p in problems), key=len)
     text = prompt[-runner.capacity :]
     if len(text) < k + 2:
         raise BadRequest(f"no problem of {task.name} is longer than a draft of {k} tokens; --auto needs a longer text")

@@ -64,8 +64,8 @@ class CalibrationConfig:
 
 
 def calibrate(
-    pair: Pair, task: Task, n: int, config: CalibrationConfig, seed: int = 0, k: int = 8, max_new_tokens: int = 256,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    pair: Pair, task: Task, n: int, config: CalibrationConfig, seed: int = 0, k: int = 8,
+    max_new_tokens: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SparsePlan:  # fmt: skip
     """A plan from what the target would have skipped; see `observe`."""
     runner = native(pair)
@@ -85,19 +85,20 @@ def native(pair: Pair) -> ModelRunner:
 
 
 def observe(
-    pair: Pair, task: Task, n: int, attention: AttentionPlan | None, seed: int, k: int, max_new_tokens: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    pair: Pair, task: Task, n: int, attention: AttentionPlan | None, seed: int, k: int,
+    max_new_tokens: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Observer:  # fmt: skip
     """The target answers problems of the fitting split; its answers are then verified as drafts of k tokens."""
     runner = native(pair)
     previous, runner.sparsity = runner.sparsity, None
     problems = task.for_fitting().problems(n, seed)
+    problems = task.for_model(problems, pair.tokenizer, runner.capacity, max_new_tokens)
     observer = Observer(runner, attention or AttentionPlan())
     try:
         for i, problem in enumerate(problems):
             progress(i, n)
             prompt = encode(pair.tokenizer, problem.prompt)
-            most = room(runner, len(prompt), max_new_tokens)
+            most = room(runner, len(prompt), task.new_tokens(problem, max_new_tokens))
             runner.sparsity = None
             answer = pair.generate(problem.prompt, verifier="none", max_new_tokens=most).tokens
             runner.sparsity = observer

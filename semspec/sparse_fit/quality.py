@@ -79,7 +79,7 @@ class Tally:
 
     kl: list[float] = field(default_factory=list)  # nats a token
     kept: list[tuple[int, int]] = field(default_factory=list)  # top-1 tokens that stayed, of how many
-    right: list[bool] = field(default_factory=list)
+    right: list[float] = field(default_factory=list)  # 0 or 1; of a graded task, scores
     accepted: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     same: list[bool] = field(default_factory=list)  # as the dense target's text
@@ -90,7 +90,7 @@ class Tally:
         self.kl.append(float((b.exp() * (b - a)).sum()) / len(b))
         self.kept.append((int((a.argmax(-1) == b.argmax(-1)).sum()), len(b)))
 
-    def solve(self, result: Result, right: bool | None, dense: Result) -> None:
+    def solve(self, result: Result, right: float | None, dense: Result) -> None:
         self.accepted.append(result.stats.accepted)
         self.steps.append(result.stats.rounds)
         self.same.append(result.tokens == dense.tokens)
@@ -103,7 +103,7 @@ class Tally:
             "kl": _as_dict(ratio(self.kl, [1.0] * len(self.kl))),
             "favourite_kept": Share.clustered(self.kept).as_dict(),
             "same_text": Share(sum(self.same), len(self.same)).as_dict(),
-            "right": Share(sum(self.right), len(self.right)).as_dict() if self.right else None,
+            "right": Share.clustered((right, 1) for right in self.right).as_dict() if self.right else None,
             "right_against_dense": _as_dict(difference(self.right, dense.right)),
             "tau": 1 + sum(self.accepted) / max(sum(self.steps), 1),
             "tau_against_dense": self._relative(dense),
@@ -155,16 +155,16 @@ def measure(
     tallies = {name: Tally() for name in plans}
     batch = runner.free
     reader = pair.wrapped(PrefixCache)  # prompts are prefilled once
-    problems = task.problems(n, seed)
+    problems = task.for_model(task.problems(n, seed), pair.tokenizer, runner.capacity, max_new_tokens)
     progress(0, n)
     for begin in range(0, n, batch):
         group = problems[begin : begin + batch]
         prompts = [encode(pair.tokenizer, problem.prompt) for problem in group]
-        longest = max_new_tokens or task.max_new_tokens
         options = [
             Options(
                 verifier=verifier, drafter=drafter, num_draft_tokens=k, stop=task.stop,
-                max_new_tokens=room(runner, len(prompt), longest), referee=task.referee(problem),
+                max_new_tokens=room(runner, len(prompt), task.new_tokens(problem, max_new_tokens)),
+                referee=task.referee(problem),
             )
             for problem, prompt in zip(group, prompts, strict=True)
         ]  # fmt: skip
@@ -178,7 +178,7 @@ def measure(
             logits = logits or found
             tally = tallies[name]
             for i, (problem, result) in enumerate(zip(group, results, strict=True)):
-                tally.solve(result, bool(task.score(problem, result.text)) if task.scored else None, dense[i])
+                tally.solve(result, float(task.score(problem, result.text)) if task.scored else None, dense[i])
                 tally.compare(found[i], logits[i])
             if isinstance(runner.sparsity, PlanSparsity):
                 tally.drift += [error.values for error in runner.sparsity.refresh.errors]

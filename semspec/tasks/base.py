@@ -5,14 +5,18 @@ Tasks read local files only and never download, so that a run measures what it s
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
+
+from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest
 from semspec.text.tokenizer import Prompt
@@ -25,6 +29,7 @@ class Problem:
     answer: Any = None  # what the scorer compares with; can be written as JSON
     group: str = ""  # category, number of steps, level: what a report may break results down by
     turns: tuple[str, ...] = ()  # further user turns, each asked after the previous answer
+    max_new_tokens: int | None = None  # where one problem needs other answers than the next; None: as the task says
 
 
 Referee = Callable[[str, str], bool]
@@ -37,6 +42,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     scored: ClassVar[bool] = True  # False: prompts only, for speed
+    graded: ClassVar[bool] = False  # whether an answer may be right in part
     stop: ClassVar[tuple[str, ...]] = ()
     max_new_tokens: ClassVar[int]
 
@@ -46,9 +52,24 @@ class Task(ABC):
     def problems(self, n: int | None, seed: int) -> list[Problem]:
         """`n` problems chosen by `seed`, the same ones every time; None: all there are."""
 
-    def score(self, problem: Problem, text: str) -> bool:
-        """Whether `text`, the model's whole output, solves the problem."""
+    def score(self, problem: Problem, text: str) -> float:
+        """Whether `text`, the model's whole output, solves the problem; of a graded task, from 0 to 1, how well."""
         raise BadRequest(f"task {self.name!r} has prompts but no right answers, so nothing can be scored with it")
+
+    def shortened(self, problem: Problem, tokenizer: PreTrainedTokenizerBase, room: int) -> Problem:
+        """The problem with a prompt of at most `room` tokens, where a task knows how to shorten one."""
+        return problem
+
+    def for_model(
+        self, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, capacity: int, longest: int | None = None
+    ) -> list[Problem]:
+        """Problems whose prompts leave room for their answers in a context of `capacity` tokens, if they can be
+        shortened."""
+        return [self.shortened(p, tokenizer, capacity - self.new_tokens(p, longest)) for p in problems]
+
+    def new_tokens(self, problem: Problem, longest: int | None = None) -> int:
+        """Maximum tokens of an answer: as given, else the problem's own, else the task's."""
+        return longest or problem.max_new_tokens or self.max_new_tokens
 
     def for_fitting(self) -> Task:
         """The same task on a training split, where it has one; for probes and other parts that learn from problems."""
@@ -126,12 +147,14 @@ def existing(path: Path, task: str) -> Path:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file: one JSON object per line (.jsonl, .jsonl.gz), or a list of objects (.json)."""
+    """The rows of a file: one JSON object per line (.jsonl, .jsonl.gz), a list of objects (.json), lines of values with
+    (.csv) or without (.tsv) a line of names before them."""
+    read, form = READERS.get(path.suffix, (_lines, "JSON objects, one per line"))
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            rows = json.load(file) if path.suffix == ".json" else [json.loads(line) for line in file if line.strip()]
-    except (ValueError, OSError, EOFError) as error:  # bad JSON and bad UTF-8 are ValueErrors
-        raise BadRequest(f"{path} cannot be read as JSON objects, one per line: {error}") from error
+            rows = read(file)
+    except (ValueError, OSError, EOFError, csv.Error) as error:  # bad JSON and bad UTF-8 are ValueErrors
+        raise BadRequest(f"{path} cannot be read as {form}: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise BadRequest(f"{path} has no rows; a task needs at least one problem")
     for number, row in enumerate(rows, start=1):
@@ -145,6 +168,43 @@ def read_rows(path: Path) -> list[Row]:
     return [Row(row, path, index) for index, row in enumerate(rows)]
 
 
-def ask(question: str) -> Prompt:
-    """A question as a chat of one message."""
-    return [{"role": "user", "content": question}]
+def _lines(file: IO[str]) -> Any:
+    return [json.loads(line) for line in file if line.strip()]
+
+
+def _table(file: IO[str]) -> Any:
+    return [{name: value or "" for name, value in row.items() if name} for row in csv.DictReader(file)]
+
+
+def _tabs(file: IO[str]) -> Any:
+    return [dict(zip(TSV_FIELDS, line.rstrip("\n").split("\t"), strict=False)) for line in file if line.strip()]
+
+
+TSV_FIELDS = ("question", "answer")
+READERS: dict[str, tuple[Callable[[IO[str]], Any], str]] = {
+    ".json": (json.load, "a list of JSON objects"),
+    ".csv": (_table, "comma-separated values"),
+    ".tsv": (_tabs, "tab-separated values"),
+}
+
+
+def ask(question: str, examples: Sequence[tuple[str, str]] = ()) -> Prompt:
+    """A question as a chat of one message, after examples as turns of the chat."""
+    turns = [text for example in examples for text in example] + [question]
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+STYLES = ("own", "harness")  # how a question is put: as here, or in the form of lm-evaluation-harness
+
+
+def check_style(task: str, style: str) -> None:
+    if style not in STYLES:
+        raise BadRequest(f"task {task!r} has no style {style!r}; give {' or '.join(STYLES)}")
+
+
+def needs(task: str, module: str, package: str, what: str) -> None:
+    """Refuses a task whose scorer lacks a library, before anything is run."""
+    if find_spec(module) is None:
+        raise BadRequest(
+            f"task {task!r} needs {package} for {what}, which is not installed; `pip install 'semspec[bench]'` has it"
+        )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from semspec.errors import BadRequest
 from semspec.tasks.answers import visible
-from semspec.tasks.base import FileTask
+from semspec.tasks.base import FileTask, check_style
 from semspec.tasks.sandbox import run
 
 _FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -33,6 +33,7 @@ class CodeTask(FileTask):
 
     execute: bool = False  # allow running what the model wrote
     timeout: float = 10.0  # seconds per program
+    style: str = "own"
 
     def __post_init__(self) -> None:
         if not self.execute:
@@ -40,6 +41,7 @@ class CodeTask(FileTask):
                 f"task {self.name!r} is scored by running code that a model wrote, in a process with limits that is "
                 f"no full sandbox; if you accept this, allow it with {self.name}:execute=true"
             )
+        check_style(self.name, self.style)
         if self.timeout <= 0:
             raise BadRequest(f"a program cannot finish in {self.timeout} seconds; give a timeout above 0")
 

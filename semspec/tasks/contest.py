@@ -14,7 +14,8 @@ class ContestTask(FileTask):
         answer = f"{answer:g}" if isinstance(answer, float) else str(answer)  # amc23 writes 27.0
         id_ = row.get("unique_id") or f"{self.name}/{row.get('id', row.index)}"
         group = f"level {row['level']}" if "level" in row else ""
-        return Problem(id_, ask(f"{row['problem']}\n\n{INSTRUCTION}"), answer, group)
+        question = row["question"] if "question" in row and "problem" not in row else row["problem"]
+        return Problem(id_, ask(f"{question}\n\n{INSTRUCTION}"), answer, group)
 
     def score(self, problem: Problem, text: str) -> bool:
         return same_math(text, problem.answer)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 
+from semspec.errors import BadRequest
 from semspec.tasks.answers import marked
-from semspec.tasks.base import Problem, Row
-from semspec.tasks.number import NumberTask
+from semspec.tasks.base import Problem, Row, ask, check_style, read_rows
+from semspec.tasks.number import INSTRUCTION, NumberTask
+
+HARNESS = (
+    "Reason about the problem below and give a final answer to it.\nProblem: {}\nEnd your response with "
+    '"The final answer is [answer]", where [answer] is your answer to the problem.'
+)
 
 
 @dataclass(frozen=True)
@@ -16,10 +24,34 @@ class Gsm8k(NumberTask):
     name = "gsm8k"
     filename = "gsm8k/test.jsonl"
 
+    shots: int = 0  # solved problems before the question, the first ones of gsm8k/train.jsonl
+    style: str = "own"
+
+    def __post_init__(self) -> None:
+        check_style(self.name, self.style)
+        if self.shots < 0:
+            raise BadRequest(f"{self.shots} examples: give a number of 0 or more")
+
+    @cached_property
+    def examples(self) -> list[tuple[str, str]]:
+        """Questions with their solutions, in the style of the task."""
+        rows = read_rows(self.file("gsm8k/train.jsonl"))[: self.shots] if self.shots else []
+        found = []
+        for row in rows:
+            solution = re.sub(r"<<[^<>]*>>", "", row["answer"])  # notes of a calculator
+            if self.style == "harness":
+                solution = re.sub(r"\n####\s*(.*)", r" The final answer is \1", solution)
+            found.append((self._asked(row["question"]), solution))
+        return found
+
+    def _asked(self, question: str) -> str:
+        return HARNESS.format(question) if self.style == "harness" else f"{question}\n\n{INSTRUCTION}"
+
     def problem(self, row: Row) -> Problem:
         solution = row["answer"]
         answer = marked(solution)
         if answer is None:
             raise row.error("has no '#### number' in its answer")
         steps = solution.count("\n")  # one line each, then the answer's line
-        return Problem(f"gsm8k/{row.index}", self.prompt(row["question"]), answer, f"{steps} steps")
+        prompt = ask(self._asked(row["question"]), self.examples)
+        return Problem(f"gsm8k/{row.index}", prompt, answer, f"{steps} steps")

@@ -10,6 +10,8 @@ from semspec.tasks.code import CodeTask, code_in
 
 INSTRUCTION = "Complete this Python function. Answer with the whole function in one code block."
 
+HARNESS = "Write a solution to the problem below, and make sure that it passes the tests:"
+
 
 @dataclass(frozen=True)
 class HumanEval(CodeTask):
@@ -20,7 +22,10 @@ class HumanEval(CodeTask):
 
     def problem(self, row: Row) -> Problem:
         parts = {key: row[key] for key in ("prompt", "test", "entry_point")}
-        return Problem(row["task_id"], ask(f"{INSTRUCTION}\n\n```python\n{parts['prompt'].rstrip()}\n```"), parts)
+        question = f"{INSTRUCTION}\n\n```python\n{parts['prompt'].rstrip()}\n```"
+        if self.style == "harness":
+            question = f"{HARNESS}\n```{parts['prompt']}"
+        return Problem(row["task_id"], ask(question), parts)
 
     def score(self, problem: Problem, text: str) -> bool:
         prompt, function = problem.answer["prompt"], problem.answer["entry_point"]

@@ -59,7 +59,7 @@ class JsonLines(FileTask):
             raise row.error(f"has the answer {answer!r}, which match=number cannot read")
         return Problem(str(row.get("id", f"jsonl/{row.index}")), _prompt(row), answer, str(row.get("group", "")))
 
-    def score(self, problem: Problem, text: str) -> bool:
+    def score(self, problem: Problem, text: str) -> float:
         return MATCH[self.match](text, str(problem.answer)) if self.match else super().score(problem, text)
 
 

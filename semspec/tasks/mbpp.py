@@ -22,6 +22,8 @@ class Mbpp(CodeTask):
             f"{row['text']} It must pass these tests:\n\n```python\n{tests}\n```\n\n"
             "Answer with the whole program in one code block."
         )
+        if self.style == "harness":
+            question = f"{row['text']} Your code must satisfy this assertion:\n{row['test_list'][0]}"
         problem = Problem(f"mbpp/{row['task_id']}", ask(question), f"{row.get('test_setup_code', '')}\n{tests}\n")
         return problem if 11 <= row["task_id"] <= 510 else None
 

@@ -13,6 +13,7 @@ import pytest
 
 from semspec.bench.folder import load_run
 from semspec.bench.summary import summarise
+from semspec.bench.table import Grid
 from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
 
@@ -65,6 +66,25 @@ def test_a_lossless_arm_in_half_the_time() -> None:
     assert found["retention"]["low"] < 0.9, "ten problems that agree do not show that all would"
     assert found["seconds_per_problem"]["value"] == found["seconds_per_correct"]["value"] == 0.5
     assert found["accuracy"]["hits"] == found["accuracy"]["total"] == 10
+
+
+def test_scores_of_a_graded_task_are_means() -> None:
+    def scored(base: float) -> Callable[[int], dict[str, Any]]:
+        return lambda i: {"correct": base + 0.01 * (i % 5), "group": "ab"[i % 2], "tokens": [i, int(100 * base)]}
+
+    samples = many(20, none=scored(0.5), fly=scored(0.3))
+    summary = summarise(run_of("fly"), samples)
+    fly = summary["arms"]["fly"]
+    assert summary["graded"] and fly["accuracy"]["share"] == pytest.approx(0.32)
+    assert 0.30 < fly["accuracy"]["low"] < 0.32 < fly["accuracy"]["high"] < 0.34
+    assert fly["accuracy_difference"]["value"] == pytest.approx(-0.2) and fly["lost"] == 20
+    assert fly["quality"] == "worse"
+    assert fly["seconds_per_correct"]["value"] == pytest.approx(1 / 0.32)
+    assert fly["groups"]["a"]["share"] == pytest.approx(0.32) and set(fly["groups"]) == {"a", "b"}
+    heads = Grid.of_run(summary).headings
+    assert heads["accuracy"] == "score, %" and heads["group a"] == "a"
+    assert str(Grid.of_run(summary).rows()["fly"]["group b"]).startswith("32.0")
+    assert not summarise(run_of("fly"), many(5, none=plain, fly=plain))["graded"]
 
 
 def test_identical_arms_give_a_ratio_of_one_within_the_interval() -> None:

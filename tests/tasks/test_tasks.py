@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,11 @@ FILES = {
     "math500": "math/math500.jsonl",
     "aime24": "math/aime24.jsonl",
     "amc23": "math/amc23.jsonl",
+    "college-math": "math/college_math.jsonl",
+    "mgsm:language=fr": "mgsm/mgsm_fr.tsv",
+    "gpqa": "gpqa/gpqa_diamond.csv",
+    "acp-prog-gen": "acp/acp_prog_gen.jsonl",
+    "longbench:sets=lcc": "longbench/lcc.jsonl",
     "humaneval:execute=true": "humaneval/HumanEval.jsonl.gz",
     "mbpp:execute=true": "mbpp/mbpp.jsonl",
     "spec-bench": "spec_bench/question.jsonl",
@@ -42,6 +49,12 @@ def write(tmp_path: Path) -> Write:
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(rows) if path.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows)
+        if path.endswith(".tsv"):
+            text = "".join("\t".join(map(str, row.values())) + "\n" for row in rows)
+        if path.endswith(".csv"):
+            lines = io.StringIO()
+            csv.writer(lines).writerows([list(rows[0]), *(row.values() for row in rows)] if rows else [])
+            text = lines.getvalue()
         file.write_bytes(gzip.compress(text.encode()) if path.endswith(".gz") else text.encode())
         return tmp_path
 
@@ -57,7 +70,10 @@ def question(problem: Problem) -> str:
 
 
 def test_the_registry_has_the_tasks() -> None:
-    names = "pocket gsm8k svamp math500 aime24 amc23 humaneval mbpp spec-bench mt-bench jsonl"
+    names = (
+        "pocket gsm8k mgsm svamp math500 college-math aime24 amc23 gpqa humaneval mbpp acp-prog-gen longbench niah "
+        "spec-bench mt-bench jsonl"
+    )
     assert list(REGISTRY) == names.split()
     for name, task in REGISTRY.items():
         assert task.name == name and task.max_new_tokens > 0 and isinstance(task.scored, bool)
@@ -67,9 +83,17 @@ def test_the_registry_has_the_tasks() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("nothing", "there is no task 'nothing'; the tasks are: aime24"),
+        ("nothing", "there is no task 'nothing'; the tasks are: acp-prog-gen, aime24"),
         ("pocket:depth=3", "has no option 'depth'; its options are: steps, split, long"),
-        ("gsm8k:data=x", "has no option 'data'; its options are: none"),
+        ("svamp:data=x", "has no option 'data'; its options are: none"),
+        ("gsm8k:style=odd", "no style 'odd'; give own or harness"),
+        ("gsm8k:shots=-1", "0 or more"),
+        ("humaneval:execute=true,style=odd", "no style 'odd'"),
+        ("mgsm:language=fr+xx", "no language 'xx'; give some of en\\+de"),
+        ("longbench:sets=lcc+poems", "no set 'poems'; give some of gov_report\\+2wikimqa"),
+        ("longbench:longest=-1", "above 0"),
+        ("niah:length=100", "length of 256 or more"),
+        ("niah:values=0", "1 to 40 numbers"),
         ("pocket:steps=many", "give a whole number, e.g. 0"),
         ("pocket:long=maybe", "give true or false"),
         ("pocket:steps=3,steps=4", "given twice"),
