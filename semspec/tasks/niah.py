@@ -53,7 +53,7 @@ class Niah(Task):
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:
         if n is None:
-            raise BadRequest("niah is made from the seed and has no end; say how many problems with --n")
+            raise BadRequest("niah is made from the seed and has no end; give a number with --problems")
         if not 1 <= n <= MOST or seed < 0:
             raise BadRequest(f"{n} problems of seed {seed}: give 1 to {MOST} problems, and a seed of 0 or more")
         return [self._problem(seed * MOST + i, self.length // 16) for i in range(n)]

@@ -187,7 +187,8 @@ def test_the_papers_series_are_variants() -> None:
 
 def test_the_command(semspec, tmp_path: Path) -> None:
     folder, plan = save(make_model("llama3.1"), tmp_path / "model"), tmp_path / "plan"
-    common = ["--task", "pocket", "--n", "1", "-k", "4", "--device", "cpu", "--context", "1024", "--max-new-tokens", 20]
+    common = ["--task", "pocket", "--problems", 1, "-k", 4, "--device", "cpu", "--context", 1024]
+    common += ["--max-new-tokens", 20]
     done = semspec(
         "sparse", "calibrate", folder, "--out", plan, *common, "--preset", "paper", "--block", 4, "--dense-below", 16
     )

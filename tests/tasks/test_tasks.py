@@ -195,7 +195,7 @@ def test_pocket_problems_depend_on_seed_and_split_only() -> None:
     ]
     assert len(set(everything)) == len(everything)
     assert len(question(make("pocket:long=true").problems(1, 0)[0])) > 2 * len(question(task.problems(1, 0)[0]))
-    with pytest.raises(BadRequest, match="say how many"):
+    with pytest.raises(BadRequest, match="a number with --problems"):
         task.problems(None, 0)
     with pytest.raises(BadRequest, match="1 to"):
         task.problems(0, 0)
