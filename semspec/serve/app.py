@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import semspec
-from semspec.serve import http_errors, speculation
+from semspec.serve import http_errors, menu, speculation
 from semspec.serve.auth import Keys
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine
@@ -102,11 +102,16 @@ def _information(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:
         """Every verifier with its options, and what is allowed here."""
-        return speculation.menu(settings) | {
+        return menu.menu(settings) | {
             "model": settings.name,
             "target_seconds_per_token": engine.target_seconds_per_token,
             "has_draft_model": engine.pair is not None and engine.pair.draft is not None,
         }
+
+    @app.get("/v1/examples")
+    async def examples(seed: Annotated[int, Query(ge=0, lt=1 << 16)] = 0) -> dict[str, Any]:
+        """Questions to begin with that suit the model."""
+        return menu.examples(engine.pair, seed)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 from semspec import verify
 from semspec.draft import DrafterKind
 from semspec.errors import BadRequest
-from semspec.options import AUTO, DRAFTERS, REPEATABLE, Options
+from semspec.options import AUTO, Options
 from semspec.registry import current_name
 from semspec.serve.limits import Settings
 from semspec.serve.schema import SHARED, SpeculationBase
@@ -170,46 +169,3 @@ def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
     """What a client may set."""
     fields = dataclasses.fields(rule)  # type: ignore[arg-type]
     return [f for f in fields if f.metadata.get("option", True) and not f.metadata.get("path")]
-
-
-def menu(settings: Settings) -> dict[str, Any]:
-    """Every rule with its options, for /v1/methods."""
-    defaults = settings.defaults
-    default = verify.make(defaults.verifier)
-    return {
-        "default": {
-            "verifier": default.name,
-            "num_draft_tokens": defaults.num_draft_tokens,
-            "drafter": defaults.drafter,
-            "relax_span": defaults.relax_span,
-        },
-        "allow_lossy": settings.allow_lossy,
-        "max_draft_tokens": settings.limits.draft_tokens,
-        "drafters": list(DRAFTERS),
-        "auto": AUTO,
-        "draft_lengths": [AUTO, REPEATABLE],
-        "verifiers": [
-            {
-                "name": name,
-                "lossless": rule.lossless,
-                "allowed": rule.lossless or settings.allow_lossy,
-                "unit": rule.unit,
-                "drafts": rule.speculates,
-                "num_draft_tokens": min(rule.draft_tokens, settings.limits.draft_tokens),
-                "about": about(rule),
-                "options": [
-                    {"name": f.name, "type": type(f.default).__name__, "default": f.default}
-                    for f in option_fields(rule)
-                ],
-            }
-            for name, rule in REGISTRY.items()
-            if not getattr(rule, "refereed", False)  # a client has no referee
-        ],
-    }
-
-
-def about(rule: type[Rule]) -> str:
-    """The first sentence of a rule's description."""
-    module = inspect.getmodule(rule)
-    text = " ".join((module.__doc__ or "").split()) if module and module.__name__.startswith("semspec.") else ""
-    return text.partition(": ")[2].partition(". ")[0] or text

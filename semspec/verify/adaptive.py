@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,12 +31,13 @@ from semspec.verify.sampling import trial
 @dataclass(frozen=True)
 class Adaptive(Rule):
     name = "adaptive"
+    title = "Close distributions"
     lossless = False
     needs_draft_logits = True
 
-    start: float = 0.2
-    scale: float = 1.0
-    memory: float = 0.95
+    start: float = field(default=0.2, metadata={"label": "threshold at the start"})
+    scale: float = field(default=1.0, metadata={"label": "times the threshold", "main": True})
+    memory: float = field(default=0.95, metadata={"label": "weight that older rounds keep"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= 1:

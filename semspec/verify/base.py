@@ -40,9 +40,14 @@ class RuleResources(Protocol):
 
 
 class Rule(ABC):
-    """Decides which draft tokens are accepted. Subclasses are frozen dataclasses; their fields are the options."""
+    """Decides which draft tokens are accepted. Subclasses are frozen dataclasses; their fields are the options.
+
+    For forms, a field's metadata may have a "label", "choices", "main" (one of the options to show first), and
+    "unset": what its default means in words. A class that overrides a field keeps what it does not set anew."""
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""  # a name for people, where they choose a rule
+    control: ClassVar[bool] = False  # no method, but a baseline to compare methods with
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # False: draft ids suffice, and the draft is greedy

@@ -24,6 +24,7 @@ from semspec.verify.sampling import after_rejection
 @dataclass(frozen=True)
 class Block(Rule):
     name = "block"
+    title = "Block verification"
     lossless = True
     needs_draft_logits = True
 

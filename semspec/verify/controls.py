@@ -8,7 +8,7 @@ about meaning.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
@@ -19,7 +19,11 @@ from semspec.verify.loose import conclude
 
 @dataclass(frozen=True)
 class AcceptAll(Rule):
+    """Every draft token is accepted: the draft's text at the target's price."""
+
     name = "accept-all"
+    title = "Everything"
+    control = True
     lossless = False
 
     def verify(self, drafts: DraftBatch) -> Decisions:
@@ -31,10 +35,14 @@ class AcceptAll(Rule):
 
 @dataclass(frozen=True)
 class Random(Rule):
+    """A mismatch is accepted by the toss of a coin."""
+
     name = "random"
+    title = "By chance"
+    control = True
     lossless = False
 
-    rate: float = 0.3
+    rate: float = field(default=0.3, metadata={"label": "share of mismatches accepted", "main": True})
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:

@@ -13,7 +13,7 @@ Needs the draft's probabilities. A lookup draft counts as certain, so the target
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,10 +28,11 @@ from semspec.verify.sampling import trial
 @dataclass(frozen=True)
 class Ensemble(Rule):
     name = "ensemble"
+    title = "Mixture of both models"
     lossless = False
     needs_draft_logits = True
 
-    weight: float = 0.7
+    weight: float = field(default=0.7, metadata={"label": "the target's weight", "main": True})
 
     def __post_init__(self) -> None:
         if not 0 < self.weight <= 1:

@@ -10,7 +10,7 @@ Source: greedy form, Stern et al. 2018 (arXiv 1811.03115); sampled form, the "sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
@@ -19,9 +19,10 @@ from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 @dataclass(frozen=True)
 class Exact(Rule):
     name = "exact"
+    title = "Exact match"
     lossless = True
 
-    couple: bool = False
+    couple: bool = field(default=False, metadata={"label": "the draft draws with the target's noise"})
 
     @property
     def couples_draft(self) -> bool:

@@ -23,7 +23,7 @@ Source: Li et al. 2025, arXiv 2511.22972, its released code, and vLLM's pull req
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,19 +44,20 @@ CHOICES = {
 @dataclass(frozen=True)
 class Fly(Rule):
     name = "fly"
+    title = "Undecided, then agrees"
     lossless = False
     draft_tokens = 15  # the paper's: a window has to fit after a mismatch, or nothing is relaxed
 
-    window: int = 6
-    theta: float = 0.3
-    entropy: str = "partial"
-    top: int = 3
-    reading: str = "paper"
-    gate: str = "tempered"
-    draws: int = 2
-    protect: bool = True
-    carry: int = 0
-    adapt: bool = False
+    window: int = field(default=6, metadata={"label": "matches that must follow", "main": True})
+    theta: float = field(default=0.3, metadata={"label": "how undecided the target must be", "main": True})
+    entropy: str = field(default="partial", metadata={"label": "whose entropy", "choices": CHOICES["entropy"]})
+    top: int = field(default=3, metadata={"label": "tokens whose entropy counts"})
+    reading: str = field(default="paper", metadata={"label": "whose window", "choices": CHOICES["reading"]})
+    gate: str = field(default="tempered", metadata={"label": "probabilities of the gate", "choices": CHOICES["gate"]})
+    draws: int = field(default=2, metadata={"label": "draws of the target per token, 1 or 2"})
+    protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
+    carry: int = field(default=0, metadata={"label": "matches that may come after the draft"})
+    adapt: bool = field(default=False, metadata={"label": "shorter window where it is undecided"})
 
     def __post_init__(self) -> None:
         if self.window < 0:

@@ -8,7 +8,7 @@ best is at least twice as likely: ratio 0.5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule
@@ -19,9 +19,10 @@ from semspec.verify.loose import conclude
 @dataclass(frozen=True)
 class Margin(Rule):
     name = "margin"
+    title = "Nearly the best"
     lossless = False
 
-    ratio: float = 0.5
+    ratio: float = field(default=0.5, metadata={"label": "share of the best token's probability", "main": True})
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

@@ -17,6 +17,7 @@ from semspec.verify.batch import Decisions, DraftBatch
 @dataclass(frozen=True)
 class NoSpeculation(Rule):
     name = "none"
+    title = "Target alone"
     lossless = True
     speculates = False
 

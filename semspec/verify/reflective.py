@@ -27,10 +27,11 @@ PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
 @dataclass(frozen=True)
 class Reflective(Rule):
     name = "reflective"
+    title = "Second reading"
     lossless = False
 
-    alpha: float = 0.3
-    prompt: str = PROMPT
+    alpha: float = field(default=0.3, metadata={"label": "weight of the second reading", "main": True})
+    prompt: str = field(default=PROMPT, metadata={"label": "prompt before it"})
     tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the prompt in the target's tokens
 
     def __post_init__(self) -> None:

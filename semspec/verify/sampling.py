@@ -22,6 +22,7 @@ from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 @dataclass(frozen=True)
 class SpeculativeSampling(Rule):
     name = "sampling"
+    title = "Speculative sampling"
     lossless = True
     needs_draft_logits = True
 

@@ -35,10 +35,11 @@ MIN_DRAFT_PROB = 0.02  # the draft's probability is clamped to this or more
 @dataclass(frozen=True)
 class Semantic(StepRule):
     name = "semantic"
+    title = "Same meaning"
 
-    tau: float = 0.0
-    top: int = 2
-    floor: float = 0.0
+    tau: float = field(default=0.0, metadata={"label": "threshold; 0: by chance", "main": True})
+    top: int = field(default=2, metadata={"label": "accept if all tokens are among the best"})
+    floor: float = field(default=0.0, metadata={"label": "reject below this ratio"})
     # Folder with the probes of both models; "": the pair's own. Clients of a server may not name one.
     probes: str = field(default="", metadata={"path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})

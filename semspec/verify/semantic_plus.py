@@ -35,6 +35,7 @@ from semspec.verify.step_rule import StepRule
 @dataclass(frozen=True)
 class SemanticPlus(StepRule):
     name = "semantic+"
+    title = "Judged steps"
 
     lead: int = 0  # the judge works from the first step on
     keep: bool = True
@@ -42,8 +43,12 @@ class SemanticPlus(StepRule):
     rewrite_tokens: int = 10
     sample: bool = False  # greedy drafts are accepted more often
     hand_over: bool = False
-    part: bool = False  # of a rejected step, accept what is before its least likely token if the judge does
-    threshold: float = field(default=-1.0, metadata={"was": "least"})  # below 0: the one the judge was calibrated to
+    # Of a rejected step, accept what is before its least likely token if the judge does.
+    part: bool = field(default=False, metadata={"label": "keep what the judge likes of a rejected step"})
+    threshold: float = field(  # below 0: the one the judge was calibrated to
+        default=-1.0,
+        metadata={"label": "probability the judge must give", "main": True, "unset": "calibrated", "was": "least"},
+    )
     probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the pair's own
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens

@@ -21,10 +21,12 @@ QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to
 @dataclass(frozen=True)
 class SpecReason(StepRule):
     name = "specreason"
+    title = "Rated steps"
     several = False
 
-    threshold: int = field(default=7, metadata={"was": "least"})
-    question: str = QUESTION
+    steps: int = field(default=1, metadata={"main": False})
+    threshold: int = field(default=7, metadata={"label": "least mark, 0 to 9", "main": True, "was": "least"})
+    question: str = field(default=QUESTION, metadata={"label": "question to the target"})
     tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the question in the target's tokens
     digits: tuple[int, ...] = field(default=(), metadata={"option": False})  # the tokens of 0 to 9
 

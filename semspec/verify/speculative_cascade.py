@@ -18,7 +18,7 @@ Needs the draft's probabilities. A lookup draft counts as certain, so only `toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -32,11 +32,14 @@ from semspec.verify.sampling import trial
 @dataclass(frozen=True)
 class SpeculativeCascade(Rule):
     name = "cascade-rule"
+    title = "Speculative cascade"
     lossless = False
     needs_draft_logits = True
 
-    defer: str = "opt"
-    alpha: float = 0.2
+    defer: str = field(
+        default="opt", metadata={"label": "when to defer", "main": True, "choices": ("chow", "diff", "opt", "token")}
+    )
+    alpha: float = field(default=0.2, metadata={"label": "how seldom to defer", "main": True})
 
     def __post_init__(self) -> None:
         if self.defer not in ("chow", "diff", "opt", "token"):

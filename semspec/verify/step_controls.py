@@ -9,7 +9,7 @@ referee calls valid: the upper bound of every step rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,9 +21,13 @@ from semspec.verify.step_rule import StepRule
 
 @dataclass(frozen=True)
 class RandomStep(StepRule):
-    name = "random-step"
+    """A reasoning step is accepted by the toss of a coin."""
 
-    rate: float = 0.7
+    name = "random-step"
+    title = "Steps by chance"
+    control = True
+
+    rate: float = field(default=0.7, metadata={"label": "share of steps accepted", "main": True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +44,11 @@ class RandomStep(StepRule):
 
 @dataclass(frozen=True)
 class AcceptAllSteps(StepRule):
+    """Every reasoning step of the draft is accepted."""
+
     name = "accept-all-steps"
+    title = "Every step"
+    control = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, torch.ones_like(drafts.counts, dtype=torch.bool))
@@ -51,7 +59,11 @@ class AcceptAllSteps(StepRule):
 
 @dataclass(frozen=True)
 class AcceptNoStep(StepRule):
+    """No reasoning step is accepted: the target's text, with all drafts wasted."""
+
     name = "accept-no-step"
+    title = "No step"
+    control = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, torch.zeros_like(drafts.counts, dtype=torch.bool))
@@ -59,7 +71,11 @@ class AcceptNoStep(StepRule):
 
 @dataclass(frozen=True)
 class Oracle(StepRule):
+    """A reasoning step is accepted if the task's referee calls it valid."""
+
     name = "oracle"
+    title = "Valid steps"
+    control = True
     refereed = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:

@@ -14,7 +14,7 @@ test would accept a wrong digit with probability p/q instead of p.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -40,16 +40,17 @@ class StepRule(Rule):
     refereed: ClassVar[bool] = False  # the loop asks a referee first, see `oracle`
     several: ClassVar[bool] = True  # it can verify more than one step in one pass
 
-    lead: int = 1  # steps that the target writes before the draft may
-    max_step_tokens: int = MAX_STEP_TOKENS  # of one step, and of a draft of several
-    steps: int = 1  # most steps in a draft, all verified in one pass of the target
-    ahead: float = 0.5  # the draft's `confidence` in a step from which it drafts another after it
-    hand_over: bool = True  # once the draft wants to end the thinking, the target writes the rest
-    keep: bool = False  # of a rejected step, accept the beginning that the target would have written as well
-    rewrite: str = ""  # token rule for speculation on what the target writes; "": no speculation there
-    rewrite_tokens: int = 4  # draft length of that
-    sample: bool = True  # the draft samples its steps as the request says; off: it is greedy
-    bonus: float = 0.1  # temperature of the token after an accepted step, if the request's is not lower
+    # What each is in full: docs/methods.md.
+    lead: int = field(default=1, metadata={"label": "steps the target writes first"})
+    max_step_tokens: int = field(default=MAX_STEP_TOKENS, metadata={"label": "longest step, in tokens"})
+    steps: int = field(default=1, metadata={"label": "steps drafted ahead, at most", "main": True})
+    ahead: float = field(default=0.5, metadata={"label": "confidence to draft one more"})
+    hand_over: bool = field(default=True, metadata={"label": "target finishes once the draft would"})
+    keep: bool = field(default=False, metadata={"label": "keep a rejected step's good beginning"})
+    rewrite: str = field(default="", metadata={"label": "token rule for what the target writes"})
+    rewrite_tokens: int = field(default=4, metadata={"label": "draft length there"})
+    sample: bool = field(default=True, metadata={"label": "the draft samples its steps"})
+    bonus: float = field(default=0.1, metadata={"label": "highest temperature after a step"})
 
     def __post_init__(self) -> None:
         if self.lead < 0:

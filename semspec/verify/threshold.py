@@ -13,7 +13,7 @@ Needs the target's rows and draft ids only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,10 +27,11 @@ from semspec.verify.loose import conclude
 @dataclass(frozen=True)
 class Threshold(Rule):
     name = "threshold"
+    title = "Likely enough"
     lossless = False
 
-    single: float = 0.3
-    acc: float = 1.0
+    single: float = field(default=0.3, metadata={"label": "probability that suffices", "main": True})
+    acc: float = field(default=1.0, metadata={"label": "below 1: more by chance"})
 
     def __post_init__(self) -> None:
         for name, value in (("single", self.single), ("acc", self.acc)):

@@ -8,7 +8,7 @@ others ship 10 and 0.6).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule
@@ -19,10 +19,11 @@ from semspec.verify.loose import conclude
 @dataclass(frozen=True)
 class TopK(Rule):
     name = "topk"
+    title = "Among the best few"
     lossless = False
 
-    top: int = 10
-    delta: float = 0.6
+    top: int = field(default=10, metadata={"label": "of the target's best tokens", "main": True})
+    delta: float = field(default=0.6, metadata={"label": "most below the best one", "main": True})
 
     def __post_init__(self) -> None:
         if self.top < 1:

@@ -7,7 +7,7 @@ Source: typical acceptance, Medusa (Cai et al. 2024, arXiv 2401.10774); constant
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,10 +20,11 @@ from semspec.verify.loose import conclude
 @dataclass(frozen=True)
 class Typical(Rule):
     name = "typical"
+    title = "Typical tokens"
     lossless = False
 
-    epsilon: float = 0.09
-    alpha: float = 0.3
+    epsilon: float = field(default=0.09, metadata={"label": "probability that always suffices", "main": True})
+    alpha: float = field(default=0.3, metadata={"label": "less where the target is undecided", "main": True})
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1 or self.alpha <= 0:

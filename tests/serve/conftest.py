@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ import semspec
 from semspec import Pair
 from semspec.model.prefix_cache import PrefixCache
 from semspec.serve.limits import Limits, Settings
+from tests.serve.browser import CHROMIUM
 from tests.serve.live import Live, serving
 
 
@@ -31,3 +33,34 @@ def tiny(target_folder, draft_folder) -> Iterator[Live]:
     load = lambda: semspec.load(target_folder, draft_folder, device="cpu", slots=2)  # noqa: E731
     with serving(load, Settings(name="tiny", limits=limits)) as live:
         yield live
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any, pocket: Live, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page, as wide as the test's parameter says; whatever a test does, nothing may go wrong in it."""
+    width = getattr(request, "param", 1280)
+    context = browser.new_context(viewport={"width": width, "height": 800}, accept_downloads=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=pocket.url)
+    context.set_default_timeout(30_000)
+    tab, errors, elsewhere = context.new_page(), [], []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda m: errors.append(m.text) if m.type == "error" and "status of 400" not in m.text else None)
+    tab.on("dialog", lambda dialog: errors.append(dialog.message))
+    tab.on("request", lambda r: elsewhere.append(r.url) if not r.url.startswith((pocket.url, "blob:")) else None)
+    tab.goto(pocket.url)
+    tab.locator(".example").first.wait_for()
+    yield tab
+    assert not errors and not elsewhere, "no error, and nothing is fetched from anywhere else"
+    context.close()

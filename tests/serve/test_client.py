@@ -182,7 +182,17 @@ def test_the_rest_of_the_endpoints(pocket: Live, pocket_pair: Pair):
     assert pocket.post("/tokenize", {"messages": ASK}).json()["count"] == chat(pocket).usage.prompt_tokens
     menu = pocket.get("/v1/methods").json()
     fly = next(m for m in menu["verifiers"] if m["name"] == "fly")
-    assert {"name": "theta", "type": "float", "default": 0.3} in fly["options"] and not fly["lossless"]
+    theta = {
+        "name": "theta",
+        "type": "float",
+        "default": 0.3,
+        "label": "how undecided the target must be",
+        "main": True,
+    }
+    assert theta in fly["options"] and not fly["lossless"] and fly["title"] == "Undecided, then agrees"
+    steps = next(m for m in menu["verifiers"] if m["name"] == "semantic+")["options"]
+    lead = {"name": "lead", "type": "int", "default": 0, "label": "steps the target writes first", "main": False}
+    assert lead in steps, "what a class overrides keeps its words"
     assert fly["num_draft_tokens"] == 15 and menu["default"]["num_draft_tokens"] is None
     assert menu["target_seconds_per_token"] > 0
 

@@ -1,68 +1,20 @@
-"""The page in a real browser: what people see while the pair writes."""
+"""The page in a real browser, answered by the pocket pair."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semspec import pocket as world
 from semspec.serve.app import PAGE
+from semspec.serve.menu import GENERAL
+from tests.serve.browser import ASK, ask, browser_only, done, figure, shown
 from tests.serve.live import Live
-
-ASK = "Mia has 4 bags with 6 pens each. How many pens does Mia have?"
-CHROMIUM = shutil.which("chromium")
-browser_only = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page with")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"]
-        )
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def page(browser: Any, pocket: Live, request: pytest.FixtureRequest) -> Iterator[Any]:
-    width = getattr(request, "param", 1280)
-    context = browser.new_context(viewport={"width": width, "height": 800})
-    context.set_default_timeout(30_000)
-    tab, errors, elsewhere = context.new_page(), [], []
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda m: errors.append(m.text) if m.type == "error" and "status of 400" not in m.text else None)
-    tab.on("request", lambda r: elsewhere.append(r.url) if not r.url.startswith(pocket.url) else None)
-    tab.goto(pocket.url)
-    tab.locator(".lane").wait_for()
-    yield tab
-    assert not errors and not elsewhere, "no error, and nothing is fetched from anywhere else"
-    context.close()
-
-
-def ask(page: Any, text: str = ASK) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-
-
-def done(page: Any) -> None:
-    page.locator("#send").wait_for(state="visible")
-
-
-def figure(lane: Any, name: str) -> float:
-    return float(lane.locator(f"[data-figure={name}]").inner_text().replace("−", "-").replace("%", ""))
-
-
-def shown(lane: Any) -> str:
-    return re.sub(r"\s+", "", "".join(lane.locator(".message .token").all_inner_texts()))
 
 
 def answer(live: Live, **speculation: Any) -> tuple[str, dict[str, Any]]:
@@ -78,7 +30,7 @@ def test_an_answer_is_shown_by_origin_with_its_figures(page: Any, pocket: Live):
     page.fill("#longest", "100")
     ask(page)
     done(page)
-    lane = page.locator(".lane")
+    lane = page.locator(".answer")
     text, metrics = answer(pocket, verifier="exact")
     told = metrics["speculative_decoding"]
     assert shown(lane) == text
@@ -87,26 +39,25 @@ def test_an_answer_is_shown_by_origin_with_its_figures(page: Any, pocket: Live):
     tokens = figure(lane, "tokens")
     assert figure(lane, "passes") == pytest.approx(tokens / told["num_target_passes"], abs=0.01)
     assert figure(lane, "accepted") == round(100 * told["draft_acceptance_rate"])
-    label = lane.locator(".bars").get_attribute("aria-label")
-    counts = ", ".join(f"{i}: {n}" for i, n in enumerate(told["acceptance_histogram"]))
-    assert label.endswith(counts)
+    label = page.locator(".bars").get_attribute("aria-label")
+    assert label.endswith(", ".join(f"{i}: {n}" for i, n in enumerate(told["acceptance_histogram"])))
 
 
 @browser_only
 def test_two_methods_side_by_side_and_why_a_token_was_relaxed(page: Any, pocket: Live):
     page.fill("#longest", "100")
     page.check("#compare")
-    second = page.locator(".lane").nth(1)
-    second.locator("summary").click()
+    second = page.locator(".method").nth(1)
     second.get_by_label("verifier").select_option("random")
-    second.get_by_label("rate").last.fill("0.9")
-    second.get_by_label("rate").last.press("Tab")
-    assert second.locator("summary").inner_text().startswith("random · rate 0.9")
+    second.get_by_label("share of mismatches accepted", exact=True).fill("0.9")
+    second.get_by_label("share of mismatches accepted", exact=True).press("Tab")
     ask(page)
-    page.locator("#comparison").filter(has_text="as many tokens a second").wait_for()
+    page.locator(".verdict").filter(has_text="as many tokens a second").wait_for()
     text, metrics = answer(pocket, verifier="random", rate=0.9)
-    assert shown(second) == text and shown(page.locator(".lane").first) == answer(pocket, verifier="exact")[0]
-    relaxed = second.locator(".token.relaxed[data-why]")
+    one, two = page.locator(".answer").all()
+    assert shown(two) == text and shown(one) == answer(pocket, verifier="exact")[0]
+    assert "By chance share of mismatches accepted 0.9" in two.locator("header").inner_text()
+    relaxed = two.locator(".token.relaxed[data-why]")
     assert relaxed.count() == metrics["speculative_decoding"]["relaxed_tokens"] > 0
     relaxed.first.focus()
     tip = page.locator("#tip")
@@ -118,42 +69,99 @@ def test_two_methods_side_by_side_and_why_a_token_was_relaxed(page: Any, pocket:
 
 
 @browser_only
-def test_escape_stops_the_answer_and_frees_the_slot(page: Any, pocket: Live, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_answer_stays_and_frees_the_slot(page: Any, pocket: Live, monkeypatch: pytest.MonkeyPatch):
     pair = pocket.engine.pair
     assert pair is not None
     tick = pair.executor.tick
     with monkeypatch.context() as slowly:  # so that there is time to press a key
         slowly.setattr(pair.executor, "tick", lambda: (time.sleep(0.3), tick()))
         ask(page)
-        stop(page, pocket)
-    ask(page, "And again?")
+        page.locator(".answer .token").first.wait_for()
+        page.keyboard.press("Escape")
+        done(page)
+    assert page.locator(".note").inner_text() == "Stopped." and pocket.idle()
+    before = shown(page.locator(".answer"))
+    page.check("#remember")
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page, "And again?")
     done(page)
-    assert page.locator(".error").count() == 1
-
-
-def stop(page: Any, pocket: Live) -> None:
-    page.locator(".lane .token").first.wait_for()
-    page.keyboard.press("Escape")
-    done(page)
-    assert page.locator(".error").inner_text() == "stopped" and pocket.idle()
+    roles = [message["role"] for message in request.value.post_data_json["messages"]]
+    assert roles == ["user", "assistant", "user"] and shown(page.locator(".answer").first) == before
 
 
 @browser_only
-def test_what_is_refused_is_said(page: Any):
+def test_what_is_refused_is_said_and_can_be_asked_again(page: Any):
     page.fill("#longest", "5000")
     ask(page)
     done(page)
-    assert "at most 300" in page.locator(".error").inner_text()
+    assert "at most 300" in page.locator(".note.error").inner_text()
+    page.fill("#longest", "20")
+    page.get_by_role("button", name="ask again").click()
+    page.locator(".note").filter(has_text="Cut off at 20 tokens").wait_for()
+    assert page.locator(".turn").count() == 1 and figure(page, "tokens") == 20
+
+
+@browser_only
+def test_examples_are_drawn_from_the_models_world(page: Any):
+    texts = page.locator(".example").all_inner_texts()
+    assert texts == [world.problem(i, n, "test").text for i, n in enumerate((3, 3, 4, 5))]
+    page.get_by_role("button", name="other examples").click()
+    page.locator(".example").first.filter(has_not_text=texts[0]).wait_for()
+    assert not set(texts) & set(page.locator(".example").all_inner_texts())
+    assert not page.is_checked("#remember"), "it was trained on single questions"
+    page.locator(".example").first.click()
+    done(page)
+    expected = world.problem(4, 3, "test")
+    assert page.locator(".question").inner_text() == expected.text
+    assert str(expected.answer) in page.locator(".answer .markdown").last.inner_text()
+
+
+def test_examples_of_other_models_are_general(tiny: Live):
+    assert tiny.get("/v1/examples").json() == {"examples": list(GENERAL), "one_question": False, "about": ""}
+    assert tiny.get("/v1/examples?seed=-1").status_code == 400
+
+
+@browser_only
+@pytest.mark.parametrize("page", [1280, 390], indirect=True)
+def test_the_picker_is_in_view_with_names_for_people_and_few_options(page: Any, pocket: Live):
+    menu = {rule["name"]: rule for rule in pocket.get("/v1/methods").json()["verifiers"]}
+    picker = page.get_by_label("verifier")
+    assert picker.is_visible() and "Exact match (exact)" in picker.inner_text()
+    assert page.locator("#fold").is_visible() == (page.viewport_size["width"] == 390)
+    if page.locator("#fold").is_visible():
+        page.click("#fold")
+    for name, rule in menu.items():
+        picker.select_option(name)
+        about = page.locator(".method .about").inner_text()
+        assert rule["about"][1:] in about and about.startswith("lossless" if rule["lossless"] else "lossy")
+        fields = page.locator(".method .option:visible")
+        assert fields.count() <= 3, name
+        assert not any("_" in text for text in page.locator(".method label").all_text_contents())
+    picker.select_option("semantic+")
+    page.get_by_label("probability the judge must give").fill("0.99")
+    page.locator(".more summary").click()
+    page.get_by_label("keep a rejected step's good beginning").select_option("no")
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page)
+    done(page)
+    assert request.value.post_data_json["speculation"] == {
+        "verifier": "semantic+", "threshold": 0.99, "keep": False, "trace": True
+    }  # fmt: skip
 
 
 @browser_only
 @pytest.mark.parametrize("page", [390], indirect=True)
 def test_it_fits_a_phone(page: Any):
+    page.click("#fold")
     page.check("#compare")
-    for lane in page.locator(".lane summary").all():
-        lane.click()
-    width = page.evaluate("() => document.documentElement.scrollWidth")
-    assert width <= 390
+    for more in page.locator(".more summary").all():
+        more.click()
+    page.click("#fold")
+    ask(page)
+    page.locator(".verdict").filter(has_text="as many").wait_for()
+    for element in ("html", "#panel", "#talk"):
+        beyond = "(name) => { const e = document.querySelector(name); return e.scrollWidth - e.clientWidth }"
+        assert page.evaluate(beyond, element) <= 0, element
 
 
 @browser_only
@@ -162,8 +170,23 @@ def test_the_theme_is_kept(page: Any):
     page.click("#theme")
     after = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     page.reload()
-    page.locator(".lane").wait_for()
+    page.locator(".example").first.wait_for()
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == after != before
+
+
+@browser_only
+def test_everything_is_reached_by_keyboard(page: Any):
+    page.check("#compare")
+    ask(page)
+    page.locator(".verdict").filter(has_text="as many").wait_for()
+    page.evaluate("() => document.activeElement.blur()")
+    reached = set()
+    for _ in range(90):
+        page.keyboard.press("Tab")
+        words = "() => { const e = document.activeElement; return e.id || e.className || e.textContent.trim() }"
+        reached.add(page.evaluate(words))
+    wanted = {"theme", "clear", "save", "compare", "temperature", "longest", "seed", "system", "talk", "prompt", "send"}
+    assert wanted | {"rule"} <= reached and any("relaxed" in name for name in reached)
 
 
 def test_the_page_is_whole_in_itself(pocket: Live):
@@ -174,4 +197,5 @@ def test_the_page_is_whole_in_itself(pocket: Live):
     for file in Path(PAGE).iterdir():
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text and "https://" not in text and "innerHTML" not in text, file
+        assert not re.search(r"<[^>]* on\w+=", text), file
     assert json.dumps(pocket.get("/v1/methods").json())

@@ -2,29 +2,44 @@
 import { element } from "./element.js";
 
 let made = 0;
+const GROUPS = [
+  ["Lossless", (rule) => rule.lossless],
+  ["Lossy, token by token", (rule) => !rule.lossless && !rule.control && rule.unit === "token"],
+  ["Lossy, whole reasoning steps", (rule) => !rule.lossless && !rule.control && rule.unit === "step"],
+  ["Controls, to compare with", (rule) => rule.control],
+];
 
 export class Method {
-  constructor(menu, preferred) {
+  constructor(menu, preferred, legend) {
     this.menu = menu;
-    this.name = element("span");
     this.badge = element("span", { class: "badge" });
-    this.about = element("p", { class: "about" });
-    this.options = element("div", { class: "options" });
-    this.rule = element("select", { "aria-label": "verifier", onchange: () => this.choose() });
-    for (const rule of menu.verifiers) {
-      const label = rule.name + (rule.allowed ? "" : " (needs --allow-lossy)");
-      this.rule.append(element("option", { value: rule.name, disabled: !rule.allowed }, label));
+    this.about = element("span");
+    this.main = element("div", { class: "options" });
+    this.rest = element("div", { class: "options" });
+    this.more = element("details", { class: "more" }, element("summary", {}, "More options"), this.rest);
+    this.rule = element("select", { class: "rule", "aria-label": "verifier", onchange: () => this.choose() });
+    for (const [name, belongs] of GROUPS) {
+      const group = element("optgroup", { label: name });
+      for (const rule of menu.verifiers.filter(belongs)) group.append(this.choice(rule));
+      if (group.children.length) this.rule.append(group);
     }
     this.rule.value = preferred;
     this.root = element(
-      "details",
+      "fieldset",
       { class: "method" },
-      element("summary", {}, this.name, this.badge),
+      element("legend", {}, legend),
       this.rule,
-      this.about,
-      this.options,
+      element("p", { class: "about" }, this.badge, this.about),
+      element("div", { class: "foldable" }, this.main, this.more),
     );
     this.choose();
+  }
+
+  choice(rule) {
+    const draftless = rule.unit === "step" && !this.menu.has_draft_model;
+    const missing = !rule.allowed ? ", needs --allow-lossy" : draftless ? ", needs a draft model" : "";
+    const label = rule.title === rule.name ? rule.name : `${rule.title} (${rule.name})`;
+    return element("option", { value: rule.name, disabled: Boolean(missing) }, label + missing);
   }
 
   get chosen() {
@@ -34,67 +49,90 @@ export class Method {
   choose() {
     const rule = this.chosen;
     this.values = {};
-    this.about.textContent = rule.about;
+    this.labels = {};
+    this.about.textContent = rule.about && ` ${rule.about[0].toUpperCase()}${rule.about.slice(1)}.`;
     this.badge.textContent = rule.lossless ? "lossless" : "lossy";
     this.badge.classList.toggle("lossy", !rule.lossless);
-    this.options.replaceChildren();
+    this.main.replaceChildren();
+    this.rest.replaceChildren();
     if (rule.drafts) {
-      const length = this.menu.default.num_draft_tokens;
-      const initial = typeof length === "number" ? length : rule.num_draft_tokens;
-      this.number({ name: "num_draft_tokens", type: "int", default: initial }, "draft length", 1, 24);
-      this.choice("drafter", this.menu.drafters, this.menu.default.drafter);
+      const { auto, drafters, default: own } = this.menu;
+      const unset = String(own.num_draft_tokens ?? rule.num_draft_tokens);
+      const length = { name: "num_draft_tokens", label: `draft length, or ${auto}`, unset, type: "length", main: rule.unit === "token" };
+      this.add(length);
+      this.add({ name: "drafter", label: "who drafts", choices: drafters, default: own.drafter });
     }
-    for (const option of rule.options) {
-      if (option.type === "int") this.number(option, option.name, 0, Math.max(16, 2 * option.default));
-      else if (option.type === "float") this.number(option, option.name, 0, Math.max(1, 2 * option.default));
-      else if (option.type === "bool") this.choice(option.name, ["true", "false"], String(option.default), JSON.parse);
-      else this.text(option);
-    }
-    this.title();
+    for (const option of rule.options) this.add(option);
+    this.more.hidden = !this.rest.children.length;
+  }
+
+  add(option) {
+    const id = `option-${++made}`;
+    const field = this.field(option, id);
+    const box = element("div", { class: "option" }, element("label", { htmlFor: id }, option.label), ...field);
+    this.labels[option.name] = option.label;
+    (option.main ? this.main : this.rest).append(box);
+  }
+
+  field(option, id) {
+    if (option.choices) return [this.select(option, id, option.choices, String)];
+    if (option.type === "bool") return [this.select(option, id, ["true", "false"], (text) => text === "true")];
+    if (option.unset !== undefined) return [this.unset(option, id)];
+    return option.type === "str" ? [this.text(option, id)] : this.number(option, id);
   }
 
   set(name, value, initial) {
     if (value === initial) delete this.values[name];
     else this.values[name] = value;
-    this.title();
   }
 
-  title() {
-    const own = Object.entries(this.values).map(([name, value]) => `${name} ${value}`);
-    this.name.textContent = [this.rule.value, ...own].join(" · ");
+  select(option, id, values, read) {
+    const names = { true: "yes", false: "no" };
+    const made = element("select", { id }, ...values.map((value) => element("option", { value }, names[value] ?? value)));
+    made.value = String(option.default);
+    made.onchange = () => this.set(option.name, read(made.value), option.default);
+    return made;
   }
 
-  number(option, label, low, high) {
-    const id = `option-${++made}`;
-    const step = option.type === "int" ? 1 : 0.01;
-    const change = (input) => () => {
+  // Empty, it means what its placeholder says.
+  unset(option, id) {
+    const made = element("input", { id, placeholder: option.unset, inputMode: "text", autocomplete: "off", size: 12 });
+    made.onchange = () => {
+      const text = made.value.trim();
+      const value = text === "" ? undefined : Number.isFinite(Number(text)) ? Number(text) : text;
+      this.set(option.name, value, undefined);
+    };
+    return made;
+  }
+
+  text(option, id) {
+    const made = element("input", { id, value: option.default, class: "long" });
+    made.onchange = () => this.set(option.name, made.value, option.default);
+    return made;
+  }
+
+  number(option, id) {
+    const whole = option.type === "int";
+    const high = Math.max(whole ? 16 : 1, 2 * option.default);
+    const slider = element("input", { type: "range", min: 0, max: high, step: whole ? 1 : 0.01, "aria-label": `${option.label}, slider` });
+    const field = element("input", { type: "number", step: whole ? 1 : "any", id });
+    slider.value = field.value = option.default;
+    const take = (input) => () => {
       const value = Number(input.value);
       if (input.value === "" || !Number.isFinite(value)) return;
       slider.value = field.value = input.value;
       this.set(option.name, value, option.default);
     };
-    const slider = element("input", { type: "range", min: low, max: high, step, id });
-    const field = element("input", { type: "number", step: option.type === "int" ? 1 : "any", "aria-label": label });
-    slider.value = field.value = option.default;
-    slider.oninput = change(slider);
-    field.onchange = change(field);
-    this.options.append(element("label", { htmlFor: id }, label), slider, field);
+    slider.oninput = take(slider);
+    field.onchange = take(field);
+    return [slider, field];
   }
 
-  choice(name, values, initial, read = String) {
-    const id = `option-${++made}`;
-    const select = element("select", { id, class: "wide" });
-    for (const value of values) select.append(element("option", { value }, value));
-    select.value = initial;
-    select.onchange = () => this.set(name, read(select.value), read(initial));
-    this.options.append(element("label", { htmlFor: id }, name), select);
-  }
-
-  text(option) {
-    const id = `option-${++made}`;
-    const input = element("input", { id, class: "wide", value: option.default });
-    input.onchange = () => this.set(option.name, input.value, option.default);
-    this.options.append(element("label", { htmlFor: id }, option.name), input);
+  // How an answer says what wrote it.
+  get description() {
+    const own = Object.entries(this.values).map(([name, value]) => `${this.labels[name]} ${value}`);
+    const { name, title, lossless } = this.chosen;
+    return { name, title, own: own.join(", "), lossless };
   }
 
   // What a request says about speculation.

@@ -1,16 +1,17 @@
-// The page: one or two lanes, a composer, and a tip that says why a relaxed token was accepted.
-import { element } from "./element.js";
-import { Lane } from "./lane.js";
+// The page: a conversation, the methods that answer, a composer, and a tip that says why a token was relaxed.
+import { Chat } from "./chat.js";
+import { button, copy, element, flash } from "./element.js";
+import { asMarkdown, linkTo, linked, save, store, stored } from "./keep.js";
+import { Method } from "./method.js";
 
 const $ = (id) => document.getElementById(id);
-const EXAMPLES = [
-  "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have?",
-  "Ana has 12 books. Ben has 3 times as many books as Ana. How many books do Ana and Ben have together?",
-];
-let lanes = [];
 let menu;
+let chat;
+let methods = [];
 let stopping = null;
-let shown = 0;
+let viewing = false; // a chat from a link
+let oneQuestion = false;
+let seed = 0;
 
 async function start() {
   for (;;) {
@@ -29,11 +30,18 @@ async function start() {
     return;
   }
   menu = await response.json();
-  const kind = menu.allow_lossy ? "lossy rules allowed" : "lossless rules only";
   const pace = (1000 * menu.target_seconds_per_token).toFixed(1);
-  $("model").textContent = `${menu.model} · ${kind} · target alone ${pace} ms a token`;
-  lanes = [new Lane(menu, menu.default.verifier), new Lane(menu, other())];
+  $("model").textContent = `${menu.model} · target alone ${pace} ms a token${menu.allow_lossy ? "" : " · lossless rules only"}`;
+  document.title = `${menu.model} · semspec`;
+  $("longest").max = menu.max_new_tokens;
+  $("longest").value = Math.min(Number($("longest").value), menu.max_new_tokens);
+  methods = [new Method(menu, menu.default.verifier, "Method"), new Method(menu, other(), "Second method")];
+  chat = new Chat({ talk: $("talk"), turns: $("turns"), latest: $("latest"), menu, actions: ACTIONS, changed: keep });
   arrange();
+  await suggest();
+  $("remember").checked = !oneQuestion;
+  const shared = await linked();
+  show(shared ?? stored(menu.model), Boolean(shared));
 }
 
 // What to show beside the default: a loose rule where one is allowed, else the target alone.
@@ -42,49 +50,88 @@ function other() {
   return loose ? loose.name : "none";
 }
 
-function arrange() {
-  $("lanes").replaceChildren(...lanes.slice(0, $("compare").checked ? 2 : 1).map((lane) => lane.root));
-  $("comparison").textContent = "";
+function show(kept, fromLink) {
+  viewing = fromLink;
+  $("shared").hidden = !viewing;
+  $("composer").hidden = viewing;
+  $("system").value = kept?.system ?? "";
+  chat.load(kept?.turns ?? []);
+  settle();
 }
 
-async function send() {
-  const text = $("prompt").value.trim();
-  if (!text || stopping || !menu) return;
-  $("prompt").value = "";
-  stopping = new AbortController();
-  busy(true);
+const current = () => ({ system: $("system").value, turns: chat.turns.map((turn) => turn.data) });
+
+function keep() {
+  if (chat && !viewing) store(menu.model, current());
+}
+
+// After any change of what is on the screen.
+function settle() {
+  $("empty").hidden = chat.turns.length > 0;
+  for (const id of ["save", "clear"]) $(id).disabled = !chat.turns.length || Boolean(stopping) || viewing;
+  for (const turn of chat.turns) turn.root.classList.toggle("latest", turn === chat.turns.at(-1) && !viewing);
+  document.body.classList.toggle("busy", Boolean(stopping));
+  $("send").hidden = Boolean(stopping);
+  $("stop").hidden = !stopping;
+  $("compare").disabled = Boolean(stopping);
+}
+
+async function suggest() {
+  const told = await (await fetch(`/v1/examples?seed=${seed++ % 1000}`)).json();
+  oneQuestion = told.one_question;
+  $("about").textContent = told.about;
+  $("examples").replaceChildren(...told.examples.map((text) => button(text, "Ask this", () => send(text), "example")));
+  $("others").hidden = !oneQuestion;
+}
+
+function arrange() {
+  const shown = $("compare").checked ? methods : methods.slice(0, 1);
+  methods[0].root.querySelector("legend").textContent = shown.length > 1 ? "First method" : "Method";
+  $("methods").replaceChildren(...shown.map((method) => method.root));
+}
+
+async function send(text) {
+  if (!text || stopping || viewing || !chat) return;
   const settings = { temperature: Number($("temperature").value), max_tokens: Number($("longest").value) };
   if ($("seed").value !== "") settings.seed = Number($("seed").value);
-  const outcomes = [];
-  // One after the other, so that neither slows the other down.
-  for (const lane of lanes.slice(0, $("compare").checked ? 2 : 1)) {
-    if (stopping.signal.aborted) break;
-    outcomes.push(await lane.ask(text, settings, stopping.signal));
-  }
+  stopping = new AbortController();
+  $("empty").hidden = true;
+  $("status").textContent = "";
+  const asked = { methods: $("compare").checked ? methods : methods.slice(0, 1), settings };
+  const running = chat.ask(text, { ...asked, system: $("system").value.trim(), remember: $("remember").checked }, stopping.signal);
+  settle();
+  const turn = await running;
   stopping = null;
-  busy(false);
-  compare(outcomes);
-  $("prompt").focus();
+  settle();
+  keep();
+  const { tokens, seconds } = turn.answers[0].data.figures;
+  $("status").textContent = turn.verdict.textContent || turn.answers[0].data.note || `${tokens} tokens in ${seconds.toFixed(1)} s`;
+  $("prompt").focus({ preventScroll: true });
 }
 
-function compare(outcomes) {
-  if (outcomes.length < 2 || outcomes.includes(null)) return;
-  const [one, two] = outcomes;
-  const rates = outcomes.map((o) => o.tokens / o.seconds);
-  const [fast, slow] = rates[0] >= rates[1] ? [one, two] : [two, one];
-  const times = (Math.max(...rates) / Math.min(...rates)).toFixed(2);
-  const titles = lanes.map((lane) => lane.method.name.textContent);
-  const name = (outcome) => titles[outcome === one ? 0 : 1];
-  const relaxed = fast.relaxed ? `, with ${fast.relaxed} of ${fast.tokens} tokens relaxed` : "";
-  $("comparison").textContent = `${name(fast)} wrote ${times}× as many tokens a second as ${name(slow)}${relaxed}.`;
+// The same question again, with the methods and settings that are chosen now; where tokens are drawn, with other noise.
+function again(turn) {
+  if (stopping || turn !== chat.turns.at(-1)) return;
+  if (Number($("temperature").value) > 0 && $("seed").value !== "") $("seed").value = Number($("seed").value) + 1;
+  chat.remove(turn);
+  send(turn.question);
 }
 
-function busy(on) {
-  $("send").hidden = on;
-  $("stop").hidden = !on;
-  for (const id of ["compare", "clear"]) $(id).disabled = on;
-  if (on) $("comparison").textContent = "";
+async function share(turn, from) {
+  const link = await linkTo({ ...current(), turns: [turn.data] });
+  if (link) copy(link, from);
+  else flash(from, "too long, save it as a file");
 }
+
+function file(turns) {
+  save(`semspec-${new Date().toISOString().slice(0, 10)}.md`, asMarkdown({ ...current(), turns }, menu.model));
+}
+
+const ACTIONS = [
+  { text: "ask again", help: "The same question, with the methods and settings chosen now", act: again, last: true },
+  { text: "copy link", help: "A link that holds this question and its answers", act: share },
+  { text: "save", help: "This question and its answers as a Markdown file", act: (turn) => file([turn.data]) },
+];
 
 function tell(target) {
   const tip = $("tip");
@@ -102,15 +149,21 @@ function tell(target) {
   tip.style.top = `${above > 4 ? above : place.bottom + 6}px`;
 }
 
+function submit() {
+  const text = $("prompt").value.trim();
+  if (!text || stopping || !chat) return;
+  $("prompt").value = "";
+  send(text);
+}
+
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  send();
+  submit();
 });
 $("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    send();
-  }
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  submit();
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
@@ -119,21 +172,38 @@ document.addEventListener("keydown", (event) => {
 });
 $("stop").onclick = () => stopping?.abort();
 $("compare").onchange = arrange;
-$("clear").onclick = () => {
-  for (const lane of lanes) lane.clear();
-  $("comparison").textContent = "";
+$("system").onchange = keep;
+$("others").onclick = suggest;
+$("save").onclick = () => file(current().turns);
+$("clear").onclick = async () => {
+  chat.load([]);
+  keep();
+  await suggest();
+  settle();
   $("prompt").focus();
 };
-$("example").onclick = () => {
-  $("prompt").value = EXAMPLES[shown++ % EXAMPLES.length];
-  $("prompt").focus();
+$("adopt").onclick = () => {
+  history.replaceState(null, "", "/");
+  show(current(), false);
+  keep();
+};
+$("dismiss").onclick = () => {
+  history.replaceState(null, "", "/");
+  show(stored(menu.model), false);
+};
+$("fold").onclick = () => {
+  const open = $("panel").classList.toggle("open");
+  $("fold").setAttribute("aria-expanded", String(open));
 };
 $("theme").onclick = () => {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
   localStorage.theme = document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
 };
-if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme;
+if (["light", "dark"].includes(localStorage.theme)) document.documentElement.dataset.theme = localStorage.theme;
 for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, (event) => tell(event.target));
 document.addEventListener("focusout", () => tell(null));
+$("talk").addEventListener("scroll", () => tell(document.activeElement)); // a token may be scrolled to by its focus
+addEventListener("pagehide", keep); // an answer that is being written is kept as far as it is
+addEventListener("hashchange", () => location.reload());
 start();

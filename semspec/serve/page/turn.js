@@ -1,0 +1,85 @@
+// A question with the answers of one or two methods, and how these compare.
+import { Answer } from "./answer.js";
+import { Chart } from "./chart.js";
+import { button, element } from "./element.js";
+
+export class Turn {
+  // actions: what the page does with a turn; called with it and the button
+  constructor({ question, answers = [] }, actions) {
+    this.question = question;
+    this.answers = [];
+    this.beside = element("div", { class: "answers" });
+    this.verdict = element("p", { class: "verdict", role: "status" });
+    this.chart = new Chart();
+    this.drafts = element("div", { class: "drafts" });
+    this.detail = element("details", { class: "detail" }, element("summary", {}, "speed and drafts"), this.chart.root, this.drafts);
+    this.detail.ontoggle = () => this.chart.redraw();
+    this.tools = element("div", { class: "tools" });
+    for (const { text, help, act, last } of actions) {
+      const made = button(text, help, () => act(this, made), last ? "quiet last" : "quiet");
+      this.tools.append(made);
+    }
+    this.root = element(
+      "article",
+      { class: "turn" },
+      element("p", { class: "question" }, question),
+      this.beside,
+      this.verdict,
+      this.detail,
+      this.tools,
+    );
+    for (const data of answers) this.add(new Answer(data));
+  }
+
+  add(answer) {
+    this.answers.push(answer);
+    this.beside.append(answer.root);
+    this.drafts.append(answer.figures.histogram);
+    return answer;
+  }
+
+  show(target) {
+    for (const answer of this.answers) answer.show(target);
+    this.verdict.textContent = this.compared();
+    const lines = this.answers.map((answer) => ({ name: answer.data.method.title, points: answer.speed.points, overall: answer.rate }));
+    if (this.detail.open) this.chart.draw(lines, target);
+    else this.chart.last = [lines, target];
+  }
+
+  // The messages that a later question comes after; a question without an answer is left out.
+  get messages() {
+    const [answer] = this.answers;
+    if (!answer || answer.data.state === "failed") return [];
+    return [
+      { role: "user", content: this.question },
+      { role: "assistant", content: answer.content },
+    ];
+  }
+
+  compared() {
+    if (this.answers.length < 2 || this.answers.some(({ data }) => !["done", "length"].includes(data.state))) return "";
+    return `${agreement(...this.answers)} ${pace(...this.answers)}`;
+  }
+
+  get data() {
+    const answers = this.answers.map(({ data }) => ({ ...data, state: data.state === "writing" ? "stopped" : data.state }));
+    return { question: this.question, answers };
+  }
+}
+
+// Whether two answers agree: in their text, in what follows the thinking, or in the number that they end with.
+export function agreement(one, two) {
+  if (one.content === two.content) {
+    return one.text("reasoning") === two.text("reasoning") ? "The same text, letter for letter." : "The same answer, after other thoughts.";
+  }
+  const [first, second] = [one, two].map(({ content }) => content.match(/-?\d[\d,]*(\.\d+)?/g)?.at(-1).replaceAll(",", ""));
+  if (!first || !second) return "Different answers.";
+  return first === second ? `Different words, the same number: ${first}.` : `Different answers: ${first} and ${second}.`;
+}
+
+function pace(one, two) {
+  const [fast, slow] = one.rate >= two.rate ? [one, two] : [two, one];
+  const { tokens, relaxed } = fast.data.figures;
+  const cost = relaxed ? `, with ${relaxed} of ${tokens} tokens relaxed` : "";
+  return `${fast.data.method.title} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${slow.data.method.title}${cost}.`;
+}
