@@ -8,7 +8,7 @@ from typing import Any
 from semspec import verify
 from semspec.draft import DrafterKind
 from semspec.errors import BadRequest
-from semspec.options import AUTO, Options
+from semspec.options import Options
 from semspec.registry import current_name
 from semspec.serve.limits import Settings
 from semspec.serve.schema import SHARED, SpeculationBase

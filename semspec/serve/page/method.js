@@ -56,10 +56,10 @@ export class Method {
     this.main.replaceChildren();
     this.rest.replaceChildren();
     if (rule.drafts) {
-      const { auto, drafters, default: own } = this.menu;
+      const { draft_lengths: words, drafters, default: own } = this.menu;
       const unset = String(own.num_draft_tokens ?? rule.num_draft_tokens);
-      const length = { name: "num_draft_tokens", label: `draft length, or ${auto}`, unset, type: "length", main: rule.unit === "token" };
-      this.add(length);
+      const main = rule.unit === "token";
+      this.add({ name: "num_draft_tokens", label: `draft length, or ${words[0]}`, unset, words, main });
       this.add({ name: "drafter", label: "who drafts", choices: drafters, default: own.drafter });
     }
     for (const option of rule.options) this.add(option);
@@ -77,7 +77,7 @@ export class Method {
   field(option, id) {
     if (option.choices) return [this.select(option, id, option.choices, String)];
     if (option.type === "bool") return [this.select(option, id, ["true", "false"], (text) => text === "true")];
-    if (option.unset !== undefined) return [this.unset(option, id)];
+    if (option.unset !== undefined) return this.unset(option, id);
     return option.type === "str" ? [this.text(option, id)] : this.number(option, id);
   }
 
@@ -96,13 +96,16 @@ export class Method {
 
   // Empty, it means what its placeholder says.
   unset(option, id) {
-    const made = element("input", { id, placeholder: option.unset, inputMode: "text", autocomplete: "off", size: 12 });
+    const made = element("input", { id, placeholder: option.unset, autocomplete: "off" });
     made.onchange = () => {
       const text = made.value.trim();
       const value = text === "" ? undefined : Number.isFinite(Number(text)) ? Number(text) : text;
       this.set(option.name, value, undefined);
     };
-    return made;
+    if (!option.words) return [made];
+    made.setAttribute("list", `${id}-words`);
+    const words = option.words.map((value) => element("option", { value }));
+    return [made, element("datalist", { id: `${id}-words` }, ...words)];
   }
 
   text(option, id) {
