@@ -56,6 +56,7 @@ class Config:
     device: str = "auto"
     draft_device: str | None = None
     dtype: str = "auto"
+    draft_dtype: str | None = None
     context: int | None = None
     sparse: str | None = None  # folder of the plan by which the target verifies drafts
 
@@ -87,6 +88,7 @@ class Bench:
             device=config.device,
             draft_device=config.draft_device,
             dtype=config.dtype,
+            draft_dtype=config.draft_dtype,
             slots=config.batch,
             context=config.context,
             sparse=config.sparse,

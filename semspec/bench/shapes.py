@@ -11,6 +11,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.memory_plan import MemoryPlan
+from semspec.model.placement import Precision
 from semspec.model.transformer import Transformer
 
 
@@ -72,4 +73,4 @@ def planned(
     name: str, config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> MemoryPlan:
     """The memory that such a runner takes."""
-    return MemoryPlan.of(name, Shape.of(config), device, dtype, slots, capacity)
+    return MemoryPlan.of(name, Shape.of(config), device, Precision(dtype), slots, capacity)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DRAFTERS = ("auto", "cascade", "model", "ngram")
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 SPANS = ("all", "thinking")
 
 
@@ -53,7 +53,16 @@ Device = Annotated[str, _model(help="auto, cpu, cuda or cuda:N.", autocompletion
 DraftDevice = Annotated[
     str | None, _model(help="Device of the draft model; the target's by default.", autocompletion=lambda: DEVICES)
 ]
-Dtype = Annotated[str, _model(help="auto, float32, bfloat16, float16 or int8.", autocompletion=lambda: DTYPES)]
+Dtype = Annotated[
+    str,
+    _model(
+        help="auto, float32, bfloat16 or float16; fp8, int8 or int4 quantise the weights while loading.",
+        autocompletion=lambda: DTYPES,
+    ),
+]
+DraftDtype = Annotated[
+    str | None, _model(help="Dtype of the draft model; the target's by default.", autocompletion=lambda: DTYPES)
+]
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 
@@ -106,6 +115,7 @@ class ModelArguments:
     draft: Draft = None
     device: Device = "auto"
     dtype: Dtype = "auto"
+    draft_dtype: DraftDtype = None
     context: Context = None
 
     def load(self, slots: int, **more: Any) -> Pair:

@@ -14,6 +14,7 @@ from semspec.errors import ModelError
 
 if TYPE_CHECKING:
     from semspec.model import Source
+    from semspec.model.memory_plan import MemoryPlan
 
 ROWS = (1, 2, 3, 5, 9, 17)  # tokens in a pass: one, or a draft and the token before it
 PROFILED = (1, 2, 5, 9, 17)  # of these, the ones compared with memory bandwidth
@@ -45,10 +46,12 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 
     sources = [find(name) for name in shipped_pair(model.target, model.draft) if name is not None]
-    device, dtype, context = model.device, model.dtype, model.context
-    plans = [s.plan(device, dtype, slots, None if context is None else min(context, s.context)) for s in sources]
+    device, context = model.device, model.context
+    kinds = [model.dtype, model.draft_dtype or model.dtype]
+    contexts = [None if context is None else min(context, s.context) for s in sources]
+    plans = [s.plan(device, kind, slots, n) for s, kind, n in zip(sources, kinds, contexts, strict=False)]
     found: dict[str, Any] = {
-        "models": [facts(source) for source in sources],
+        "models": [facts(source, plan) for source, plan in zip(sources, plans, strict=True)],
         "memory": {"line": describe(plans), "bytes": sum(plan.total for plan in plans), "fits": True},
     }
     try:
@@ -63,7 +66,8 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
         except ModelError as error:
             found["tokenizers"] = {"agree": False, "refusal": str(error)}
     if measure and found["memory"]["fits"]:
-        runners = [s.load(device, dtype, slots, p.context) for s, p in zip(sources, plans, strict=True)]
+        each = zip(sources, kinds, plans, strict=False)
+        runners = [s.load(device, kind, slots, p.context) for s, kind, p in each]
         found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
         found["drafts"] = break_even(*found["passes"])
         if profile:
@@ -71,13 +75,16 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     return found
 
 
-def facts(source: Source) -> dict[str, Any]:
-    config, shape = source.config, source.shape
+def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
+    config, shape, quantisation = source.config, source.shape, source.quantisation
     return {
         "path": str(source.path),
         "model_type": config.model_type,
         "runner": "transformers" if shape is None else "native",
         "parameters": None if shape is None else shape.parameters,
+        "stored": None if quantisation is None else quantisation.method,
+        "bytes": plan.weights,
+        "bytes_read_by_a_pass": plan.read,
         "layers": config.num_hidden_layers,
         "width": config.hidden_size,
         "heads": config.num_attention_heads,
@@ -102,6 +109,7 @@ def break_even(target: dict[str, float], draft: dict[str, float] | None = None) 
 def show(found: dict[str, Any], console: Console) -> None:
     for role, model in zip(("target", "draft"), found["models"], strict=False):
         size = "" if model["parameters"] is None else f", {model['parameters'] / 1e6:.0f}M parameters"
+        size += "" if model["stored"] is None else f", stored as {model['stored']}"
         windows = f", windows of {', '.join(map(str, model['windows']))} tokens" if model["windows"] else ""
         console.print(
             f"[bold]{role}[/bold] {model['path']}: {model['model_type']} ({model['runner']} runner){size}, "

@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from semspec.errors import ModelError
 from semspec.model.gguf_config import config_of
 from semspec.model.gguf_header import Header
-from semspec.model.quantisation import refuse_quantised
+from semspec.model.quantisation import Quantisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def read_config(path: Path) -> PreTrainedConfig:
     """The config of a checkpoint folder or of a GGUF file."""
     if path.suffix == ".gguf":
         return config_of(Header.read(path))
-    refuse_quantised(path)
+    Quantisation.read(path)  # what is not supported is refused here
     try:
         return AutoConfig.from_pretrained(path)
     except Exception as error:  # transformers raises many kinds here

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model.linear import DenseLinear, Linear
+from semspec.model.linear import DenseLinear, Linear, stack_dense
+from semspec.model.quantised import QuantisedLinear, stack
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -49,17 +50,19 @@ class Experts:
     experts: list[FeedForward]
     chosen: int  # experts for each token
     renormalise: bool  # the chosen experts' weights are made to sum to one
-    gate_up: Tensor | None = None  # [experts, 2 ffn, width], all in one tensor, as the GPU's kernels need them
-    down: Tensor | None = None  # [experts, width, ffn]
+    # [experts, 2 ffn, width], all in one, as the GPU's kernels need them
+    gate_up: Tensor | QuantisedLinear | None = None
+    down: Tensor | QuantisedLinear | None = None  # [experts, width, ffn]
 
     def pack(self) -> None:
         """Put the experts' weights into one tensor, of which each expert then holds a view."""
         for name in ("gate_up", "down"):
             own = [getattr(expert, name) for expert in self.experts]
-            together = torch.stack([linear.weight for linear in own])
-            for linear, part in zip(own, together, strict=True):
-                linear.weight = part
-            setattr(self, name, together)
+            if len({linear.layout for linear in own if isinstance(linear, QuantisedLinear)}) > 1:
+                own = [DenseLinear(linear.dequantised(self.router.weight.dtype), linear.bias) for linear in own]
+                for expert, linear in zip(self.experts, own, strict=True):
+                    setattr(expert, name, linear)
+            setattr(self, name, stack(own) if isinstance(own[0], QuantisedLinear) else stack_dense(own))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.combine(x, *self.route(x))

@@ -1,10 +1,11 @@
 """Matrix products with a model's weights: one protocol, and the format that stores weights as plain floats.
 
-Another format (int8 in `int8.py`, block FP8, int4) is one more class with these members.
+Another format (`quantised.py`; `int8.py` and `int4.py` for CPUs) is one more class with these members.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +81,9 @@ class DenseLinear(Linear):
     def fused(self, kernels: Kernels, x: Tensor, parts: bool, activation: str | None) -> Tensor | None:
         return kernels.product(x, self.weight, self.bias, parts, activation)
 
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        return self.weight
+
     @property
     def halves(self) -> tuple[DenseLinear, DenseLinear]:
         """Of gate and up in one product: each by itself, in the same memory."""
@@ -87,3 +91,11 @@ class DenseLinear(Linear):
         pairs = zip(self.weight.chunk(2), biases, strict=True)
         gate, up = (DenseLinear(weight, bias, self.transposed) for weight, bias in pairs)
         return gate, up
+
+
+def stack_dense(experts: Sequence[DenseLinear]) -> Tensor:
+    """Matrices of one size as one tensor, of which each expert then holds a view."""
+    together = torch.stack([expert.weight for expert in experts])
+    for expert, part in zip(experts, together, strict=True):
+        expert.weight = part
+    return together

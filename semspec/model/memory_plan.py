@@ -13,6 +13,8 @@ from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import Shape
 from semspec.model.cpu_gemm import GemmPaths
 from semspec.model.graph_memory import graph_bytes
+from semspec.model.placement import Precision
+from semspec.model.quantised import group_of
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -37,25 +39,27 @@ class MemoryPlan:
         name: str,
         shape: Shape,
         device: torch.device,
-        dtype: torch.dtype,
+        precision: Precision,
         slots: int,
         context: int,
         transposed_layers: int = 0,
+        stored: int | None = None,
     ) -> MemoryPlan:
-        """Of a model that semspec runs itself. A sparse plan that leaves out channels in `transposed_layers` layers
-        needs a transposed copy of their down projections, where passes are fused."""
-        int8 = dtype == torch.int8
-        attention, activations = (torch.float64, torch.float32) if int8 else (dtype, dtype)
-        table = shape.vocab * shape.width
-        weights = shape.parameters * dtype.itemsize
+        """Of a model that semspec runs itself; `stored`: bytes of a checkpoint that is kept as it is. A sparse plan
+        that leaves out channels in `transposed_layers` layers needs a transposed copy of their down projections, where
+        passes are fused."""
+        dtype, table = precision.dtype, shape.vocab * shape.width
+        embedding = table * dtype.itemsize
+        each, head = _bytes_per_weight(precision, device)
         # A pass looks up a few rows of the embedding, and reads all of it only where it is also the head.
-        read = weights - (0 if shape.tied else table * dtype.itemsize)
-        if GemmPaths.of(shape.parameters, device, dtype).packed:  # a second copy of all that a pass reads
-            weights += read
-        if int8:  # the embedding is looked up in float32, and the head multiplies in int8
-            weights += table * activations.itemsize - (0 if shape.tied else table)
-        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, attention)
-        graphs = graph_bytes(shape, device, activations.itemsize, slots, context)
+        read = int((shape.parameters - table * (1 if shape.tied else 2)) * each + table * head)
+        weights = read + (0 if shape.tied and precision.weights == "plain" else embedding)
+        if stored is not None:
+            weights, read = stored, stored - (0 if shape.tied else embedding)
+        if precision.weights == "plain" and GemmPaths.of(shape.parameters, device, dtype).packed:
+            weights += read  # a second copy of all that a pass reads
+        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, precision.attention(device))
+        graphs = graph_bytes(shape, device, dtype.itemsize, slots, context)
         fused = graphs > 0 and shape.mixture is None
         transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0
         reads = read if shape.mixture is None else None  # experts are read as tokens choose them
@@ -74,6 +78,15 @@ class MemoryPlan:
         text = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
         text += f" + transposed projections {size(self.transposed)}" if self.transposed else ""
         return text + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
+
+
+def _bytes_per_weight(precision: Precision, device: torch.device) -> tuple[float, float]:
+    """(of a layer's matrices, of the head)"""
+    if precision.weights in ("plain", "stored"):
+        return precision.dtype.itemsize, precision.dtype.itemsize
+    if precision.weights == "int4":  # with two bytes for each group's scale and zero
+        return 0.5 + 4 / group_of(device), 1.0
+    return 1.0, 1.0
 
 
 def describe(plans: Sequence[MemoryPlan]) -> str:
@@ -105,7 +118,7 @@ def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
         return f"slots=1, context={tokens // 256 * 256} would fit"
     what = "weights and graphs leave" if graphs else "the weights alone leave"
     fewer = "fewer slots, " if graphs and slots > 1 else ""
-    narrower = "a narrower dtype (int8 on a CPU, bfloat16 on a GPU) or "
+    narrower = "a narrower dtype (fp8, int8, int4) or "
     return f"{what} no memory for a text; take {fewer}{narrower}a smaller model"
 
 

@@ -66,7 +66,9 @@ class NumpyDecoder:
     @staticmethod
     def of(transformer: Transformer, cache: Cache) -> NumpyDecoder | None:
         """None: the model is too large to gain by this, or has a part that is not implemented here."""
-        plain = isinstance(transformer.head, DenseLinear) and transformer.shape.mixture is None
+        layers, head = transformer.layers, transformer.head
+        plain = all(isinstance(linear, DenseLinear) for linear in (head, *(layer.qkv for layer in layers)))
+        plain = plain and transformer.shape.mixture is None
         plain = plain and ACTIVATE[transformer.shape.activation] in _ACTIVATE
         small = transformer.shape.parameters * transformer.dtype.itemsize <= cpu_gemm.CPU_CACHE_BYTES
         here = transformer.device.type == "cpu" and transformer.dtype == torch.float32

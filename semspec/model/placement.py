@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 
 from semspec.errors import BadRequest
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,  # weights only; everything else is float32, attention float64
-}
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+QUANTISED = ("fp8", "int8", "int4")
+Weights = Literal["plain", "stored", "fp8", "int8", "int4"]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a model computes, and how its matrices are stored."""
+
+    dtype: torch.dtype  # of activations, and of everything that is not quantised
+    weights: Weights = "plain"  # stored: as the checkpoint has them
+
+    @staticmethod
+    def choose(dtype: str | torch.dtype, own: torch.dtype, device: torch.device, quantised: bool = False) -> Precision:
+        """`auto` is the checkpoint's own type on a GPU; on a CPU float32, which is exact and usually no slower.
+        `quantised`: the checkpoint is."""
+        gpu = device.type != "cpu"
+        if isinstance(dtype, torch.dtype):
+            return Precision(dtype)
+        if dtype == "auto":
+            return Precision(own if gpu else torch.float32, "stored" if gpu and quantised else "plain")
+        if dtype in FLOATS:
+            return Precision(FLOATS[dtype])
+        if dtype in QUANTISED:
+            half = own if own.itemsize == 2 else torch.bfloat16
+            return Precision(half if gpu else torch.float32, dtype)  # type: ignore[arg-type]
+        raise BadRequest(f"dtype {dtype!r} is not known; give auto, {', '.join([*FLOATS, *QUANTISED])}")
+
+    def attention(self, device: torch.device) -> torch.dtype:
+        """Of keys and values. On a CPU, products with int8 and int4 round their inputs, which can turn a difference in
+        a float's last bit into a large one, and the last bits of attention depend on the number of tokens in a pass. In
+        double precision these models write the same with and without drafts."""
+        return torch.float64 if device.type == "cpu" and self.weights in ("int8", "int4") else self.dtype
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -23,18 +53,6 @@ def choose_device(device: str | torch.device) -> torch.device:
         raise BadRequest(f"device {device!r} is not known to torch; give auto, cpu, cuda or cuda:N") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BadRequest(f"device {device!r} was asked for, but torch finds no CUDA device here; give cpu or auto")
-    return chosen
-
-
-def choose_dtype(dtype: str | torch.dtype, own: torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is the checkpoint's own type on a GPU; on a CPU float32, which is exact and usually no slower."""
-    if dtype == "auto":
-        return own if device.type == "cuda" else torch.float32
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise BadRequest(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
-    chosen = DTYPES[dtype] if isinstance(dtype, str) else dtype
-    if chosen == torch.int8 and device.type != "cpu":
-        raise BadRequest(f"dtype int8 is for CPUs, and the device is {device}; give auto or bfloat16")
     return chosen
 
 

@@ -21,7 +21,7 @@ from semspec.model.linear import Linear, evenly_spaced
 
 Kind = Literal["fp8", "int8", "int4", "fp4"]
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 15.0}  # code of a kind that we quantise to
-GROUP = 128  # inputs that share a scale of int4, at most
+GROUP, CPU_GROUP = 128, 32  # inputs that share a scale of int4, at most; on a CPU smaller groups cost no time
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by code; bit 3 is the sign
 MIDDLE = 8  # the zero of int4 without zeros
 
@@ -36,7 +36,7 @@ class QuantisedLinear(Linear):
     codes: Tensor
     scales: Tensor  # [ceil(out / block[0]), ceil(in / block[1])], float32, bfloat16, float16 or float8_e4m3fn
     block: tuple[int, int]  # (outputs, inputs) that share a scale; (1, in): one for each output
-    zeros: Tensor | None = None  # like scales; None: 0, and MIDDLE for int4
+    zeros: Tensor | None = None  # in the shape of scales, any floats; None: 0, and MIDDLE for int4
     gain: Tensor | None = None  # float32 [out]: a format's scale of the whole matrix; None: 1
     bias: Tensor | None = None  # [out]
     original: Tensor | None = None  # a sample of the plain weights these were made from, if it was we who quantised
@@ -46,6 +46,11 @@ class QuantisedLinear(Linear):
         """(outputs, inputs)"""
         outputs, columns = self.codes.shape[-2:]
         return outputs, columns * (2 if self.kind in ("int4", "fp4") else 1)
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Matrices that agree in this can be joined, if their inputs are as many, and stacked, if they are as large."""
+        return self.kind, self.block[1], self.scales.dtype, None if self.zeros is None else self.zeros.dtype
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """As plain floats: the reference for kernels, and what prompts are multiplied with if nothing is faster."""
@@ -123,10 +128,14 @@ class QuantisedLinear(Linear):
         return replace(self, scales=more(self.scales), zeros=zeros, block=(rows, self.block[1]))
 
 
+def group_of(device: torch.device) -> int:
+    return CPU_GROUP if device.type == "cpu" else GROUP
+
+
 def quantise(weight: Tensor, kind: Kind, bias: Tensor | None = None) -> QuantisedLinear:
     """Plain weights [out, in] in fewer bits: a scale for each output, for int4 a scale and a zero for each group."""
     inputs = weight.shape[1]
-    group = inputs if kind != "int4" else math.gcd(GROUP, inputs)
+    group = inputs if kind != "int4" else math.gcd(group_of(weight.device), inputs)
     if group < 2:
         raise ModelError(f"a matrix of {inputs} inputs cannot be stored as {kind}; load with another dtype")
     grouped = weight.float().unflatten(1, (-1, group))  # [out, groups, group]
@@ -136,10 +145,10 @@ def quantise(weight: Tensor, kind: Kind, bias: Tensor | None = None) -> Quantise
     zeros = None
     if kind == "int4":
         scales = scales.bfloat16()  # codes are then chosen for the rounded scale
-        zeros = (-low / scales.float()).round_().clamp_(0, LARGEST[kind]).bfloat16()
+        zeros = (-low / scales.float()).half()
     codes = grouped / scales.float()[..., None]
     if zeros is not None:
-        codes = codes.round_().add_(zeros.float()[..., None]).clamp_(0, LARGEST[kind]).to(torch.uint8)
+        codes = codes.add_(zeros.float()[..., None]).round_().clamp_(0, LARGEST[kind]).to(torch.uint8)
         codes = pack_nibbles(codes.flatten(1))
     elif kind == "int8":
         codes = codes.flatten(1).round_().to(torch.int8)
@@ -156,9 +165,7 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 def join(parts: Sequence[QuantisedLinear], bias: Tensor | None = None) -> QuantisedLinear | None:
     """Matrices with the same inputs as one, their outputs one after the other. None: their layouts differ."""
     first = parts[0]
-    if any((p.kind, p.block[1], p.zeros is None) != (first.kind, first.block[1], first.zeros is None) for p in parts):
-        return None
-    if len({p.scales.dtype for p in parts}) > 1:
+    if len({p.layout for p in parts}) > 1:
         return None
     rows = math.gcd(*(p.block[0] for p in parts), *(p.size[0] for p in parts)) if len(parts) > 1 else first.block[0]
     parts = [p if p.block[0] == rows else p.with_rows(rows) for p in parts]

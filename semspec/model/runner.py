@@ -16,9 +16,9 @@ from semspec.model.graph_decode import GraphDecode
 from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
-from semspec.model.placement import choose_context, choose_device, choose_dtype
+from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.transformer import Transformer
-from semspec.model.weights import locate, open_checkpoint
+from semspec.model.weights import is_quantised, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 
@@ -52,10 +52,9 @@ class ModelRunner:
         path = locate(model)
         shape = Shape.read(path)
         where = choose_device(device)
-        kind = choose_dtype(dtype, shape.dtype, where)
-        int8 = kind == torch.int8
         with open_checkpoint(path) as checkpoint:
-            transformer = Transformer(shape, checkpoint, where, torch.float32 if int8 else kind, int8)
+            precision = Precision.choose(dtype, shape.dtype, where, is_quantised(checkpoint))
+            transformer = Transformer(shape, checkpoint, where, precision.dtype, precision.weights)
         return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab)
 
     @property

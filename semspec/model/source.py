@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
 from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
 from semspec.model.memory_plan import MemoryPlan
-from semspec.model.placement import choose_context, choose_device, choose_dtype
+from semspec.model.placement import Precision, choose_context, choose_device
+from semspec.model.quantisation import Quantisation
 from semspec.model.runner import ModelRunner
 from semspec.model.weights import Checkpoint, locate
 
@@ -33,8 +34,18 @@ class Source:
         except NotNative:
             if path.suffix == ".gguf":
                 raise
+            if quantisation := Quantisation.read(path):
+                raise ModelError(
+                    f"{path}: the weights are quantised ({quantisation.method}), which is not supported for model type "
+                    f"{config.model_type!r}; take the checkpoint in bfloat16"
+                ) from None
             refuse_without_truncation(config, str(path))
             return Source(path, config.get_text_config(decoder=True), None)
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """How the checkpoint's weights are stored; None: as plain floats, or in a GGUF file."""
+        return Quantisation.read(self.path) if self.path.is_dir() else None
 
     @property
     def vocab(self) -> int:
@@ -50,17 +61,20 @@ class Source:
 
     def plan(self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0) -> MemoryPlan:
         """See MemoryPlan.of for `transposed_layers`."""
-        where = choose_device(device)
-        kind = choose_dtype(dtype, dtype_of(self.config), where)
+        where, precision = self._placed(device, dtype)
         context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:
-            return MemoryPlan.of(name, self.shape, where, kind, slots, context, transposed_layers)
+            stored = None
+            if precision.weights == "stored":
+                with Checkpoint(self.path) as checkpoint:
+                    stored = checkpoint.kept_bytes
+            return MemoryPlan.of(name, self.shape, where, precision, slots, context, transposed_layers, stored)
         c = self.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         with Checkpoint(self.path) as checkpoint:
-            weights = checkpoint.parameters * kind.itemsize
-        per_token = kv_bytes_per_token(c.num_hidden_layers, heads, head_dim, kind)
+            weights = checkpoint.parameters * precision.dtype.itemsize
+        per_token = kv_bytes_per_token(c.num_hidden_layers, heads, head_dim, precision.dtype)
         return MemoryPlan(name, where, weights, per_token, slots, context)
 
     def load(
@@ -69,8 +83,16 @@ class Source:
         """`vocab`: how many ids both models of a pair share; logits are cut to these."""
         if self.shape is not None:
             return ModelRunner.load(self.path, device, dtype, slots, context, vocab)
-        where = choose_device(device)
-        kind = choose_dtype(dtype, dtype_of(self.config), where)
-        if kind == torch.int8:
-            raise ModelError(f"{self.path}: dtype int8 is for the model types semspec runs itself; give float32")
+        where, precision = self._placed(device, dtype)
+        if precision.weights != "plain":
+            raise ModelError(f"{self.path}: dtype {dtype} is for the model types semspec runs itself; give float32")
+        kind = precision.dtype
         return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
+
+    def _placed(self, device: str, dtype: str) -> tuple[torch.device, Precision]:
+        where = choose_device(device)
+        quantisation = self.quantisation
+        precision = Precision.choose(dtype, dtype_of(self.config), where, quantisation is not None)
+        if quantisation is not None and quantisation.dequantises and precision.weights == "stored":
+            precision = replace(precision, weights="plain")
+        return where, precision

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model import cpu_gemm
 from semspec.model.attention_metadata import AttentionMetadata, RotaryTables, SequenceChunk
 from semspec.model.cache import Cache
 from semspec.model.config import AttentionSpec, Shape
 from semspec.model.experts import ACTIVATE, Experts, FeedForward
-from semspec.model.int8 import Int8Linear
 from semspec.model.layer_ops import DENSE, LayerOps
 from semspec.model.linear import DenseLinear, Linear
-
-
-class Tensors(Protocol):
-    """Whatever gives a checkpoint's tensors by name."""
-
-    def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor: ...
+from semspec.model.placement import Precision, Weights
+from semspec.model.weight_loader import Tensors, WeightLoader
 
 
 @dataclass(slots=True)
@@ -47,30 +40,13 @@ class Layer:
 
 class Transformer:
     def __init__(
-        self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype, int8: bool = False
+        self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype, weights: Weights = "plain"
     ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
-        # Rounding to int8 can turn a difference in a float's last bit into a large one, and the last bits of attention
-        # depend on the number of tokens in a pass. In double precision int8 writes the same with and without drafts.
-        self.attention_dtype = torch.float64 if int8 else dtype
-        family = shape.family
-
-        paths = cpu_gemm.GemmPaths.of(shape.parameters, device, dtype)
-
-        def product(weight: Tensor, bias: Tensor | None = None) -> Linear:
-            if int8:
-                return Int8Linear(weight, bias)
-            return DenseLinear(weight, bias, paths.transposed, cpu_gemm.pack(weight) if paths.packed else None)
-
-        def read(name: str, *size: int) -> Tensor:
-            return checkpoint.read(name, size, device, dtype)
-
-        def linear(names: Iterable[str], sizes: Iterable[int], width: int, biased: bool) -> Linear:
-            """Several projections of the same input, packed into one."""
-            pairs = list(zip(names, sizes, strict=True))
-            weight = torch.cat([read(f"{n}.weight", size, width) for n, size in pairs])
-            bias = torch.cat([read(f"{n}.bias", size) for n, size in pairs]) if biased else None
-            return product(weight, bias)
+        precision = Precision(dtype, weights)
+        self.attention_dtype = precision.attention(device)
+        loader = WeightLoader(checkpoint, device, precision, shape.parameters)
+        family, read, linear = shape.family, loader.read, loader.linear
 
         def norm(name: str, size: int = shape.width) -> Tensor:
             return read(f"{name}.weight", size) + family.norm_offset
@@ -119,7 +95,7 @@ class Transformer:
         self.embedding_scale = scale if family.scaled_embedding else None
         self.layers = [layer(i) for i in range(shape.depth)]
         self.norm = norm("model.norm")
-        self.head = product(self.embedding if shape.tied else read("lm_head.weight", shape.vocab, shape.width))
+        self.head = loader.head(self.embedding if shape.tied else None, shape.vocab, shape.width)
         rotaries = {spec.rotary for spec in shape.attention_specs}
         self.rotary_tables = {rotary: RotaryTables(rotary, device, dtype) for rotary in rotaries}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}

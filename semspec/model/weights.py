@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
@@ -14,8 +17,12 @@ from torch import Tensor
 
 from semspec.errors import ModelError, did_you_mean
 from semspec.model.gguf_checkpoint import GgufCheckpoint
+from semspec.model.quantisation import Quantisation, Scheme
+from semspec.model.quantised import QuantisedLinear
+from semspec.model.quantised_formats import MAIN, READERS, Module, kept_bytes
 
 FLOATS = ("BF16", "F16", "F32", "F64")
+ITEMSIZE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 INDEX = "model.safetensors.index.json"
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
 
@@ -63,11 +70,17 @@ def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
     return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
 
 
+def is_quantised(checkpoint: Checkpoint | GgufCheckpoint) -> bool:
+    """Whether a checkpoint's weights can be kept in fewer bits, as they are stored."""
+    return isinstance(checkpoint, Checkpoint) and checkpoint.quantisation is not None
+
+
 class Checkpoint:
     """The tensors of a folder by name, read one at a time from memory-mapped files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.quantisation = Quantisation.read(folder)
         self._stack = ExitStack()
         self._where: dict[str, str] = {}
         self._files = {}
@@ -92,20 +105,60 @@ class Checkpoint:
         """Of all tensors; only headers are read."""
         return sum(math.prod(self._files[file].get_slice(name).get_shape()) for name, file in self._where.items())
 
+    @property
+    def kept_bytes(self) -> int:
+        """What all tensors take if they are kept as they are stored; only headers are read."""
+        headers = ((name, self._files[file].get_slice(name)) for name, file in self._where.items())
+        return sum(
+            kept_bytes(name, h.get_dtype(), h.get_shape(), ITEMSIZE.get(h.get_dtype(), 1)) for name, h in headers
+        )
+
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+        return self._get(name, shape, FLOATS, device).to(dtype)
+
+    def matrix(
+        self, name: str, size: tuple[int, int], device: torch.device, dtype: torch.dtype
+    ) -> QuantisedLinear | Tensor:
+        """A matrix by its module's name."""
+        scheme = self.quantisation.scheme_of(name) if self.quantisation else None
+        if scheme is None or self._is_plain(name, scheme):
+            return self.read(f"{name}.weight", size, device, dtype)
+        module = Module(name, size, scheme, partial(self._get, device=device, squeezed=True), self._where.__contains__)
+        try:
+            made = READERS[scheme.layout](module)
+        except ModelError as error:
+            raise ModelError(f"{self.folder}: {error}" if str(self.folder) not in str(error) else str(error)) from error
+        return made.to(dtype) if isinstance(made, Tensor) else made
+
+    def _is_plain(self, name: str, scheme: Scheme) -> bool:
+        """Formats leave some matrices plain without a word in their config, such as heads."""
+        codes, weight = f"{name}.{MAIN.get(scheme.layout, 'weight_packed')}", f"{name}.weight"
+        if weight not in self._where or (codes != weight and codes in self._where):
+            return False
+        return f"{name}.{scheme.scale}" not in self._where and self._header(weight).get_dtype() in FLOATS
+
+    def _header(self, name: str) -> Any:
+        return self._files[self._where[name]].get_slice(name)
+
+    def _get(
+        self, name: str, shape: tuple[int, ...], kinds: Sequence[str], device: torch.device, squeezed: bool = False
+    ) -> Tensor:
+        """A tensor of one of these kinds and of this shape, or, if `squeezed`, of one that differs in dimensions of one
+        only; both are checked before it takes memory."""
         if name not in self._where:
             raise ModelError(f"{self.folder}: the checkpoint has no tensor {name}")
-        file = self._files[self._where[name]]
-        header = file.get_slice(name)
-        found = tuple(header.get_shape())  # checked before the tensor takes memory
-        if header.get_dtype() not in FLOATS:
+        header = self._header(name)
+        found, kind = tuple(header.get_shape()), header.get_dtype()
+        if kind not in kinds:
+            method = self.quantisation.method if self.quantisation else "none"
             raise ModelError(
-                f"{self.folder}: {name} is stored as {header.get_dtype()}, which only makes sense with scales that are "
-                f"not known; take a checkpoint in {', '.join(FLOATS)}, or a GGUF file"
+                f"{self.folder}: {name} is stored as {kind}, where {' or '.join(kinds)} belongs (quantisation by its "
+                f"config: {method}); take a checkpoint in {', '.join(FLOATS)}, or a GGUF file"
             )
-        if found != shape:
+        if found != shape and not (squeezed and [n for n in found if n != 1] == [n for n in shape if n != 1]):
             raise ModelError(f"{self.folder}: {name} has shape {found}, but config.json asks for {shape}")
-        return file.get_tensor(name).to(device=device, dtype=dtype)
+        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
+        return tensor.reshape(shape).to(device)
 
 
 def _shards(folder: Path) -> list[str]:

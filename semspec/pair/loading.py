@@ -26,6 +26,7 @@ def load(
     device: str = "auto",
     draft_device: str | None = None,
     dtype: str = "auto",
+    draft_dtype: str | None = None,
     slots: int = 8,
     context: int | None = None,
     sparse: str | Path | SparsePlan | None = None,
@@ -34,6 +35,9 @@ def load(
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
     package. `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
+
+    `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
+    draft model's may be another.
 
     `sparse` is a plan, or its folder, of what the target may skip when it scores a draft (docs/sparse.md).
 
@@ -68,10 +72,12 @@ def load(
     draft_source = find(draft)
     common = common_vocabulary(tokenizer, load_tokenizer(draft_source.path), source.vocab, draft_source.vocab)
     draft_device = device if draft_device is None else draft_device
+    draft_dtype = dtype if draft_dtype is None else draft_dtype
     draft_context = min(plans[0].context, draft_source.context)
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
-    shared = draft_source.path == source.path and draft_device == device and source.shape is not None
-    draft_plan = draft_source.plan(draft_device, dtype, slots, draft_context)
+    shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
+    shared = shared and source.shape is not None
+    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context)
     _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], report)
     runner = source.load(device, dtype, slots, context, common)
     if plan is not None:
@@ -79,7 +85,7 @@ def load(
     if shared and isinstance(runner, ModelRunner):
         draft_runner: Runner = ModelRunner(runner.transformer, slots, runner.capacity, common)
     else:
-        draft_runner = draft_source.load(draft_device, dtype, slots, draft_context, common)
+        draft_runner = draft_source.load(draft_device, draft_dtype, slots, draft_context, common)
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
     return Pair(runner, tokenizer, draft_runner, eos, probe_folder=shipped, allow_lossy=allow_lossy)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
-from semspec.model.linear import DenseLinear
 from semspec.model.wrapper import unwrap
 from semspec.probe.identity import fingerprint
+from semspec.sparse.ffn import MATRICES
 from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
 from semspec.types import Runner
@@ -31,8 +31,8 @@ def plan_of(runner: Runner) -> SparsePlan | None:
 
 def check_fits(plan: SparsePlan, runner: ModelRunner) -> None:
     shape = runner.shape
-    if not isinstance(runner.transformer.head, DenseLinear):
-        raise BadRequest("sparse plans are for weights of floating point; load with another dtype than int8")
+    if not isinstance(runner.transformer.layers[0].qkv, MATRICES):
+        raise BadRequest("on a CPU, sparse plans are for weights of floating point; load with another dtype")
     if plan.model and plan.model != fingerprint(runner):
         raise BadRequest(
             f"the sparse plan is for {plan.model}, and this model is {fingerprint(runner)}; calibrate one for it with "

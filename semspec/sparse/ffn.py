@@ -16,7 +16,9 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.model.experts import FeedForward
 from semspec.model.linear import DenseLinear
+from semspec.model.quantised import QuantisedLinear
 
+MATRICES = (DenseLinear, QuantisedLinear)  # whose weights can be read
 BY = ("token", "union")
 
 
@@ -49,15 +51,16 @@ def sparse_ffn(ffn: FeedForward, x: Tensor, threshold: float, sequences: Tensor 
         gate, up = ffn.gate_up(x).chunk(2, dim=-1)
         active = ffn.activate(gate)
         return ffn.down(torch.where(active.abs() >= threshold, active, 0) * up)
-    assert isinstance(ffn.gate_up, DenseLinear) and isinstance(ffn.down, DenseLinear)
+    assert isinstance(ffn.gate_up, MATRICES) and isinstance(ffn.down, MATRICES)
     gate_half, up_half = ffn.gate_up.halves
     active = ffn.activate(gate_half(x))
     needed = union_by_sequence(active.abs() >= threshold, sequences)  # [N, channels]
     channels = needed.any(0).nonzero()[:, 0]
     # Channels that only other sequences need are multiplied by 0: the result does not depend on the batch.
     active = torch.where(needed, active, 0).index_select(1, channels)
-    up = F.linear(x, up_half.weight.index_select(0, channels), None if up_half.bias is None else up_half.bias[channels])
-    return F.linear(active * up, ffn.down.weight.index_select(1, channels), ffn.down.bias)
+    bias = None if up_half.bias is None else up_half.bias[channels]
+    up = F.linear(x, up_half.dequantised(x.dtype).index_select(0, channels), bias)
+    return F.linear(active * up, ffn.down.dequantised(x.dtype).index_select(1, channels), ffn.down.bias)
 
 
 def union_by_sequence(needed: Tensor, sequences: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.experts import Experts, FeedForward, skip
 from semspec.model.kernels import BlockMeans, Kernels, SelectedBlocks
 from semspec.model.layer_ops import DENSE, Blocks, LayerOps, SparsityInputs, checks
+from semspec.model.quantised import QuantisedLinear
 from semspec.sparse.attention import (
     AttentionPlan,
     SequenceBlocks,
@@ -46,8 +47,9 @@ class PlanSparsity:
             self.anchors = frozenset([min(self.full_layers)]) | (anchors & self.full_layers)  # the first must select
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
         self.betas = plan.experts.betas.to(self.device) if plan.experts else None
-        # No kernel skips channels of a single token, or of an expert, which has few tokens.
-        unfused = plan.ffn is not None and (plan.ffn.by == "token" or self.shape.mixture is not None)
+        # No kernel skips channels of a single token, of an expert, which has few tokens, or of quantised weights.
+        quantised = any(isinstance(layer.qkv, QuantisedLinear) for layer in runner.transformer.layers)
+        unfused = plan.ffn is not None and (plan.ffn.by == "token" or self.shape.mixture is not None or quantised)
         self.fusible = not (any(self.thresholds) and unfused)
         self.layers = runner.transformer.layers
         if runner.graph_runner is not None and self.fusible:

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import semspec
-from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.int8 import Int8Linear
-from semspec.model.placement import choose_dtype
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 
@@ -79,9 +77,3 @@ def test_drafts_are_lossless_for_the_model_in_int8(target_folder: Path, draft_fo
     options = {"max_new_tokens": 120, "ignore_eos": True}
     plain, drafted = (pair.generate("the quick brown", verifier=v, **options) for v in ("none", "exact"))
     assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0
-
-
-def test_int8_is_for_cpus() -> None:
-    assert choose_dtype("int8", torch.bfloat16, torch.device("cpu")) == torch.int8
-    with pytest.raises(BadRequest, match="dtype int8 is for CPUs, and the device is cuda"):
-        choose_dtype("int8", torch.bfloat16, torch.device("cuda"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semspec.errors import BadRequest, SemspecError
 from semspec.model import ModelRunner
-from semspec.model.placement import choose_context, choose_device, choose_dtype
+from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.sampling.noise import TARGET
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import VOCAB, edit_config, make_model, save
@@ -242,8 +242,15 @@ def test_bfloat16_is_near_float32(folder: Path, runner: ModelRunner, monkeypatch
 
 def test_dtype_auto_is_float32_on_a_cpu_and_the_checkpoints_own_on_a_gpu(runner: ModelRunner, folder: Path) -> None:
     assert runner.transformer.dtype == torch.float32
-    assert choose_dtype("auto", runner.shape.dtype, torch.device("cuda")) == runner.shape.dtype
-    assert choose_dtype(torch.float16, runner.shape.dtype, torch.device("cpu")) == torch.float16
+    own, gpu, cpu = runner.shape.dtype, torch.device("cuda"), torch.device("cpu")
+    assert Precision.choose("auto", own, gpu) == Precision(own)
+    assert Precision.choose(torch.float16, own, cpu) == Precision(torch.float16)
+    # Weights stay as a quantised checkpoint has them where kernels multiply with them; else they become floats.
+    assert Precision.choose("auto", torch.bfloat16, gpu, quantised=True) == Precision(torch.bfloat16, "stored")
+    assert Precision.choose("auto", torch.bfloat16, cpu, quantised=True) == Precision(torch.float32)
+    assert Precision.choose("fp8", torch.float32, gpu) == Precision(torch.bfloat16, "fp8")
+    assert Precision.choose("int8", torch.float16, gpu) == Precision(torch.float16, "int8")
+    assert Precision.choose("int4", torch.float16, cpu) == Precision(torch.float32, "int4")
 
 
 def test_the_checkpoints_own_dtype_is_read_from_its_config(tmp_path: Path) -> None:
@@ -251,13 +258,13 @@ def test_the_checkpoints_own_dtype_is_read_from_its_config(tmp_path: Path) -> No
     edit_config(folder, dtype="bfloat16")
     shape = ModelRunner.load(folder, device="cpu", slots=1, context=16).shape
     assert shape.dtype == torch.bfloat16
-    assert choose_dtype("auto", shape.dtype, torch.device("cuda")) == torch.bfloat16
+    assert Precision.choose("auto", shape.dtype, torch.device("cuda")) == Precision(torch.bfloat16)
 
 
 def test_an_unknown_dtype_is_refused(folder: Path) -> None:
     with pytest.raises(BadRequest) as error:
         ModelRunner.load(folder, device="cpu", dtype="int3")
-    assert str(error.value) == "dtype 'int3' is not known; give auto, float32, bfloat16, float16, int8"
+    assert str(error.value) == "dtype 'int3' is not known; give auto, float32, bfloat16, float16, fp8, int8, int4"
 
 
 def test_devices_are_chosen_by_name() -> None:

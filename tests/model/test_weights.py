@@ -168,13 +168,17 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(
 
 
 QUANTISED: dict[str, dict[str, Any]] = {
-    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
-    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
-    "mxfp8": {"quant_method": "mxfp8"},
-    "awq": {"quant_method": "awq", "bits": 4},
-    "gptq": {"quant_method": "gptq", "bits": 4},
+    "fp8": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "marlin-24",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}},
+    },
+    "mxfp4": {"quant_method": "mxfp4"},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"},
+    "gptq": {"quant_method": "gptq", "bits": 3, "group_size": 128},
     "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
-    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
     "load_in_4bit": {"load_in_4bit": True},
 }
 
@@ -198,8 +202,8 @@ def test_a_quantised_checkpoint_is_refused_by_name_before_a_weight_is_read(
 
 def test_a_checkpoint_quantised_by_modelopt_is_refused_by_name(folder: Path) -> None:
     quantised = folder / "hf_quant_config.json"
-    quantised.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}))
-    assert "hf_quant_config.json says that the weights are quantised (FP8), which is not supported" in refusal(folder)
+    quantised.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A8"}}))
+    assert "hf_quant_config.json says that the weights are quantised (W4A8), which is not supported" in refusal(folder)
     quantised.write_text("{")
     assert "the hf_quant_config.json cannot be read" in refusal(folder)
 
@@ -208,7 +212,7 @@ def test_a_checkpoint_quantised_by_modelopt_is_refused_by_name(folder: Path) -> 
 def test_weights_that_are_no_floats_are_refused_though_no_config_says_so(folder: Path, dtype: torch.dtype) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     rewrite(folder, **{name.replace(".", "__"): load_file(folder / WEIGHTS)[name].to(dtype)})
-    assert re.search(rf"{name} is stored as [FIU]8\w*, which only makes sense with scales", refusal(folder))
+    assert re.search(rf"{name} is stored as [FIU]8\w*, where BF16 or F16 or F32 or F64 belongs", refusal(folder))
 
 
 def test_a_config_that_is_no_json_is_refused(folder: Path) -> None:

@@ -1,0 +1,75 @@
+"""From a checkpoint's tensors to the products of a model, in the precision that was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from semspec.model import cpu_gemm
+from semspec.model.int8 import Int8Linear
+from semspec.model.linear import DenseLinear, Linear
+from semspec.model.placement import Precision, Weights
+from semspec.model.quantised import QuantisedLinear, join, quantise
+
+
+class Tensors(Protocol):
+    """Whatever gives a checkpoint's tensors by name."""
+
+    def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor: ...
+
+
+@runtime_checkable
+class QuantisedTensors(Protocol):
+    """Tensors that may be quantised."""
+
+    def matrix(
+        self, name: str, size: tuple[int, int], device: torch.device, dtype: torch.dtype
+    ) -> QuantisedLinear | Tensor:
+        """A matrix by its module's name."""
+        ...
+
+
+class WeightLoader:
+    def __init__(self, checkpoint: Tensors, device: torch.device, precision: Precision, parameters: int) -> None:
+        self.checkpoint, self.device, self.precision, self.dtype = checkpoint, device, precision, precision.dtype
+        paths = cpu_gemm.GemmPaths.of(parameters, device, precision.dtype)
+        self.paths = paths if precision.weights == "plain" else cpu_gemm.GemmPaths()
+
+    def read(self, name: str, *size: int) -> Tensor:
+        return self.checkpoint.read(name, size, self.device, self.dtype)
+
+    def linear(self, names: Sequence[str], sizes: Sequence[int], width: int, biased: bool = False) -> Linear:
+        """Several projections of the same input, packed into one."""
+        parts = [self._matrix(name, (size, width)) for name, size in zip(names, sizes, strict=True)]
+        biases = [self.read(f"{n}.bias", size) for n, size in zip(names, sizes, strict=True)] if biased else []
+        return self._joined(parts, torch.cat(biases) if biased else None, self.precision.weights)
+
+    def head(self, embedding: Tensor | None, vocab: int, width: int) -> Linear:
+        """The output projection, which may be the embedding. It loses more by four bits than they gain."""
+        matrix = self._matrix("lm_head", (vocab, width)) if embedding is None else embedding
+        return self._joined([matrix], None, "int8" if self.precision.weights == "int4" else self.precision.weights)
+
+    def _joined(self, parts: Sequence[QuantisedLinear | Tensor], bias: Tensor | None, kind: Weights) -> Linear:
+        kept = [p for p in parts if isinstance(p, QuantisedLinear) and self._keeps(p, kind)]
+        if len(kept) == len(parts) and (joined := join(kept, bias)):
+            return joined
+        floats = [p.dequantised(self.dtype) if isinstance(p, QuantisedLinear) else p for p in parts]
+        weight = floats[0] if len(floats) == 1 else torch.cat(floats)
+        if kind == "plain" or kind == "stored":
+            packed = cpu_gemm.pack(weight) if self.paths.packed else None
+            return DenseLinear(weight, bias, self.paths.transposed, packed)
+        if kind == "int8" and self.device.type == "cpu":
+            return Int8Linear(weight, bias)
+        return quantise(weight, kind, bias)
+
+    def _matrix(self, name: str, size: tuple[int, int]) -> QuantisedLinear | Tensor:
+        if isinstance(self.checkpoint, QuantisedTensors):
+            return self.checkpoint.matrix(name, size, self.device, self.dtype)
+        return self.read(f"{name}.weight", *size)
+
+    def _keeps(self, part: QuantisedLinear, kind: Weights) -> bool:
+        """Whether a matrix stays as it is stored. CPUs have products of their own for integers."""
+        return kind == "stored" or (kind == part.kind and (self.device.type != "cpu" or kind == "fp8"))

@@ -1,0 +1,191 @@
+"""Quantised checkpoints give the logits of the plain weights they stand for; damaged ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from semspec.errors import ModelError
+from semspec.model import ModelRunner, Source
+from semspec.model.config import Shape
+from semspec.model.placement import Weights
+from semspec.model.quantisation import Quantisation, Scheme
+from semspec.model.quantised import QuantisedLinear
+from semspec.model.transformer import Transformer
+from semspec.model.weights import Checkpoint
+from semspec.types import Score
+from tests.checkpoints import edit_config, make_model, save
+from tests.quantised_checkpoints import FORMATS, make, named, rewritten
+
+CHANGES = {"llama3": {}, "qwen3": {}, "qwen3-moe": {"moe_intermediate_size": 64, "num_experts": 3}}
+Made = Callable[..., Path]
+TOKENS = [5, 9, 300, 41, 7, 7, 120, 64]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plain")
+    made = {name: make_model(name, **more) for name, more in CHANGES.items()}
+    return {name: save(model, folder / name) for name, model in made.items()}
+
+
+@pytest.fixture(scope="module")
+def made(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
+    @cache
+    def one(form: str, family: str = "llama3") -> Path:
+        return make(sources[family], tmp_path_factory.mktemp("made") / "m", form)
+
+    return one
+
+
+@pytest.fixture
+def copied(made: Made, tmp_path: Path) -> Made:
+    """Copies that a test may damage."""
+    return lambda form: Path(shutil.copytree(made(form), tmp_path / form))
+
+
+def logits(folder: Path, weights: Weights = "plain") -> tuple[Tensor, Transformer]:
+    with Checkpoint(folder) as checkpoint:
+        transformer = Transformer(Shape.read(folder), checkpoint, torch.device("cpu"), torch.float32, weights)
+    runner = ModelRunner(transformer, 1, 32)
+    return runner.score([Score(runner, runner.acquire(), TOKENS, len(TOKENS))])[0].logits, transformer
+
+
+@pytest.mark.parametrize("family", CHANGES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_format_gives_the_logits_of_the_weights_it_stands_for(
+    form: str, family: str, sources: dict[str, Path], made: Made
+) -> None:
+    folder = made(form, family)
+    want, _ = logits(folder / "plain")
+    for weights in ("plain", "stored"):
+        found, transformer = logits(folder / "quantised", weights)  # type: ignore[arg-type]
+        assert (found - want).abs().max() < 1e-3 * want.std(), weights
+        kept = isinstance(transformer.layers[1].qkv, QuantisedLinear)
+        assert kept == (weights == "stored" and "act-order" not in form)
+    unlike, _ = logits(sources[family])
+    assert (unlike - want).abs().max() > 1e-2 * want.std()  # what was stored is not simply the checkpoint it came from
+
+
+CODES = ("proj.weight", "weight_packed", "qweight")
+SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_scale_2", "weight_global_scale")
+ONE = "model.layers.2.self_attn.q_proj."
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("damage", ["no scale", "wrong shape of scales", "no number", "wrong codes", "no codes"])
+def test_a_damaged_checkpoint_is_refused_by_name(form: str, damage: str, copied: Made) -> None:
+    folder = copied(form) / "quantised"
+    hit: list[str] = []
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        ends = CODES if "codes" in damage else SCALES
+        name = next(n for n in named(tensors, *ends) if n.startswith(ONE))
+        hit.append(name)
+        if damage in ("no scale", "no codes"):
+            del tensors[name]
+        elif damage == "wrong shape of scales":
+            tensors[name] = torch.ones(7).to(tensors[name].dtype)
+        elif damage == "no number":
+            raw = tensors[name].reshape(-1).view(torch.uint8)
+            tensors[name] = (
+                torch.full_like(raw, 255).view(tensors[name].dtype).view_as(tensors[name])
+            )  # NaN in every type of a scale
+        else:
+            tensors[name] = tensors[name].double()
+
+    rewritten(folder, change)
+    with pytest.raises(ModelError, match=re.escape(hit[0].rpartition(".")[0])) as error:
+        logits(folder)
+    assert str(error.value).startswith(f"{folder}: ")
+    assert damage == "no number" or hit[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "form", [f for f in FORMATS if "tensor" not in f and "channel" not in f and f != "modelopt fp8"]
+)
+def test_another_group_than_the_config_says_is_refused_by_name(form: str, copied: Made) -> None:
+    folder = copied(form) / "quantised"
+    path = folder / ("hf_quant_config.json" if "modelopt" in form else "config.json")
+    text = path.read_text()
+    changed = re.sub(r'("group_size": )\d+', r"\g<1>8", text)
+    changed = re.sub(r'("(?:weight_block_size|block_structure)": )\[\d+, \d+\]', r"\g<1>[16, 16]", changed)
+    if "int-quantized" in form:
+        changed = re.sub(r'"strategy": "channel"', '"strategy": "group", "group_size": 8', text)
+    path.write_text(changed)
+    assert changed != text
+    with pytest.raises(ModelError, match=r"self_attn\.q_proj\.\w+ has shape"):
+        logits(folder)
+
+
+def test_modules_that_a_config_leaves_out_are_read_plain(copied: Made) -> None:
+    """By name, by `re:`, by wildcard; in each of the lists that formats have."""
+    folder = copied("float-quantized, channel")
+    plain = {}
+
+    def keep(tensors: dict[str, Tensor]) -> None:
+        plain.update({n: t for n, t in tensors.items() if ".layers.0." in n and n.endswith("proj.weight")})
+
+    def put(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in plain.items():
+            tensors[name] = tensor
+            del tensors[f"{name}_scale"]
+
+    rewritten(folder / "plain", keep)
+    rewritten(folder / "quantised", put)
+    config = json.loads((folder / "quantised" / "config.json").read_text())["quantization_config"]
+    want, _ = logits(folder / "plain")
+    for ignored in (["re:model[.]layers[.]0[.].*"], ["model.layers.0"], ["*layers.0*"], ["*.self_attn.*", "*.mlp.*"]):
+        edit_config(folder / "quantised", quantization_config=config | {"ignore": ["lm_head", *ignored]})
+        quantisation = Quantisation.read(folder / "quantised")
+        assert quantisation is not None and quantisation.scheme_of("model.layers.0.mlp.up_proj") is None
+        if "layers" in ignored[0]:
+            assert quantisation.scheme_of("model.layers.1.mlp.up_proj") is not None
+            found, transformer = logits(folder / "quantised", "stored")
+            assert (found - want).abs().max() < 1e-3 * want.std()
+            kept = [isinstance(layer.qkv, QuantisedLinear) for layer in transformer.layers]
+            assert kept == [False, True, True]
+
+
+def test_a_name_in_a_list_means_whole_parts_of_a_name() -> None:
+    some = Quantisation("x", ((("Linear",), Scheme("fp8")),), ("mlp.gate", "lm_head"))
+    for name, out in (("model.layers.3.mlp.gate", True), ("model.layers.3.mlp.gate_proj", False), ("lm_head", True)):
+        assert (some.scheme_of(name) is None) == out, name
+
+
+def test_a_pattern_that_is_none_and_settings_of_another_form_are_refused(copied: Made) -> None:
+    folder = copied("float-quantized, channel") / "quantised"
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    for change in (
+        {"ignore": ["re:("]}, {"config_groups": 3}, {"config_groups": {"group_0": {"targets": ["Linear"]}}},
+        {"ignore": 4},
+    ):  # fmt: skip
+        edit_config(folder, quantization_config=config | change)
+        with pytest.raises(ModelError, match=r"the quantisation \(compressed-tensors\) in config.json cannot be read"):
+            Source.find(folder)
+
+
+def test_a_scale_beside_plain_weights_is_refused(copied: Made) -> None:
+    folder = copied("float-quantized, channel") / "quantised"
+    rewritten(folder, lambda tensors: tensors.update({f"{ONE}weight": tensors[f"{ONE}weight"].float()}))
+    with pytest.raises(ModelError, match=r"q_proj\.weight is stored as F32, where F8_E4M3 belongs"):
+        logits(folder)
+
+
+def test_the_memory_plan_of_a_checkpoint_that_is_kept_counts_its_bytes(copied: Made) -> None:
+    for form in ("fp8 block, bf16", "awq", "mxfp4"):
+        folder = copied(form) / "quantised"
+        with Checkpoint(folder) as checkpoint:
+            kept = checkpoint.kept_bytes
+        _, model = logits(folder, "stored")
+        matrices = [m for layer in model.layers for m in (layer.qkv, layer.out, layer.ffn.gate_up, layer.ffn.down)]
+        taken = sum(m.nbytes for m in [*matrices, model.head]) + model.embedding.nbytes
+        assert kept == pytest.approx(taken, rel=0.02), form
