@@ -41,6 +41,8 @@ class StepDecoder(Decoder):
         self.lead = job.rule.lead  # steps left for the target to write before the draft may
         self.drafting = self.lead == 0  # the draft writes next
         self.target_only = False  # the target writes the rest
+        self.finishing = False  # because the thinking has ended, or the draft wanted to end it
+        self.end_at: int | None = None  # where the text then ends at the latest
 
     def advance(self, left: int) -> Generator[Request, Any, Event]:
         if self.target_only or self.strict or not self.drafting or self.outside_thinking():
@@ -53,7 +55,7 @@ class StepDecoder(Decoder):
             return (yield from self.check_steps(draft, left, ending))
         if draft.step_ends:
             return (yield from self.check_steps(draft.first(draft.step_ends[-1]), left))
-        self.target_only = self.step_rule.hand_over or ending == "no space"
+        self.leave_to_target(ending)
         self.drafting = False
         self.drafter.accept(len(self.context) - 1)  # it may draft for `rewrite` next
         self.round += 1  # new noise: that of a draft dropped for how it ends would bias the next
@@ -117,9 +119,14 @@ class StepDecoder(Decoder):
             outcomes.append("handed over")
         self.record(event, outcomes, drafted)
         self.track_steps(event.tokens, accepted)
-        if outcomes[-1:] == ["handed over"]:
-            self.target_only = self.target_only or self.step_rule.hand_over or ending == "no space"
+        if ending and outcomes[-1:] == ["handed over"]:
+            self.leave_to_target(ending)
         return event
+
+    def leave_to_target(self, ending: Ending) -> None:
+        """The draft has stopped for this reason; it may be the last that it writes."""
+        self.target_only = self.target_only or self.step_rule.hand_over or ending == "no space"
+        self.finishing = self.finishing or (self.target_only and ending != "no space")
 
     def draft_steps(self, draft: Draft) -> list[tuple[int, list[int]]]:
         """Of each of the draft's steps, the number of new tokens before it, and its tokens, committed ones included."""
@@ -149,6 +156,9 @@ class StepDecoder(Decoder):
 
     def target_writes(self, left: int) -> Generator[Request, Any, Event]:
         """The target continues its step, or the rest of the text, with token-level speculation if `rewrite` says so."""
+        if self.finishing and self.step_rule.end_tokens:
+            self.end_at = self.end_at or len(self.context) + self.step_rule.end_tokens
+            left = min(left, self.end_at - len(self.context))
         n = min(self.step_rule.rewrite_tokens, left - 1)
         if self.rewriter is None or n < 1:
             event = yield from self.decode_target(min(DECODE_TOKENS, self.step.tokens_left), left, self.steps.stops)
@@ -166,7 +176,7 @@ class StepDecoder(Decoder):
             if taken is None:
                 return
             tokens = tokens[taken:]
-            self.target_only = self.step.end in ("end of thinking", "end of text")
+            self.target_only = self.finishing = self.step.end in ("end of thinking", "end of text")
             self.lead = max(0, self.lead - 1)
             if accepted_steps:
                 accepted_steps -= 1

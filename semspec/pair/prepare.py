@@ -70,7 +70,7 @@ class Preparer:
             thinking=thinking,
             thinking_open=thinking is not None and opens_thinking(self.resources.tokenizer, tokens, thinking),
             logprobs=options.logprobs,
-            steps=self.resources.steps(rule.max_step_tokens) if isinstance(rule, StepRule) else None,
+            steps=self.resources.steps(rule.max_step_tokens, rule.delimiters) if isinstance(rule, StepRule) else None,
             referee=self._referee(options.referee),
             rewriter=self._rewriter(rule),
             repetition_guard=options.repetition_guard(),

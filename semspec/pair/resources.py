@@ -73,9 +73,9 @@ class Resources:
     def _steps(self) -> Steps:
         return Steps.of(self.tokenizer, self.eos)
 
-    def steps(self, max_tokens: int) -> Steps:
+    def steps(self, max_tokens: int, delimiters: str = "all") -> Steps:
         """Where reasoning steps end."""
-        return replace(self._steps, max_tokens=max_tokens)
+        return replace(self._steps.by(delimiters), max_tokens=max_tokens)
 
     def probes(self, folder: str = "") -> tuple[Probe, Probe]:
         """The target's and the draft's probe, from a folder with both; by default those that came with the pair."""

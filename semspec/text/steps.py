@@ -4,13 +4,16 @@ A step is text up to and including a blank line. Which tokens can form one is de
 vocabulary, by decoding every token by itself. A blank line may be inside one token (".\\n\\n") or formed by several
 ("\\n" after ":\\n", spaces between them allowed). Blank lines before the first word belong to the step that follows,
 so no step is empty. A step also ends at the end of thinking, at the end of the text, and at `max_tokens`.
+
+The released code of SemanticSpec knows eight delimiter tokens of Qwen's tokenizer instead, and ends a step at any of
+them, wherever it stands: `by("released")`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +24,9 @@ from semspec.text.tokenizer import thinking_markers
 MAX_STEP_TOKENS = 500
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n\Z")
 _NEW_LINE = re.compile(r"\n[ \t\r]*\Z")
+
+RELEASED = frozenset(f"{before}\n\n" for before in (" ", ".", ":", "", ")", "?", "]", ")."))  # the eight, as text
+DELIMITERS = ("all", "released")
 
 StepEnd = Literal["blank line", "length", "end of thinking", "end of text"]
 
@@ -36,6 +42,7 @@ class Steps:
     end_of_thinking: int | None = None
     end_of_text: frozenset[int] = frozenset()
     max_tokens: int = MAX_STEP_TOKENS
+    released: frozenset[int] = frozenset()  # the tokens that are one of `RELEASED`
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -62,7 +69,17 @@ class Steps:
         if begin is not None:
             blanks.add(begin)
         ends = {*end_of_text, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
-        return Steps(delimiters, openers, closers, frozenset(blanks), end, frozenset(ends), max_step_tokens)
+        released = frozenset(i for i, text in known if text in RELEASED)
+        return Steps(delimiters, openers, closers, frozenset(blanks), end, frozenset(ends), max_step_tokens, released)
+
+    def by(self, delimiters: str) -> Steps:
+        """These, or those of the released code of SemanticSpec."""
+        if delimiters == "all":
+            return self
+        if not self.released:
+            raise BadRequest("this tokenizer has none of the eight delimiters of the released code; use delimiters=all")
+        none = frozenset[int]()
+        return replace(self, delimiters=self.released, openers=none, closers=none, blanks=none)
 
     @property
     def stops(self) -> frozenset[int]:

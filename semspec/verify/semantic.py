@@ -2,10 +2,14 @@
 
 With p and q the probabilities that the draft and the target write a step of this meaning here, as their probes estimate
 them from the hidden states that predicted the step's tokens:
-    accepted if u < min(1, q / p), u uniform          tau=0, the paper's ratio test lifted to steps
-    accepted if q >= tau * p                          tau>0, deterministic
+    accepted if u < min(1, q / p), u uniform          tau=0, the ratio test of the paper, lifted to steps
+    accepted if q >= tau * p                          tau>0, deterministic; ours
 A step whose every token is among the target's `top` likeliest is accepted without the probes (the released code's fast
-path; 0: off). A ratio below `floor` is always rejected (0: off). p is clamped to 0.02 or more: labels are shares of 20.
+path; 0: off). A ratio below `floor` is always rejected (0: off; older releases had 0.5). Ours: p counts as `min_prob`
+or more, because labels are shares of 20 samples; a blank line ends a step however it is spelled; special tokens are
+protected; the target ends when it likes. paper=true has none of these four, as released: what is left at its default
+among min_prob, delimiters, protect and end_tokens becomes 0, released, false and 2,000. The probes are then to be
+fitted as in the paper, too (`semspec probe fit --paper`), or imported (`semspec probe import`).
 May break: a probe sees an average of states, in which one wrong digit is lost. The target's probe may be fitted with
 evidence from the logits as well (`semspec probe fit --target-evidence`), which the paper does not do.
 Needs both models' hidden states and both probes: `semspec probe fit`.
@@ -15,7 +19,8 @@ Source: SemanticSpec, arXiv 2602.03708, and its released code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +34,7 @@ from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.step_rule import StepRule
 
-MIN_DRAFT_PROB = 0.02  # the draft's probability is clamped to this or more
+PAPER: dict[str, Any] = {"min_prob": 0.0, "delimiters": "released", "protect": False, "end_tokens": 2000}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Semantic(StepRule):
     tau: float = field(default=0.0, metadata={"label": "threshold; 0: by chance", "main": True})
     top: int = field(default=2, metadata={"label": "accept if all tokens are among the best"})
     floor: float = field(default=0.0, metadata={"label": "reject below this ratio"})
+    min_prob: float = field(default=0.02, metadata={"label": "the draft's probability is at least"})
+    paper: bool = field(default=False, metadata={"label": "as released, see the documentation"})
     # Folder with the probes of both models; "": the pair's own. Clients of a server may not name one.
     probes: str = field(default="", metadata={"path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})
@@ -47,8 +54,11 @@ class Semantic(StepRule):
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
 
     def __post_init__(self) -> None:
+        for option in fields(self) if self.paper else ():
+            if option.name in PAPER and getattr(self, option.name) == option.default:
+                object.__setattr__(self, option.name, PAPER[option.name])
         super().__post_init__()
-        for name in ("tau", "top", "floor"):
+        for name in ("tau", "top", "floor", "min_prob"):
             if getattr(self, name) < 0:
                 raise BadRequest(f"semantic's {name} is {getattr(self, name)}; give 0 (off) or a positive number")
 
@@ -82,9 +92,9 @@ class Semantic(StepRule):
         inputs = probe_inputs(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
         q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, inputs)
         p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
-        p = p.to(q.device).clamp_min(MIN_DRAFT_PROB)
-        # Products, not quotients: the same test, and nothing to divide by.
-        passes = q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q
+        p = p.to(q.device).clamp_min(self.min_prob)
+        # Products, not quotients: the same test, and nothing to divide by. A ratio over nothing is none, as released.
+        passes = (q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q) & (p > 0)
         in_top = self._in_top(drafts)
         return self.conclude(drafts, in_top | (passes & (q >= self.floor * p)), (q, p, in_top))
 

@@ -2,8 +2,8 @@
 
 A step rule only decides which steps are accepted. `conclude` does the rest: the target's token after an accepted step
 (the bonus token), its first token instead of a rejected one, and protected tokens (special, control, end of thinking),
-which no step may add or leave out against the target's choice. All step rules are lossy: nothing corrects for the
-difference between the models' distributions over steps.
+which no step may add or leave out against the target's choice, unless `protect` is off. All step rules are lossy:
+nothing corrects for the difference between the models' distributions over steps.
 
 A part of a step (the draft stopped inside) is verified token by token: it is accepted as far as the target chooses the
 same tokens. So is the beginning of a rejected step, with `keep`. These choices are the target's own draws, not the test
@@ -25,7 +25,7 @@ from semspec.probe.evidence import FAR, at_one
 from semspec.probe.head import Probe
 from semspec.sampling import noise
 from semspec.sampling.draw import choose, process
-from semspec.text.steps import MAX_STEP_TOKENS
+from semspec.text.steps import DELIMITERS, MAX_STEP_TOKENS
 from semspec.types import Draft, Sampling
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
@@ -51,6 +51,9 @@ class StepRule(Rule):
     rewrite_tokens: int = field(default=4, metadata={"label": "draft length there"})
     sample: bool = field(default=True, metadata={"label": "the draft samples its steps"})
     bonus: float = field(default=0.1, metadata={"label": "highest temperature after a step"})
+    delimiters: str = field(default="all", metadata={"label": "what ends a step: all or released"})
+    end_tokens: int = field(default=0, metadata={"label": "most tokens after the thinking; 0: any"})
+    protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
 
     def __post_init__(self) -> None:
         if self.lead < 0:
@@ -66,6 +69,10 @@ class StepRule(Rule):
             raise BadRequest(f"{self.name}'s rewrite_tokens is {self.rewrite_tokens}; give 1 or more")
         if self.bonus <= 0:
             raise BadRequest(f"{self.name}'s bonus is {self.bonus}; give a temperature above 0")
+        if self.delimiters not in DELIMITERS:
+            raise BadRequest(f"{self.name}'s delimiters is {self.delimiters!r}; give {' or '.join(DELIMITERS)}")
+        if self.end_tokens < 0:
+            raise BadRequest(f"{self.name}'s end_tokens is {self.end_tokens}; give 0 (no limit) or a number of tokens")
 
     @property
     def samples_drafts(self) -> bool:
@@ -104,7 +111,7 @@ class StepRule(Rule):
         of so many tokens may be accepted all the same."""
         choice = drafts.target_choice()  # [B, K + 1]
         differs = (drafts.ids != choice[:, :-1]) & drafts.exists
-        if drafts.protected is not None:
+        if self.protect and drafts.protected is not None:
             special = differs & (drafts.protected[drafts.safe_ids] | drafts.protected[choice[:, :-1]])
             passes = passes & ~special.any(-1)
             part = None if part is None else torch.minimum(part, accepted_prefix(~special, drafts.exists))

@@ -341,3 +341,25 @@ def test_an_end_after_steps_that_were_not_verified_hands_nothing_over() -> None:
     tried = [step for event in events for step in event.drafted_steps]
     assert all(step.tokens[-1] == CLOSE for step in tried if step.outcome == "handed over")
     assert sum(step.start < 15 for step in tried) > 3 and stats.step_outcomes["handed over"] == 1
+
+
+@pytest.mark.parametrize("end_tokens", [1, 3, 5])
+def test_the_target_may_be_limited_once_it_writes_the_rest(end_tokens: int) -> None:
+    """Whether the target ended the thinking or the draft wanted to: so many tokens more, and no others are lost."""
+    limited: Counter[bool] = Counter()
+    for seed in range(60):
+        closes = seed % 2 == 0  # the draft wants to end the thinking with its first token
+        target = language(seed)
+        closing: Logits = lambda context: [9.0 * (v == CLOSE) for v in range(VOCAB)]  # noqa: E731
+        models = {"target": target, "draft": closing if closes else near(target, language(seed + 1))}
+        ((free, _),) = run(job(Picky(hand_over=closes), 70), **models)
+        ((events, _),) = run(job(Picky(hand_over=closes, end_tokens=end_tokens), 70), **models)
+        whole, short = text(free), text(events)
+        assert short == whole[: len(short)]
+        if len(short) < len(whole):
+            limited[closes] += 1
+            first = STEPS.step_end(whole)
+            assert first is not None
+            begins = first if closes else whole.index(CLOSE) + 1
+            assert len(short) - begins == end_tokens and events[-1].finish_reason == "length"
+    assert min(limited[True], limited[False]) > 0

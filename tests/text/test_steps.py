@@ -126,3 +126,20 @@ def test_a_vocabulary_without_blank_lines_leaves_them_to_two_newlines() -> None:
 def test_a_limit_below_one_is_refused() -> None:
     with pytest.raises(BadRequest, match="max_step_tokens"):
         Steps.of(make_tokenizer(), max_step_tokens=0)
+
+
+def test_the_released_delimiters_end_a_step_wherever_they_stand() -> None:
+    """As the released code of SemanticSpec: stop at one of eight tokens, whatever is before it, and nowhere else."""
+    steps = SPELLINGS["byte-level"].by("released")
+    delimiters = {PIECES.index(piece) for piece in ("\n\n", ".\n\n", " \n\n")}
+    assert steps.delimiters == delimiters == steps.stops - {END, END_THINK}
+    tokens = [PIECES.index(piece) for piece in ("\n\n", "a", "\n", "\n", " b", "\n \n", ":\n", ".\n\n", " \n\n", "a")]
+    assert steps.cuts(tokens) == [i + 1 for i, token in enumerate(tokens) if token in delimiters] == [1, 8, 9]
+    assert SPELLINGS["byte-level"].cuts(tokens) == [4, 6, 8]
+    assert SPELLINGS["byte-level"].by("all") is SPELLINGS["byte-level"]
+
+
+def test_a_tokenizer_without_them_is_told_so() -> None:
+    without = Steps(frozenset([1]), frozenset(), frozenset(), frozenset())
+    with pytest.raises(BadRequest, match="none of the eight delimiters"):
+        without.by("released")

@@ -20,7 +20,7 @@ from semspec.types import Sampling
 from semspec.verify import DraftBatch, make
 from semspec.verify.batch import verdicts
 from semspec.verify.probe_inputs import probe_inputs
-from semspec.verify.semantic import MIN_DRAFT_PROB, Semantic
+from semspec.verify.semantic import Semantic
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.specreason import SpecReason
 from semspec.verify.step_controls import AcceptAllSteps
@@ -85,7 +85,7 @@ def test_without_tau_a_coin_decides_at_the_rate_of_the_ratio() -> None:
         assert sum(found) / 600 == pytest.approx(rate, abs=0.07)
         for seed in (3, 4):
             coin = noise.uniform(torch.tensor(seed), torch.tensor(0), torch.tensor(noise.stream(noise.ACCEPT, 0)))
-            assert found[seed] == (coin.item() * max(p, MIN_DRAFT_PROB) < q), "the noise is a function of the seed"
+            assert found[seed] == (coin.item() * max(p, Semantic.min_prob) < q), "the noise is a function of the seed"
 
 
 def test_the_floor_rejects_what_a_coin_would_accept() -> None:
