@@ -37,7 +37,7 @@ app = typer.Typer(help="Fit the probes that predict what a step's meaning is wor
 def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
     """Everything: sample steps of both models, label them by meaning, train and measure a probe for each."""
     config, trainings = what.config(), how.trainings()
-    _check(config, clusters, trainings)
+    _check(config, clusters, what.device, trainings)
     pair = what.load()
     _collect(config, what.out, pair)
     _label(what.out, clusters, what.device, pair)
@@ -66,12 +66,38 @@ def label(
 def join(
     folders: Annotated[list[Path], typer.Argument(help="Labelled collections, alike but for --seed and --problems.")],
     out: Annotated[Path, typer.Option(help="Folder for all of them together.")],
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="They may also differ in --task and --traces: mathematics and science, say.")
+    ] = False,
 ) -> None:
     """Join collections that were made in parallel, on several machines for example."""
     from semspec.probe_fit.data import Folder
     from semspec.probe_fit.join import join as run
 
-    run([Folder(folder) for folder in folders], out)
+    run([Folder(folder) for folder in folders], out, mixed)
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="Weights (.pt): the target's probe, then the draft's.")],
+    target: Annotated[str, typer.Option(help="The target model: a checkpoint folder, a hub id, or pocket.")],
+    out: Annotated[Path, typer.Option(help="Folder for the probes.")],
+    draft: Annotated[str | None, typer.Option(help="The draft model; pocket brings its own.")] = None,
+    pooling: Annotated[str, typer.Option(help="Of a step's states: mean, last, second-last or last-prompt.")] = "mean",
+    device: Device = "auto",
+) -> None:
+    """Take over probes that SemanticSpec's released code trained; nothing in the files is executed."""
+    from semspec.probe_fit.imported import import_probe
+
+    if len(files) != 2:
+        raise BadRequest(f"{len(files)} files are given; give two: the target's weights, then the draft's")
+    pair = Collecting(target, out, draft, device=device, slots=1).load()
+    if pair.draft is None:
+        raise BadRequest("semantic needs both models' probes; name the draft model with --draft")
+    probes = [import_probe(file, run, pooling) for file, run in zip(files, (pair.target, pair.draft), strict=True)]
+    for name, probe in zip(("target", "draft"), probes, strict=True):
+        probe.save(out / name)
+    Console(stderr=True).print(f"probes in {out}: use them with semantic:paper=true,probes={out}", soft_wrap=True)
 
 
 @app.command()
@@ -153,7 +179,7 @@ def measure(
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
-def _check(config: Config, clusters: str, trainings: dict[str, tuple[str, Training]]) -> None:
+def _check(config: Config, clusters: str, device: str, trainings: dict[str, tuple[str, Training]]) -> None:
     """What would fail after hours of sampling fails now."""
     from semspec import tasks
     from semspec.probe_fit import cluster
@@ -164,7 +190,7 @@ def _check(config: Config, clusters: str, trainings: dict[str, tuple[str, Traini
         learnable(config.samples, config.rule is not None, model, training)
     if not clusters.startswith("judge"):
         task = tasks.make(config.task, Path(config.data) if config.data else None)
-        cluster.make(clusters, cluster.Source(parser(task)))
+        cluster.make(clusters, cluster.Source(parser(task), device=device)).try_out()
 
 
 def _collect(config: Config, out: Path, pair: Pair) -> None:
@@ -187,7 +213,7 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
     task = tasks.make(config["task"], Path(config["data"]) if config["data"] else None).for_fitting()
     clusterer = cluster.make(clusters, cluster.Source(parser(task), pair, device))
     kinds = operation(task)
-    about = {"clusters": clusters, "operations": kinds is not None}
+    about = {"clusters": clusters, "operations": kinds is not None, "own": "apart"}
     with bar("label") as progress:
         run(folder, clusterer, about, truth(task), kinds, progress)
 

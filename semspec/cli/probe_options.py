@@ -50,7 +50,7 @@ class Collecting:
         ),
     ] = "target"
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None
-    per_problem: Annotated[int | None, typer.Option(help="Prefixes of each problem.")] = 8
+    per_problem: Annotated[str, typer.Option(help="Prefixes of each problem: a number, or all.")] = "8"
     first_steps: Annotated[
         bool, typer.Option(help="Also after the prompt alone; not for rules that leave first steps to the target.")
     ] = True
@@ -66,6 +66,12 @@ class Collecting:
     max_step_tokens: Annotated[int, typer.Option(help="Longest step, in tokens.")] = 500
     layers: Annotated[str, typer.Option(help="Layers of the target to keep, e.g. 16,last.")] = "last"
     draft_layers: Annotated[str, typer.Option(help="Layers of the draft to keep.")] = "last"
+    poolings: Annotated[
+        str, typer.Option(help="Of a step's states, what to keep: mean, last, second-last, last-prompt.")
+    ] = "mean,last"
+    delimiters: Annotated[
+        str, typer.Option(help="What ends a step: all (any blank line), or released (SemanticSpec's eight tokens).")
+    ] = "all"
     token_states: Annotated[
         bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
     ] = False
@@ -85,10 +91,11 @@ class Collecting:
 
         return Config(
             task=self.task, n=self.n, data=str(self.data) if self.data else None, traces=self.traces,
-            max_new_tokens=self.max_new_tokens, per_problem=self.per_problem, first_steps=self.first_steps,
+            max_new_tokens=self.max_new_tokens, per_problem=read_count(self.per_problem), first_steps=self.first_steps,
             samples=self.samples, temperature=self.temperature, top_p=self.top_p, max_step_tokens=self.max_step_tokens,
             target_layers=read_layers(self.layers), draft_layers=read_layers(self.draft_layers),
-            token_states=self.token_states, seed=self.seed, shard=self.shard,
+            poolings=read_names(self.poolings), delimiters=self.delimiters, token_states=self.token_states,
+            seed=self.seed, shard=self.shard,
         )  # fmt: skip
 
     def load(self) -> Pair:
@@ -107,7 +114,9 @@ class Teaching:
 
     labels: Labels = "cross"
     leave_one_out: LeaveOut = False
-    pooling: Annotated[str, typer.Option(help="Of a step's states: mean, last, or attention (learnt).")] = "mean"
+    pooling: Annotated[
+        str, typer.Option(help="Of a step's states: mean, last, second-last, last-prompt, or attention (learnt).")
+    ] = "mean"
     target_evidence: Annotated[
         str, typer.Option(help="What the target's probe sees of logits beside states; nothing, as in the paper.")
     ] = ""
@@ -127,16 +136,32 @@ class Teaching:
     ] = "written"
     only: Annotated[str, typer.Option(help="Train one of them: target, draft or judge.")] = ""
     epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
+    widths: Annotated[str, typer.Option(help="Hidden layers of the target's and draft's probes: 1024,512,256.")] = ""
+    dropout: Annotated[float, typer.Option(help="After the first two hidden layers.")] = 0.3
+    rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3
+    batch: Annotated[int, typer.Option(help="Steps in a batch of training.")] = 128
+    patience: Annotated[int, typer.Option(help="Epochs without a better one after which training ends.")] = 15
+    standardise: Annotated[bool, typer.Option(help="Inputs with mean 0 and spread 1.")] = True
+    split: Annotated[str, typer.Option(help="Into training and test by problem, or by sample.")] = "problem"
+    endings: Annotated[bool, typer.Option("--endings", help="Also learn from steps that end the thinking.")] = False
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper", help="Target's and draft's probe as SemanticSpec's released code trains them; no judge."
+        ),
+    ] = False
     train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
     device: Device = "auto"
 
     def trainings(self, layers: str = "", draft_layers: str = "") -> dict[str, tuple[str, Training]]:
         """What is trained: by name, whose states it reads and how it learns. No layers named: all that there are."""
-        from semspec.probe_fit.train import Training
+        from semspec.probe_fit.train import Training, released
 
         both = Training(
             labels=self.labels, leave_one_out=self.leave_one_out, pooling=self.pooling, calibration=self.calibration,
-            epochs=self.epochs, seed=self.train_seed,
+            epochs=self.epochs, seed=self.train_seed, dropout=self.dropout, rate=self.rate, batch=self.batch,
+            patience=self.patience, standardise=self.standardise, split=self.split, endings=self.endings,
+            widths=tuple(read_count(width) or 0 for width in read_names(self.widths)) or None,
         )  # fmt: skip
         states = replace(both, layers=read_layers(layers) if layers else ())
         target = replace(states, states=self.target_states, evidence=read_groups(self.target_evidence))
@@ -149,16 +174,30 @@ class Teaching:
         widths = JUDGE_WIDTHS[self.judge_states]
         judge = replace(states, labels=self.judge_labels, states=self.judge_states, evidence=groups, widths=widths)
         found = {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}
+        if self.paper:
+            found = {model: (model, released(how, model)) for model, how in (("target", states), ("draft", draft))}
         if self.only and self.only not in found:
             raise BadRequest(f"there is no {self.only!r} to train; give one of: {', '.join(found)}")
         return {self.only: found[self.only]} if self.only else found
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """ "mean, last" -> ("mean", "last")"""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def read_count(text: str) -> int | None:
+    """ "8" -> 8, "all" -> None"""
+    if text != "all" and not text.isdecimal():
+        raise BadRequest(f"{text!r} is no number; give one, such as 8, or all")
+    return None if text == "all" else int(text)
 
 
 def read_groups(text: str) -> tuple[str, ...]:
     """ "tokens, numbers" -> ("tokens", "numbers")"""
     from semspec.probe.evidence import known_groups
 
-    return known_groups(part.strip() for part in text.split(",") if part.strip())
+    return known_groups(read_names(text))
 
 
 def read_layers(text: str) -> tuple[int, ...]:

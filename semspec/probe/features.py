@@ -16,7 +16,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.probe.evidence import known_groups, select
 
-FIXED = ("mean", "last")
+FIXED = ("mean", "last", "second-last", "last-prompt")
 POOLINGS = (*FIXED, "attention")
 LOW, TINY = -1e30, 1e-30
 
@@ -68,10 +68,12 @@ def pool(states: Tensor, first_row: Tensor, counts: Tensor, pooling: str, query:
 
     mean       over the step's tokens
     last       the state that predicted its last token
+    second-last, last-prompt  those that predicted the token before it (the only one, if there is one), and the first
     attention  a weighted mean: softmax over the step's tokens of their states' products with a query [d]
     """
-    if pooling == "last":
-        return states[first_row + (counts - 1).clamp_min(0)].float()
+    if pooling in FIXED[1:]:
+        back = {"last": 1, "second-last": 2}.get(pooling)
+        return states[first_row if back is None else first_row + (counts - back).clamp_min(0)].float()
     # Segments of rows: step 0, what follows it, step 1, ... The even ones are the steps.
     bounds = torch.stack([first_row, first_row + counts], dim=1).flatten()  # [2 B]
     states = states.float()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +18,9 @@ from semspec.registry import Registry
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
+
+ORDERS = ("first", "released")
+SENTENCES = ("Adding 12 and 30 gives 42 apples.", "There are 7 boats on the lake.")
 
 
 @dataclass
@@ -41,6 +44,10 @@ class Clusterer(ABC):
     @abstractmethod
     def cluster(self, texts: Sequence[str]) -> list[int]:
         """The number of each text's cluster; clusters are numbered as they first appear."""
+
+    def try_out(self) -> None:
+        """Sort two sentences: what cannot work is to fail before anything is sampled."""
+        self.cluster(SENTENCES)
 
 
 @dataclass
@@ -66,19 +73,61 @@ class Canonical(Clusterer):
 
 @dataclass
 class Pairwise(Clusterer):
-    """Each text joins the first cluster whose first text it is the same as, or begins one."""
+    """Compares two texts at a time. Which clusters come of it depends on the order, unless it is an equivalence:
+
+    first     each text joins the first cluster whose first text it is the same as, or begins one
+    released  a text that is in no cluster begins one and takes in all later texts that are the same, also those that an
+              earlier cluster has: the released code of SemanticSpec
+    """
+
+    order: str = "first"
+    _known: set[str] = field(default_factory=set, init=False, repr=False, metadata={"option": False})
+    _said: dict[tuple[str, str], bool] = field(default_factory=dict, init=False, repr=False, metadata={"option": False})
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise BadRequest(f"clusterer {self.name!r} has no order {self.order!r}; give {' or '.join(ORDERS)}")
 
     def cluster(self, texts: Sequence[str]) -> list[int]:
-        distinct = list(dict.fromkeys(plain(text) for text in texts))
-        self.prepare(distinct)
+        texts = [plain(text) for text in texts]
+        distinct = list(dict.fromkeys(texts))
+        if not self._known.issuperset(distinct):  # else what was found of them holds
+            self._known = set(distinct)
+            self._said.clear()
+            self.prepare(distinct)
+        if self.order == "released":
+            return self._released(texts)
+        numbers = self._first(distinct)
+        return [numbers[text] for text in texts]
+
+    def _first(self, texts: list[str]) -> dict[str, int]:
         heads: list[str] = []
         numbers: dict[str, int] = {}
-        for text in distinct:
-            same = self.same(text, heads) if heads else []
-            numbers[text] = next((i for i, yes in enumerate(same) if yes), len(heads))
+        for text in texts:
+            numbers[text] = next((i for i, yes in enumerate(self._same(text, heads)) if yes), len(heads))
             if numbers[text] == len(heads):
                 heads.append(text)
-        return [numbers[plain(text)] for text in texts]
+        return numbers
+
+    def _released(self, texts: list[str]) -> list[int]:
+        """Equal texts may end in different clusters, if one is before and one after the text that begins the later."""
+        numbers = [-1] * len(texts)
+        clusters = 0
+        for i, text in enumerate(texts):
+            if numbers[i] < 0:
+                others = list(dict.fromkeys(other for other in texts[i + 1 :] if other != text))
+                same = {text, *(other for other, yes in zip(others, self._same(text, others), strict=True) if yes)}
+                for j in range(i, len(texts)):
+                    numbers[j] = clusters if texts[j] in same else numbers[j]
+                clusters += 1
+        return numbers
+
+    def _same(self, text: str, others: Sequence[str]) -> list[bool]:
+        """As `same`, asking once about each pair of the texts that were clustered last."""
+        unknown = [other for other in others if (text, other) not in self._said]
+        if unknown:
+            self._said |= zip(((text, other) for other in unknown), self.same(text, unknown), strict=True)
+        return [self._said[text, other] for other in others]
 
     def prepare(self, texts: Sequence[str]) -> None:
         """Called with all distinct texts before any two are compared."""

@@ -35,7 +35,7 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
         )
     if not config.by and Path(config.traces).resolve() == Folder(out).traces.resolve():
         raise BadRequest(f"{config.traces} is where this collection keeps its own traces; give another --out")
-    steps = Steps.of(pair.tokenizer, pair.eos, config.max_step_tokens)
+    steps = Steps.of(pair.tokenizer, pair.eos, config.max_step_tokens).by(config.delimiters)
     sampler = Sampler(pair, config, steps)
     folder = Folder(out)
     models = {m: fingerprint(runner) for m, runner in sampler.runners.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.model.placement import choose_device
 from semspec.model.weights import locate
-from semspec.probe_fit.cluster import Pairwise, numbers_in
+from semspec.probe_fit.cluster import SENTENCES, Pairwise, numbers_in
 from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Acquire, Score, ScoreOutput, SequenceGenerator
 
@@ -29,6 +30,7 @@ class WithModel(Pairwise):
     batch: int = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.model:
             raise BadRequest(f"clusterer {self.name!r} needs a model: {self.name}:model=FOLDER, or a hub id")
         if self.batch < 1:
@@ -39,8 +41,13 @@ class WithModel(Pairwise):
         try:
             network = kind.from_pretrained(folder, use_safetensors=True)
             tokenizer = AutoTokenizer.from_pretrained(folder)
+            read = [tokenizer(text)["input_ids"] for text in SENTENCES]
         except Exception as error:  # transformers raises many kinds here
-            raise ModelError(f"{self.model} cannot be used by clusterer {self.name!r}: {error}") from error
+            raise ModelError(
+                f"{self.model} cannot be used by clusterer {self.name!r}: {error}{_hint(folder)}"
+            ) from error
+        if read[0] == read[1]:
+            raise ModelError(f"the tokenizer of {self.model} reads every sentence alike; are its files complete?")
         return network.eval().to(choose_device(self.source.device)), tokenizer
 
     @torch.inference_mode()
@@ -52,6 +59,15 @@ class WithModel(Pairwise):
             fed = tokenizer(some, padding=True, truncation=True, return_tensors="pt").to(network.device)
             done.append(use(network(**fed), fed).float().cpu())
         return torch.cat(done)
+
+
+def _hint(folder: Path) -> str:
+    """What is likely missing."""
+    if not any(folder.glob("*.safetensors")):
+        return ". It has no safetensors: convert it once (docs/reproduce-papers.md says how) and give that folder"
+    if any(folder.glob("*.model")) and not (folder / "tokenizer.json").exists():
+        return ". Its tokenizer is a SentencePiece model: pip install 'semspec[fit]'"
+    return ""
 
 
 @dataclass
@@ -134,6 +150,7 @@ class Judge(Pairwise):
     needs_pair = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.source.pair is None:
             raise BadRequest("clusterer 'judge' asks the target model; it needs the pair to be loaded")
         self.pair = self.source.pair

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semspec.errors import BadRequest
+from semspec.probe.features import FIXED
 from semspec.probe_fit.data import MODELS
-from semspec.text.steps import MAX_STEP_TOKENS
+from semspec.text.steps import DELIMITERS, MAX_STEP_TOKENS
 from semspec.types import Sampling
 from semspec.verify import REGISTRY, make
 from semspec.verify.step_rule import StepRule
@@ -31,6 +32,8 @@ class Config:
     max_step_tokens: int = MAX_STEP_TOKENS
     target_layers: tuple[int, ...] = (-1,)
     draft_layers: tuple[int, ...] = (-1,)
+    poolings: tuple[str, ...] = ("mean", "last")  # of a step's states that are kept
+    delimiters: str = "all"  # what ends a step, see text/steps.py
     token_states: bool = False  # keep the states of every token, which pooling by attention learns from
     seed: int = 0
     shard: int = 32  # prefixes collected between two writings to the disk
@@ -44,6 +47,14 @@ class Config:
                 )
                 raise BadRequest(f"{name} is {value}; give {lowest} or more{rule}")
         Sampling(self.temperature, top_p=self.top_p)
+        for given, known in ((self.poolings, FIXED), ((self.delimiters,), DELIMITERS)):
+            if wrong := [name for name in given if name not in known]:
+                raise BadRequest(f"there is no {wrong[0]!r} to collect; give one of: {', '.join(known)}")
+        if self.rule and self.rule.delimiters != self.delimiters:
+            raise BadRequest(
+                f"{self.rule.name}'s steps end at delimiters={self.rule.delimiters}, those of the collection at "
+                f"{self.delimiters}; give both the same"
+            )
         if self.rule and self.rule.max_step_tokens != self.max_step_tokens:
             raise BadRequest(
                 f"{self.rule.name}'s steps have up to {self.rule.max_step_tokens} tokens, those of the collection "

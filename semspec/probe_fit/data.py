@@ -24,6 +24,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 
 MODELS = ("target", "draft")
+BEFORE = {"first_steps": False, "delimiters": "all", "poolings": ["mean", "last"]}  # from before there was a choice
 EVIDENCE, CONFIDENCE, TOKENS = "evidence", "confidence", "tokens"
 
 
@@ -85,6 +86,7 @@ class Label:
     samples: dict[str, int]  # model -> its samples
     valid: bool | None = None  # whether the step is right, where the task can tell
     operation: str | None = None  # what kind of step it is, where the task can tell
+    own: int | None = None  # as counts of its own model, with that model's samples clustered by themselves
 
 
 class Folder:
@@ -110,7 +112,7 @@ class Folder:
             write(self.path / "run.json", json.dumps(run, indent=1))
             return
         before = self.run
-        config = {"first_steps": False} | before["config"]  # collections from before there was a choice have none
+        config = BEFORE | before["config"]
         changed = [key for key in run["config"] if run["config"][key] != config.get(key)]
         changed += [key for key in MODELS if run["models"][key] != before["models"][key]]
         changed += ["what wrote its traces"] if run.get("met") != before.get("met") else []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semspec.probe.evidence import CONFIDENCE as SURE
 from semspec.probe.evidence import NAMES, at_one, confidence, evidence
-from semspec.probe.features import FIXED, pool
+from semspec.probe.features import pool
 from semspec.probe_fit.data import CONFIDENCE, EVIDENCE
 from semspec.sampling.draw import process
 from semspec.verify.base import Rule
@@ -32,11 +32,12 @@ class Observe(Rule):
     model: str
     states: tuple[int, ...]  # whose hidden states to pool
     numbers: Tensor  # [V] tokens with a digit in them
+    poolings: tuple[str, ...] = ("mean", "last")
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         hidden, ids, exists = drafts.hidden or {}, drafts.safe_ids, drafts.exists
         at = drafts.rows[:, :-1].clamp_max(len(drafts.target_logits) - 1)  # after a step's end, some row that exists
-        parts = [pool(hidden[i], drafts.first_row, drafts.counts, how) for i in self.states for how in FIXED]
+        parts = [pool(hidden[i], drafts.first_row, drafts.counts, how) for i in self.states for how in self.poolings]
         parts.append(evidence(drafts.target_logits, at, ids, exists, self.numbers))
         if self.model == "draft":
             parts.append(confidence(drawn_from(drafts), at, ids, exists))
@@ -46,7 +47,7 @@ class Observe(Rule):
     def named(self, numbers: Tensor) -> dict[str, Tensor]:
         """The columns of all steps' numbers [N, x], under the names that a collection has for them."""
         logits = {EVIDENCE: len(NAMES)} | ({CONFIDENCE: len(SURE)} if self.model == "draft" else {})
-        pooled = [f"{i}.{how}" for i in self.states for how in FIXED]
+        pooled = [f"{i}.{how}" for i in self.states for how in self.poolings]
         width = (numbers.shape[1] - sum(logits.values())) // max(1, len(pooled))
         sizes = dict.fromkeys(pooled, width) | logits
         columns = numbers.split(list(sizes.values()), -1)

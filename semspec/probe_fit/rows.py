@@ -12,7 +12,7 @@ from semspec.errors import BadRequest
 from semspec.probe.evidence import select
 from semspec.probe.features import Features
 from semspec.probe_fit.data import CONFIDENCE, EVIDENCE, TOKENS, Folder, Label, Sample
-from semspec.probe_fit.label import combined_share, share
+from semspec.probe_fit.label import combined_share, own_share, share
 
 JUDGED = ("written", "valid")  # what judges learn
 KINDS = ("own", "cross", "combined", *JUDGED)
@@ -74,15 +74,19 @@ class Rows:
         )
 
 
-def load_rows(folder: Folder, model: str, features: Features, kind: str, leave_one_out: bool = False) -> Rows:
+def load_rows(
+    folder: Folder, model: str, features: Features, kind: str, leave_one_out: bool = False, endings: bool = False
+) -> Rows:
     """The steps that a model's probe learns from.
 
-    kind  own: the model's own steps, each with its share of that model's samples, as in the paper
+    kind  own: the model's own steps, each with its share of that model's samples, clustered by themselves, as in the
+          paper
           cross: also the other model's steps, each with its share of this model's samples
           combined: own steps, with shares of both models' samples together
           written: both models' steps, 1 where the model has another sample of the same meaning, else 0
           valid: both models' steps, 1 where the task calls the step right, else 0
-    Steps that end the thinking or the text are left out: at run time the target writes those itself."""
+    Steps that end the thinking or the text are left out: at run time the target writes those itself. With `endings`
+    they are not, as in the released code."""
     if kind not in KINDS:
         raise BadRequest(f"there are no labels {kind!r}; give one of: {', '.join(KINDS)}")
     parts: list[Tensor] = []
@@ -91,7 +95,7 @@ def load_rows(folder: Folder, model: str, features: Features, kind: str, leave_o
     for shard in folder.shards:
         samples, labels = folder.read_samples(shard), folder.read_labels(shard)
         states = _States(folder.read_states(shard), model)
-        at = [i for i, sample in enumerate(samples) if _counts(sample, model, kind)]
+        at = [i for i, sample in enumerate(samples) if _counts(sample, model, kind, endings)]
         found += [(samples[i], labels[i]) for i in at]
         parts.append(states.fixed(features, len(samples))[at])
         if features.attends:
@@ -141,9 +145,10 @@ class _States:
         return torch.stack([self[f"{self.model}.{layer}.{TOKENS}"] for layer in features.layers], 1)
 
 
-def _counts(sample: Sample, model: str, kind: str) -> bool:
+def _counts(sample: Sample, model: str, kind: str, endings: bool) -> bool:
     """Whether a step is one to learn from."""
-    return sample.end in ("blank line", "length") and (sample.model == model or kind in ("cross", "written", "valid"))
+    whole = endings or sample.end in ("blank line", "length")
+    return whole and (sample.model == model or kind in ("cross", "written", "valid"))
 
 
 def _surface(found: list[tuple[Sample, Label]]) -> Tensor:
@@ -166,18 +171,20 @@ def _label(label: Label, model: str, kind: str, leave_one_out: bool) -> float:
         if label.valid is None:
             raise BadRequest("this task cannot tell whether a step is right, so there are no labels 'valid'")
         return float(label.valid)
-    return share(label, model, leave_one_out)
+    return own_share(label, leave_one_out) if kind == "own" else share(label, model, leave_one_out)
 
 
-def split(rows: Rows, seed: int, shares: tuple[float, float] = (0.7, 0.2)) -> dict[str, Rows]:
-    """Train, validation and test rows. No problem is in two of them: steps of one problem are too much alike."""
-    problems = sorted(set(rows.problems))
+def split(rows: Rows, seed: int, by: str = "problem", shares: tuple[float, float] = (0.7, 0.2)) -> dict[str, Rows]:
+    """Train, validation and test rows. No problem is in two of them: steps of one problem are too much alike. By
+    "sample", as in the released code of the paper, each step goes where chance puts it."""
+    places = rows.problems if by == "problem" else [str(i) for i in range(len(rows))]
+    problems = sorted(set(places))
     if len(problems) < 3:
-        raise BadRequest(f"samples come from {len(problems)} problems; training, validating and testing need 3 or more")
+        raise BadRequest(f"samples come from {len(problems)} {by}s; training, validating and testing need 3 or more")
     Random(seed).shuffle(problems)
     n = len(problems)
     train = min(max(1, round(shares[0] * n)), n - 2)
     validation = min(max(1, round(shares[1] * n)), n - train - 1)
     part_of = {p: 0 if i < train else 1 if i < train + validation else 2 for i, p in enumerate(problems)}
-    part = torch.tensor([part_of[p] for p in rows.problems])
+    part = torch.tensor([part_of[p] for p in places])
     return {name: rows.where(part == i) for i, name in enumerate(PARTS)}

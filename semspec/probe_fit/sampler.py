@@ -80,7 +80,8 @@ class Sampler:
         self.layers = {m: resolve_layers(layers[m], runner.depth) for m, runner in self.runners.items()}
         numbers = number_tokens(pair.tokenizer, pair.target.vocab)
         self.observers = {
-            m: Observe(m, self.layers[m], numbers.to(runner.device)) for m, runner in self.runners.items()
+            m: Observe(m, self.layers[m], numbers.to(runner.device), config.poolings)
+            for m, runner in self.runners.items()
         }
 
     def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:

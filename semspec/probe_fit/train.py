@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from semspec.probe_fit.spans import spans
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. The defaults are the released recipe's, but for the split, the labels and the calibration."""
+    """How to train. The defaults are the released recipe's, but for the labels, the split, the endings, standardised
+    inputs and the calibration; `released` has those, too."""
 
     labels: str = "cross"  # own, cross or combined, see rows.load_rows; a draft's probe has own where this is cross
     leave_one_out: bool = False
@@ -36,6 +37,9 @@ class Training:
     batch: int = 128
     epochs: int = 100
     patience: int = 15
+    standardise: bool = True  # inputs have mean 0 and spread 1
+    split: str = "problem"  # or "sample", see rows.split
+    endings: bool = False  # also learn from steps that end the thinking or the text
     calibration: str = "isotonic"
     seed: int = 42
 
@@ -43,8 +47,26 @@ class Training:
         for name in ("batch", "epochs", "patience"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}; give 1 or more")
+        if not 0 <= self.dropout < 1 or self.rate <= 0 or min(self.widths or (1,)) < 1:
+            given = f"widths {self.widths}, dropout {self.dropout}, rate {self.rate}"
+            raise BadRequest(f"{given}: give widths of 1 or more, a dropout from 0 to below 1, and a rate above 0")
+        if self.split not in SPLITS:
+            raise BadRequest(f"there is no split by {self.split!r}; give {' or '.join(SPLITS)}")
         if self.calibration not in KINDS:
             raise BadRequest(f"there is no calibration {self.calibration!r}; give one of: {', '.join(KINDS)}")
+
+
+SPLITS = ("problem", "sample")
+
+
+def released(training: Training, model: str) -> Training:
+    """As the paper's released code trains the target's or the draft's probe."""
+    batch, patience = (128, 10) if model == "target" else (64, 20)
+    return replace(
+        training, labels="own", pooling="mean", calibration="none", widths=None, dropout=0.3, rate=1e-3, epochs=100,
+        standardise=False, split="sample", endings=True, seed=42, evidence=(), states=True, leave_one_out=False,
+        batch=batch, patience=patience,
+    )  # fmt: skip
 
 
 def learnable(samples: int, by_rule: bool, model: str, training: Training) -> None:
@@ -88,10 +110,10 @@ def fit(
     layers = resolve_layers(training.layers or run["layers"][model], run["depth"][model]) if training.states else ()
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
     features = Features(layers, training.pooling, training.evidence)
-    rows = load_rows(folder, model, features, kind, training.leave_one_out)
+    rows = load_rows(folder, model, features, kind, training.leave_one_out, training.endings)
     if "met" in run and kind in JUDGED:  # a judge scores the draft's steps; the target's only label them
         rows = rows.where(rows.cross)
-    parts = split(rows, training.seed)
+    parts = split(rows, training.seed, training.split)
     head, epochs = train(parts["train"], parts["validation"], features, training, device, progress)
     logits = {name: predict(head, parts[name]) for name in PARTS}
     calibrator = Calibrator.fit(training.calibration, logits["validation"], parts["validation"].labels)
@@ -126,8 +148,9 @@ def train(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(training.seed)
         head = head_for(features, inputs, training.widths, training.dropout).to(device)
-        head.standardise(torch.cat([seen.by(head, some) for some in seen.batches()]).detach())
-        if seen.tokens is not None:
+        if training.standardise:
+            head.standardise(torch.cat([seen.by(head, some) for some in seen.batches()]).detach())
+        if training.standardise and seen.tokens is not None:
             head.standardise_states(seen.tokens.states)
         optimiser = torch.optim.Adam(head.parameters(), lr=training.rate)
         best, best_epoch, weights = float("inf"), 0, copy.deepcopy(head.state_dict())

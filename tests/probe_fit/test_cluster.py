@@ -18,7 +18,7 @@ from semspec.probe_fit.compare import Embedding, Judge, Nli
 from tests.checkpoints import make_tokenizer
 from tests.fakes import FakeRunner
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e", "apples", "boats"]
 
 
 def wordings(seed: int) -> list[str]:
@@ -75,7 +75,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nli")
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
+    torch.manual_seed(4)
     labels = {0: "CONTRADICTION", 1: "NEUTRAL", 2: "ENTAILMENT"}
     config = BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, initializer_range=2.0, id2label=labels)  # noqa: E501  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(folder)
