@@ -70,3 +70,16 @@ def test_what_does_not_belong_together_is_not_joined(tmp_path: Path) -> None:
         join([one, other], tmp_path / "more")
     with pytest.raises(BadRequest, match="not empty"):
         join([one], tmp_path / "b")
+
+
+def test_other_tasks_are_joined_only_if_they_may_be_mixed(tmp_path: Path) -> None:
+    folders = [part(tmp_path / name, i, name) for i, name in enumerate("ab")]
+    for folder, task in zip(folders, ("math500", "gpqa"), strict=True):
+        config = {"seed": 0, "n": 4, "task": task, "traces": f"s1k-{task}.jsonl"}
+        write(folder.path / "run.json", json.dumps(folder.run | {"config": config}))
+    with pytest.raises(BadRequest, match="task differs.*--mixed"):
+        join(folders, tmp_path / "all")
+    joined = join(folders, tmp_path / "all", mixed=True)
+    assert joined.run["config"]["task"] == ["math500", "gpqa"]
+    alone = [load_rows(folder, "target", SEEN, "own") for folder in folders]
+    assert load_rows(joined, "target", SEEN, "own").problems == [p for rows in alone for p in rows.problems]
