@@ -55,7 +55,7 @@ def _check(folders: Sequence[Folder], runs: Sequence[dict[str, Any]], each: tupl
         if differs := [key for key in {**one, **other} if one.get(key) != other.get(key)]:
             raise BadRequest(
                 f"{folder.path} and {folders[0].path} were collected differently: {differs[0]} differs; collect them "
-                "with the same models and options, but for --seed and --problems; --mixed joins other tasks and traces, too"
+                "with the same models and options, but for --seed and --problems; or join other tasks with --mixed"
             )
         if folder.labelled != folders[0].labelled:
             raise BadRequest(f"{folder.path} and {folders[0].path} were labelled differently; label them the same way")

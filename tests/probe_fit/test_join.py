@@ -77,7 +77,7 @@ def test_other_tasks_are_joined_only_if_they_may_be_mixed(tmp_path: Path) -> Non
     for folder, task in zip(folders, ("math500", "gpqa"), strict=True):
         config = {"seed": 0, "n": 4, "task": task, "traces": f"s1k-{task}.jsonl"}
         write(folder.path / "run.json", json.dumps(folder.run | {"config": config}))
-    with pytest.raises(BadRequest, match="task differs.*--mixed"):
+    with pytest.raises(BadRequest, match=r"task differs.*--mixed"):
         join(folders, tmp_path / "all")
     joined = join(folders, tmp_path / "all", mixed=True)
     assert joined.run["config"]["task"] == ["math500", "gpqa"]
