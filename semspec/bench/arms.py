@@ -33,9 +33,10 @@ class Arm:
     draft_max_entropy: float | None = None
     loop_repeats: int = REPEATS
     loop_period: int = PERIOD
+    sparse: str = ""  # folder of the plan by which the target verifies drafts; empty: the run's own, if it has one
 
     def options(self, **common: Any) -> Options:
-        own = {key: value for key, value in asdict(self).items() if key not in ("name", "role", "lossless")}
+        own = {key: value for key, value in asdict(self).items() if key not in ("name", "role", "lossless", "sparse")}
         return Options(**own, **common)
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def _no_referee(so_far: str, step: str) -> bool:
 
 
 def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str = "auto") -> Arm:
-    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4"."""
+    """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4",
+    "exact:k=8,sparse=plan"."""
     name, _, text = spec.partition(":")
     rest, bounds = [], dict[str, Any]()
     for item in filter(None, text.split(",")):
@@ -64,6 +66,8 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
             num_draft_tokens = length if automatic else int(length)
         elif key.strip() == "drafter":
             drafter = value.strip()
+        elif key.strip() == "sparse":
+            bounds["sparse"] = value.strip()
         elif key.strip() in DRAFT_OPTIONS:
             kind = DRAFT_OPTIONS[key.strip()]
             try:
@@ -74,7 +78,8 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
         else:
             rest.append(item)
     verifier = name + (":" + ",".join(rest) if rest else "")
-    arm = Arm(spec, "method", verifier, verify.make(verifier).lossless, num_draft_tokens, drafter, **bounds)
+    lossless = verify.make(verifier).lossless and not bounds.get("sparse")
+    arm = Arm(spec, "method", verifier, lossless, num_draft_tokens, drafter, **bounds)
     arm.options(referee=_no_referee)  # refuses unknown names before anything is loaded
     return arm
 

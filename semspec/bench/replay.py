@@ -132,6 +132,10 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
     if not passes or not all(any(p[0] == VERIFY for p in found) for found in methods):
         raise BadRequest(f"{folder} has no recorded passes and verifications; run it again with this version")
     config = run["config"]
+    if config.get("sparse") or any(arm.get("sparse") for arm in arms.values()):
+        raise BadRequest(
+            f"{folder} verified by a sparse plan, which fits one model only; its passes cannot be repeated with another"
+        )
     sampling = Sampling(**{key: config[key] for key in ("temperature", "top_k", "top_p", "min_p") if key in config})
     slots = max(len(rows) for _, _, rows in passes)
     capacity = max(sum(row[:3]) for _, _, rows in passes for row in rows) + PAST_STOP

@@ -25,6 +25,7 @@ from semspec.loop.stats import Stats
 from semspec.pair import Pair
 from semspec.pair.loading import load
 from semspec.pair.result import Result
+from semspec.sparse import PlanSwitch, SparsePlan
 from semspec.tasks import Problem, Task
 from semspec.text.tokenizer import encode
 from semspec.types import Runner
@@ -81,7 +82,8 @@ class Bench:
         self.task: Task = tasks.make(config.task, Path(config.data) if config.data else None)
         self.problems = self.task.problems(config.n, config.seed)
         # Methods are checked before any model is loaded.
-        arms_for(config.methods, True, config.num_draft_tokens, config.drafter)
+        arms = arms_for(config.methods, True, config.num_draft_tokens, config.drafter)
+        plans = {arm.name: SparsePlan.load(Path(arm.sparse)) for arm in arms if arm.sparse}
         self.pair = pair or load(
             config.target,
             config.draft,
@@ -100,6 +102,7 @@ class Bench:
         self.arms = arms_for(config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter)
         if self.pair.sparse:  # then no method gives what the target alone would have
             self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
+        self.plans = PlanSwitch(self.pair.target, plans)
         self.passes: list[Pass] = []
         names = iter(("target", "draft"))
         self.recorders: list[Recorder] = []
@@ -228,6 +231,7 @@ class Bench:
         """Answer a group as one batch, turn by turn where problems have several; one list of results a problem."""
         pair = self.draft_only if arm.role == "draft" else self.both
         assert pair is not None
+        self.plans.use(arm.name)
         chats = [p.prompt for p in group]
         answers: list[list[Result]] = [[] for _ in group]
         for turn in range(1 + max(len(p.turns) for p in group)):

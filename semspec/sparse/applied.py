@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.wrapper import unwrap
@@ -21,6 +23,28 @@ def apply(plan: SparsePlan | None, runner: Runner) -> None:
     if plan is not None:
         check_fits(plan, runner)
     runner.sparsity = None if plan is None else PlanSparsity(plan, runner)
+
+
+class PlanSwitch:
+    """Several plans of one runner, one at work at a time. They share its cache but not what they know of it, so each
+    begins anew; what was captured for a plan on a GPU stays."""
+
+    def __init__(self, runner: Runner, plans: Mapping[str, SparsePlan]) -> None:
+        self.runner = unwrap(runner)
+        self._own = getattr(self.runner, "sparsity", None)
+        self._sparsities: dict[str, PlanSparsity] = {}
+        for name, plan in plans.items():
+            apply(plan, self.runner)
+            self._sparsities[name] = self.runner.sparsity
+        if plans:
+            self.runner.sparsity = self._own
+
+    def use(self, name: str) -> None:
+        """From now on the plan of this name; another name: what the runner had at first."""
+        if self._sparsities:
+            self.runner.sparsity = self._sparsities.get(name, self._own)
+            if isinstance(self.runner.sparsity, PlanSparsity):
+                self.runner.sparsity.restart()
 
 
 def plan_of(runner: Runner) -> SparsePlan | None:

@@ -31,6 +31,10 @@ class BlockStatistics:
     def variances_of(self, layer: int) -> Tensor | None:
         return None if self.variances is None else self.variances[layer]
 
+    def restart(self) -> None:
+        """Compute everything again when it is next needed."""
+        self._computed = [0] * len(self._computed)
+
     def update(self, slot: int, length: int) -> None:
         """Compute what is missing for the first `length` tokens of a slot, all of which are in the cache."""
         start, end = min(self._computed[slot], self.cache.intact[slot] // self.block), length // self.block

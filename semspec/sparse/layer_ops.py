@@ -55,6 +55,12 @@ class PlanSparsity:
         if runner.graph_runner is not None and self.fusible:
             _ = self.columns  # takes memory: now, not in the middle of an answer
 
+    def restart(self) -> None:
+        """Forget what was known of the cache: passes without this plan have changed it."""
+        self.refresh.restart()
+        if self.statistics is not None:
+            self.statistics.restart()
+
     def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
         """A draft after text that has not been prefilled is verified like any other, once that has been prefilled. So
         neither a prefix cache nor the chunks of a prefill change the output."""

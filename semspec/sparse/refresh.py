@@ -40,6 +40,10 @@ class CacheRefresh:
         self._stale: dict[int, StaleRange] = {}  # by slot
         self._replaced: dict[int, tuple[int, Tensor, Tensor]] = {}  # by slot: start, keys and values to be recomputed
 
+    def restart(self) -> None:
+        self._stale.clear()
+        self._replaced.clear()
+
     def prepare(self, requests: Sequence[Score]) -> list[Score]:
         return [self._extend(r) if checks(r) else r for r in requests]
 
