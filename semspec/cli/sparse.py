@@ -188,6 +188,85 @@ def quality(
 
 
 @app.command()
+def search(
+    target: args.Target,
+    out: Annotated[Path, typer.Option(help="Folder of the plan.")],
+    loss: Annotated[float, typer.Option(help="Limit of the KL divergence from dense verification, nats a token.")],
+    task: Task = "pocket:long=true",
+    n: N = 8,
+    data: args.Data = None,
+    seed: Seed = 0,
+    k: K = 8,
+    max_new_tokens: MaxNewTokens = None,
+    preset: Annotated[str, typer.Option(help="Rules of the parts: default or paper, as of `calibrate`.")] = "default",
+    dense_below: Annotated[int | None, typer.Option(help="L0. [1024; paper: 4096]")] = None,
+    block: Annotated[int | None, typer.Option(help="Tokens in a block. [16; paper: 64]")] = None,
+    rho: Annotated[list[float] | None, typer.Option(help="Levels of blocks, falling. [0.5, 0.25, 0.1]")] = None,
+    ffn: Annotated[list[float] | None, typer.Option(help="Levels of channels, rising. [0.2, 0.4, 0.6]")] = None,
+    experts: Annotated[list[int] | None, typer.Option(help="Levels of experts, rising. [1, 2, 3]")] = None,
+    by: Annotated[str, typer.Option(help="What to save: bytes or flops.")] = "bytes",
+    device: args.Device = "auto",
+    dtype: args.Dtype = "auto",
+    context: args.Context = None,
+    quiet: args.NoMemoryLine = False,
+) -> None:
+    """Find what to skip of blocks, channels and experts together for a given loss."""
+    from semspec import tasks
+    from semspec.pair.loading import load
+    from semspec.sparse_fit import presets
+    from semspec.sparse_fit.search import Grid, in_words
+    from semspec.sparse_fit.search import search as run
+
+    if by not in ("bytes", "flops") or loss <= 0:
+        raise BadRequest(f"a loss of {loss} and a cost in {by!r}: give a loss above 0, and bytes or flops")
+    given = {"rhos": (1.0, rho), "channels": (0.0, ffn), "experts": (0, experts)}
+    grid = Grid(**{name: (off, *levels) for name, (off, levels) in given.items() if levels})
+    config, problems = presets.config(preset, dense_below=dense_below, block=block), tasks.make(task, data)
+    pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))
+    with bar("search") as progress:
+        plan = run(pair, problems, n, loss, config, grid, seed, k, max_new_tokens, by, progress)
+    plan.made.update(task=task, preset=preset)
+    plan.save(out)
+    for line in in_words(plan):
+        Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+    typer.echo(json.dumps({"plan": str(out), "made": plan.made}))
+
+
+@app.command()
+def cost(
+    target: args.Target,
+    sparse: Annotated[Path, typer.Option(help="Folder of the plan.")],
+    at: Annotated[list[int] | None, typer.Option(help="Context length; may be repeated. [4096, 16384, 65536]")] = None,
+    k: K = 8,
+    timed: Annotated[bool, typer.Option("--time", help="Load the model and time the passes as well.")] = False,
+    device: args.Device = "auto",
+    dtype: args.Dtype = "auto",
+    quiet: args.NoMemoryLine = False,
+) -> None:
+    """Count the operations and bytes of verifying a draft with each part of a plan, against dense verification."""
+    from semspec.model import Source
+    from semspec.pair.loading import load
+    from semspec.sparse.plan import SparsePlan
+    from semspec.sparse_fit.break_even import timer
+    from semspec.sparse_fit.calibrate import native
+    from semspec.sparse_fit.table import cost_rows, costs_on_screen
+
+    plan, lengths = SparsePlan.load(sparse), sorted(set(at or (4096, 16384, 65536)))
+    if lengths[0] < 1:
+        raise BadRequest(f"a context of {lengths[0]} tokens: give 1 or more")
+    shape, clock = Source.find(target).shape, None
+    if shape is None:
+        raise BadRequest(f"{target} runs through transformers, and a plan needs a model that semspec runs itself")
+    if timed:
+        longest = lengths[-1] + k + 1
+        pair = load(target, device=device, dtype=dtype, slots=1, context=longest, report=memory_line(quiet))
+        clock = timer(native(pair), lengths[-1], k + 1)
+    rows = cost_rows(shape, plan, lengths, k + 1, clock)
+    Console(stderr=True).print(costs_on_screen(rows))
+    typer.echo(json.dumps(rows))
+
+
+@app.command()
 def plot(
     plan: Annotated[Path, typer.Argument(help="Folder of a plan.")],
     out: Annotated[Path, typer.Option(help="Folder for the plots.")],

@@ -19,6 +19,7 @@ from semspec.model import ModelRunner
 from semspec.pair import Pair
 from semspec.sparse.applied import apply
 from semspec.sparse.plan import SparsePlan
+from semspec.sparse_fit.calibrate import PREFILL_CHUNK
 from semspec.tasks import Task
 from semspec.text.tokenizer import encode
 from semspec.types import Score
@@ -104,6 +105,16 @@ def time_ratio(runner: ModelRunner, slot: int, start: int, draft: Sequence[int],
             times[is_sparse].append(time.perf_counter() - started)
     dense_time, sparse_time = (sorted(t[1:])[len(t) // 4] for t in times.values())  # the first captures graphs
     return sparse_time / dense_time
+
+
+def timer(runner: ModelRunner, longest: int, draft: int) -> Callable[[SparsePlan, int], float]:
+    """(plan, context length) -> the same ratio, after a text of random tokens."""
+    slot = runner.acquire()
+    random = torch.Generator().manual_seed(0)
+    text = torch.randint(runner.vocab, [longest + draft], generator=random).tolist()
+    for at in range(0, longest, PREFILL_CHUNK):
+        runner.score([Score(runner, slot, text[at : min(at + PREFILL_CHUNK, longest)], 0)])
+    return lambda plan, length: time_ratio(runner, slot, length, text[-draft:], plan)
 
 
 def _wait(runner: ModelRunner) -> None:

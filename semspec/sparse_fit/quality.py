@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
+from semspec.model import ModelRunner
 from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair import Pair
@@ -28,6 +29,7 @@ from semspec.sparse.ffn import BY
 from semspec.sparse.layer_ops import PlanSparsity
 from semspec.sparse.plan import SparsePlan
 from semspec.sparse_fit.calibrate import native, room, verified_logits
+from semspec.sparse_fit.cost import cost
 from semspec.statistics import Share, difference, product_of_ratios, ratio
 from semspec.tasks import Task
 from semspec.text.tokenizer import encode
@@ -135,7 +137,10 @@ def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         Tally(*([x for row in rows for x in row["each"][name]] for name in names))
         for rows in zip(*(document["rows"] for document in documents), strict=True)
     ]
-    found = [tally.figures(row["plan"], tallies[0]) for tally, row in zip(tallies, first["rows"], strict=True)]
+    found = [
+        tally.figures(row["plan"], tallies[0]) | {name: row[name] for name in ("cost",) if name in row}
+        for tally, row in zip(tallies, first["rows"], strict=True)
+    ]
     seeds = [document["seed"] for document in documents]
     return first | {"seed": seeds, "problems": len(ids), "ids": ids, "rows": found}
 
@@ -152,7 +157,7 @@ def measure(
     """Figures of each plan, the dense one's first; yields those so far after every batch. A batch takes all
     slots of the pair."""
     runner = native(pair)
-    tallies = {name: Tally() for name in plans}
+    tallies, lengths = {name: Tally() for name in plans}, list[int]()
     batch = runner.free
     reader = pair.wrapped(PrefixCache)  # prompts are prefilled once
     problems = task.for_model(task.problems(n, seed), pair.tokenizer, runner.capacity, max_new_tokens)
@@ -184,4 +189,18 @@ def measure(
                 tally.drift += [error.values for error in runner.sparsity.refresh.errors]
         apply(None, runner)
         progress(begin + len(group), n)
-        yield [tally.figures(name, tallies["dense"]) for name, tally in tallies.items()]
+        lengths += [len(prompt) + len(d.tokens) // 2 for prompt, d in zip(prompts, dense, strict=True)]
+        context = sum(lengths) // len(lengths)
+        yield [
+            tallies[name].figures(name, tallies["dense"]) | {"cost": _cost_ratios(runner, plan, context, k + 1)}
+            for name, plan in plans.items()
+        ]
+
+
+def _cost_ratios(runner: ModelRunner, plan: SparsePlan | None, context: int, tokens: int) -> dict[str, Any] | None:
+    """FLOPs and bytes of a pass over the dense ones; None where calibration has not seen what the plan skips."""
+    try:
+        ratios = cost(runner.shape, plan, context, tokens).over(cost(runner.shape, None, context, tokens))
+    except BadRequest:
+        return None
+    return ratios | {"context": context, "tokens": tokens}
