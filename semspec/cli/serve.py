@@ -50,7 +50,7 @@ def serve(
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
     check_free(host, port)  # before anything is loaded
     from semspec.model.prefix_cache import PrefixCache
-    from semspec.serve import logs
+    from semspec.serve import logs, memory
     from semspec.serve.app import make_app
     from semspec.serve.engine import Engine
     from semspec.serve.hosts import host_names
@@ -75,10 +75,12 @@ def serve(
         log_prompts=log_prompts,
     )  # fmt: skip
     logs.configure()
+    memory.configure()
     metrics = Metrics()
     engine = Engine(  # the pair refuses lossy rules itself, whatever gets past the server's own check
         lambda: model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache),
         queue=max_queue,
+        draft_tokens=max_draft_tokens,
         on_finish=metrics.finish,
     )
     metrics.watch(engine)

@@ -64,6 +64,8 @@ class Service:
         count = body.n * (1 if chat else len(body.prompts))
         if count > limits.choices:
             raise BadRequest(f"{count} answers are asked for at once; this server gives at most {limits.choices}")
+        for prompt in body.prompts:
+            self.tokenization.check_size(prompt)
         request = self.engine.accept(count, min(limits.deadline, body.deadline or limits.deadline))
         try:
             prompts = [await self.tokenization.encode(prompt) for prompt in body.prompts]

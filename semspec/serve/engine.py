@@ -39,10 +39,13 @@ class Engine:
         self,
         load: Callable[[], Pair],
         queue: int = 256,
+        draft_tokens: int = 64,
         on_finish: Callable[[Finished], None] = lambda finished: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load, self.queue, self.on_finish, self.clock = load, queue, on_finish, clock
+        self.draft_tokens = draft_tokens  # of the longest draft
+        self.trim = memory.Trimmer()
         self.state: State = "loading"
         self.error: BaseException | None = None
         self.pair: Pair | None = None
@@ -62,6 +65,18 @@ class Engine:
         """Begin to load. Called on the event loop, to which everything is handed over."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+
+    def _become_ready(self) -> None:
+        """What the process has now, and what it will have at most, is said once."""
+        if self.state == "loading":
+            assert self.pair is not None
+            resident = memory.resident_mib()
+            fields = {"url": self.url, "slots": self.slots, "resident_mib": resident}
+            if resident is not None:
+                working = memory.working_bytes(self.pair, self.draft_tokens) // memory.MIB
+                self.trim.at_most_mib = fields["at_most_mib"] = resident + working
+            self.state = "ready"
+            log.info("ready", extra={"fields": fields})
 
     def drain(self) -> None:
         """Accept nothing any more; what runs goes on."""
@@ -153,12 +168,9 @@ class Engine:
             self.pair = self._load()
             self.slots = self.pair.target.free
             self._warm_up(self.pair)
-            if self.state == "loading":
-                self.state = "ready"
-                about = {"url": self.url, "slots": self.slots, "resident_mib": memory.resident_mib()}
-                log.info("ready", extra={"fields": about})
+            self._post(self._become_ready)
             while self.state != "stopped":
-                memory.trim()
+                self.trim(idle=not self._requests)
                 self._obey(wait=not self._requests)
                 if self._requests:
                     self._tick(self.pair)

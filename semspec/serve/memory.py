@@ -1,4 +1,9 @@
-"""Memory of this process. Passes of many sizes leave glibc's heaps full of holes; trimming gives those back."""
+"""Memory of this process: what a server will have at most, and how it stays below that.
+
+Weights, keys and values are taken at the start. Beside them a server has the tensors of a pass and of verification, and
+what allocators do not give back by themselves: glibc's heaps are full of holes after passes of many sizes, until they
+are trimmed, and oneDNN keeps what it has compiled for every size of pass, by default for a thousand of them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,52 @@ import os
 import time
 from pathlib import Path
 
+from semspec.pair import Pair
+from semspec.text.steps import MAX_STEP_TOKENS
+
+MIB = 2**20
 TRIM_SECONDS = 10.0  # between two trims; one takes some milliseconds
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-_trimmed = 0.0
+CHECK_SECONDS = 1.0  # between two looks at the limit
+LAZY = 160 * MIB  # what is made when it is first needed: probes, tables of tokens, compiled products; and slack
+COPIES = 4  # of the logits of a verification: scaled, sorted, as probabilities, their sums
+FLOAT = 4  # bytes
+M_ARENA_MAX = -8  # glibc's number for it
+_libc = ctypes.CDLL(None)
+_malloc_trim = getattr(_libc, "malloc_trim", None)  # only glibc has it
 
 
-def trim() -> None:
-    """Give free memory back to the system, now and then."""
-    global _trimmed
-    if _malloc_trim is not None and time.monotonic() - _trimmed > TRIM_SECONDS:
-        _malloc_trim(0)
-        _trimmed = time.monotonic()
+def configure() -> None:
+    """Call it before the first pass: few heaps, so that few have holes, and few compiled products."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    if _malloc_trim is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        _libc.mallopt(M_ARENA_MAX, 2)
+
+
+def working_bytes(pair: Pair, draft_tokens: int) -> int:
+    """What passes and verification need at most, on a CPU, beside what there is before the first request."""
+    target = pair.target
+    if target.device.type != "cpu":
+        return LAZY
+    rows = target.free * (1 + max(draft_tokens, MAX_STEP_TOKENS if pair.draft is not None else 0))
+    logits = rows * target.vocab * FLOAT * COPIES
+    return LAZY + logits + pair.executor.budget * target.capacity * FLOAT  # the mask of a pass over a long context
+
+
+class Trimmer:
+    """Gives free memory back to the system: now and then, when there is nothing to do, and above the limit."""
+
+    def __init__(self, at_most_mib: int | None = None) -> None:
+        self.at_most_mib = at_most_mib
+        self._last, self._idle = 0.0, False
+
+    def __call__(self, idle: bool) -> None:
+        since = time.monotonic() - self._last
+        if _malloc_trim is None or since < CHECK_SECONDS:
+            return
+        above = self.at_most_mib is not None and (resident_mib() or 0) > self.at_most_mib
+        if above or since > TRIM_SECONDS or (idle and not self._idle):
+            _malloc_trim(0)
+            self._last, self._idle = time.monotonic(), idle
 
 
 def resident_mib() -> int | None:
@@ -26,4 +66,4 @@ def resident_mib() -> int | None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
         return None
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+    return pages * os.sysconf("SC_PAGE_SIZE") // MIB

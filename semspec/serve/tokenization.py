@@ -6,6 +6,7 @@ import asyncio
 import copy
 from concurrent.futures import ThreadPoolExecutor
 
+from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.serve.reasoning import Splitter
 from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
@@ -17,6 +18,17 @@ class Tokenization:
         self._tokenizer = copy.deepcopy(pair.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-tokenizer")
         self.markers = thinking_markers(self._tokenizer)
+        self._most_characters = pair.target.capacity * max(map(len, self._tokenizer.get_vocab()))
+
+    def check_size(self, prompt: Prompt | list[int]) -> None:
+        """Refuse what has more characters than the context's tokens can spell: to tokenize it may take seconds."""
+        texts = [prompt] if isinstance(prompt, str) else [p["content"] for p in prompt if isinstance(p, dict)]
+        count = sum(map(len, texts))
+        if count > self._most_characters:
+            raise BadRequest(
+                f"the prompt has {count} characters, more than fit into this model's context; send at most "
+                f"{self._most_characters}, or fewer if they are many tokens"
+            )
 
     async def encode(self, prompt: Prompt | list[int]) -> list[int]:
         if isinstance(prompt, list) and isinstance(prompt[0], int):

@@ -1,0 +1,57 @@
+"""What a server says it will take is what it takes, whatever is asked of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semspec.serve import memory
+from tests.serve.test_lifecycle import process, status, until
+
+RULES = ("exact", "sampling", "block", "fly", "typical", "semantic", "semantic+")
+
+
+def ask(rng: random.Random) -> dict[str, Any]:
+    """Of every size: what leaves the most behind in allocators."""
+    how = {"verifier": rng.choice(RULES), "num_draft_tokens": 64, "trace": True}
+    prompt = "Ana has 12 books. " + "Ben has 3 more. " * rng.choice([1, 10, 40])
+    more = {"logprobs": 20, "ignore_eos": True, "n": rng.choice([1, 3]), "temperature": 0.8}
+    return {"model": "pocket", "prompt": prompt, "max_tokens": rng.choice([5, 20]), "speculation": how} | more
+
+
+@pytest.mark.skipif(memory.resident_mib() is None, reason="this system does not tell how much memory a process has")
+def test_under_load_a_server_has_no_more_memory_than_it_announced():
+    rng, had = random.Random(1), list[float]()
+    arguments = ("pocket", "--slots", "4", "--context", "512", "--allow-lossy")
+    with process(*arguments) as (running, url), ThreadPoolExecutor(9) as clients:
+        assert until(lambda: status(url) == "ready", 60)
+        asked = [clients.submit(httpx.post, f"{url}/v1/completions", json=ask(rng), timeout=300) for _ in range(16)]
+        for answer in asked:
+            assert answer.result().status_code == 200
+            had.append(int(Path(f"/proc/{running.pid}/statm").read_text().split()[1]) * 4096 / 2**20)
+        running.terminate()
+        assert running.wait(30) == 0 and running.stderr is not None
+        (ready,) = [line for line in map(json.loads, running.stderr) if line["event"] == "ready"]
+    assert ready["resident_mib"] < max(had) <= ready["at_most_mib"]
+    assert ready["at_most_mib"] < 2 * ready["resident_mib"], "a limit that says something"
+
+
+def test_memory_is_trimmed_above_the_limit_and_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch):
+    trims, now, has = list[float](), [100.0], [50]
+    monkeypatch.setattr(memory, "_malloc_trim", lambda _: trims.append(now[0]))
+    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory, "resident_mib", lambda: has[0])
+    trim = memory.Trimmer(at_most_mib=60)
+    for at, mib, idle in [
+        (100.0, 50, False), (101.5, 50, False), (103.0, 61, False), (103.5, 61, False), (104.5, 61, False),
+        (106.0, 50, True), (108.0, 50, True), (117.0, 50, True),
+    ]:  # fmt: skip
+        now[0], has[0] = at, mib
+        trim(idle)
+    assert trims == [100.0, 103.0, 104.5, 106.0, 117.0]
