@@ -131,7 +131,7 @@ def sample(
     stats = {
         "steps": rounds, "drafted": len(tokens), "accepted": len(tokens) - rounds, "relaxed": 0, "tau": 1.0,
         "tokens": len(tokens), "target_passes": rounds, "histogram": {}, "accepted_per_position": [],
-        "drafted_per_position": [], "seconds": {"score": 0.5 * seconds, "judge": 0.1 * seconds},
+        "drafted_per_position": [], "seconds": {"score": 0.5 * seconds, "verify": 0.1 * seconds},
     }  # fmt: skip
     return {
         "arm": arm, "tokens": tokens, "correct": bool(right), "finish_reason": "length" if capped else "stop",

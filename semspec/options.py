@@ -41,7 +41,7 @@ class Options:
     logprobs: int | None = None  # report each token's logprob, with this many top logprobs
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
-    loop_repeats: int = REPEATS  # copies of a block in a row after which `exact` replaces a loose verifier; 0: off
+    loop_repeats: int = REPEATS  # copies of a block in a row after which `exact` replaces a lossy verifier; 0: off
     loop_period: int = PERIOD  # tokens of the longest such block
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 

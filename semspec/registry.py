@@ -43,7 +43,9 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
     def make(self, spec: str, **fixed: Any) -> T:
         """An object of the named class. `fixed` fields are no options."""
         if not isinstance(spec, str):
-            raise BadRequest(f"a {self.kind} is given by name, such as {next(iter(self))!r}; this is {spec!r:.80}")
+            example = next(iter(self))
+            hint = f"; give one of them, as {spec[0]!r}" if isinstance(spec, list | tuple) and spec else ""
+            raise BadRequest(f"a {self.kind} is given by name, such as {example!r}; this is {spec!r:.80}{hint}")
         name, _, options = spec.partition(":")
         if name not in self:
             raise BadRequest(f"there is no {self.kind} {name!r}; the {self.kind}s are: {', '.join(sorted(self))}")

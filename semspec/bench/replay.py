@@ -155,7 +155,7 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
         if s["passes"]:  # the first of a batch carries the passes of all
             took = player.play(s["passes"], arms[s["arm"]])
         shares = {key: seconds / s["batch"] for key, seconds in took.items()}
-        spent = {"draft": shares["draft"], "score": shares["target"], "judge": shares[VERIFY]}
+        spent = {"draft": shares["draft"], "score": shares["target"], "verify": shares[VERIFY]}
         spent["host"] = s["stats"]["seconds"]["host"]
         made = {"seconds": sum(spent.values()), "seconds_recorded": s["seconds"]}
         replayed.append(s | made | {"stats": s["stats"] | {"seconds": spent}})

@@ -84,7 +84,7 @@ class Decoder:
         self.draft_length = FixedLength(length) if isinstance(length, int) else length
         self.undrafted = len(job.prompt)  # tokens that the drafter has not read
         self.state: Tensor | None = None  # the rule's state for this sequence
-        self.strict = False  # a loose rule repeated itself, and `exact` has taken over
+        self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking_open = job.thinking_open
 
     def decode(self) -> SequenceGenerator:
@@ -199,7 +199,7 @@ class Decoder:
         return draft, rule.layout(draft.tokens)
 
     def check_repetition(self, new: int) -> None:
-        """If a loose rule has led into a loop, use `exact` from here on."""
+        """If a lossy rule has led into a loop, use `exact` from here on."""
         # Repetition in the prompt does not count.
         loop = self.job.repetition_guard.find(self.context[len(self.job.prompt) :], new)
         if loop is not None:

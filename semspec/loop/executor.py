@@ -253,7 +253,7 @@ class Executor:
                     self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {what}"))
         seconds = self.clock() - start
         for task, _ in waiting:
-            task.stats.seconds["judge"] += seconds / len(waiting)
+            task.stats.seconds["verify"] += seconds / len(waiting)
         return seconds
 
     @staticmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-SECONDS = ("draft", "score", "judge", "host")  # keys of result files; "judge" is verification
+SECONDS = ("draft", "score", "verify", "host")
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Stats:
     relaxed: int = 0
     bonus: int = 0
     step_outcomes: Counter[str] = field(default_factory=Counter)  # outcome -> reasoning steps; see step_decoder.py
-    loops: int = 0  # times a loose rule repeated itself and was replaced by `exact`
+    loops: int = 0  # times a lossy rule repeated itself and was replaced by `exact`
     target_passes: int = 0  # that verified or generated; prefill does not count
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +22,7 @@ from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.quantised_formats import MAIN, READERS, Module, kept_bytes
 
+HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?|(?!\.)[\w.-]+/[\w.-]+/[\w.-]+\.gguf")
 FLOATS = ("BF16", "F16", "F32", "F64")
 ITEMSIZE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 INDEX = "model.safetensors.index.json"
@@ -29,6 +31,8 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.
 
 def locate(model: str | Path) -> Path:
     """The folder or GGUF file of a checkpoint given as such, or as a hub id (fetched into the hub's cache)."""
+    if not str(model).strip():
+        raise ModelError("the model's name is empty; give a folder, a .gguf file, or a hub id such as org/name")
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return path
@@ -40,14 +44,13 @@ def locate(model: str | Path) -> Path:
             raise ModelError(f"{path} is a folder without a config.json; give the folder of a Hugging Face checkpoint")
         return path
     name = str(model)
-    in_hub = name.count("/") == 2 and path.suffix == ".gguf"
-    if path.exists() or name.startswith((".", "/", "~")) or (name.count("/") > 1 and not in_hub):
+    if path.exists() or not HUB_ID.fullmatch(name):
         raise ModelError(
             f"{name} is no folder and no .gguf file; "
             + (_nearby(path) or "give one of these, or a hub id such as org/name or org/name/file.gguf")
         )
     try:
-        if in_hub:
+        if name.count("/") == 2:
             owner, repository, file = name.split("/")
             return Path(hf_hub_download(f"{owner}/{repository}", file))
         return Path(snapshot_download(name, allow_patterns=FILES))

@@ -80,7 +80,7 @@ def _completions(app: FastAPI, service: Service) -> None:
         return await service.answer(request, body)
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> Response:
         """The tokens of a text, or of a chat as the model sees it."""
         if body.model is not None:
             service.check_model(body.model)

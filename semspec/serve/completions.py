@@ -101,16 +101,18 @@ class Service:
             "max_model_len": length,
         }  # fmt: skip
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         if self._tokenizing >= MAX_TOKENIZE:  # else completions would wait for these
             raise HttpError(429, "many texts are being tokenized; try again later", "busy", retry_after=1)
         self._tokenizing += 1
         try:
             tokens = await self.tokenization.encode(body.to_encode)
+            found = {"count": len(tokens), "tokens": tokens, "max_model_len": self.card()["max_model_len"]}
+            if body.return_token_strs:
+                found["token_strs"] = await self.tokenization.token_texts(tokens)
+            return await self.tokenization.apart(JSONResponse, found)  # it may be long
         finally:
             self._tokenizing -= 1
-        found = {"count": len(tokens), "tokens": tokens, "max_model_len": self.card()["max_model_len"]}
-        return found | ({"token_strs": await self.tokenization.token_texts(tokens)} if body.return_token_strs else {})
 
     def close(self) -> None:
         if self._tokenization is not None:

@@ -23,9 +23,11 @@ KINDS = {
 }
 MAX_MESSAGE = 2000  # characters; an error may quote what a client sent
 MAX_LOCATION = 100
+TRIED = ("int", "str", "float", "bool")
 MESSAGES = {  # where pydantic's own message would describe the validator rather than the field
     "json_invalid": "is not valid JSON",
     "missing": "is required",
+    "too_short": "is empty",
     "model_type": "has to be a JSON object",
     "model_attributes_type": "has to be a JSON object, sent with the header Content-Type: application/json",
     "union_tag_invalid": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
@@ -70,9 +72,10 @@ def as_http_error(error: Exception) -> HttpError:
 
 def explain(error: RequestValidationError) -> str:
     """What is wrong with a body, in one line; values are not repeated, they may be anybody's text."""
-    first = max(error.errors(), key=lambda found: len(found["loc"]))  # of alternatives, the one that fitted best
-    # Between field names and indices pydantic puts the validators it tried, such as "function-after[..., str]".
-    parts = [str(part) for part in first["loc"][1:] if isinstance(part, int) or part.isidentifier()]
+    # Of alternatives, the one that fitted best; our own checks say more than that a list is no text.
+    first = max(error.errors(), key=lambda found: (len(found["loc"]), found["type"] == "value_error"))
+    # Between field names and indices pydantic puts what it tried, such as "function-after[..., str]" or "int".
+    parts = [str(p) for p in first["loc"][1:] if isinstance(p, int) or (p.isidentifier() and p not in TRIED)]
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:MAX_LOCATION]
         if name in Speculation.model_fields:

@@ -11,6 +11,7 @@ import traceback
 import uuid
 from typing import Any
 
+import transformers.utils.logging as transformers_logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semspec.serve.http_errors import HttpError, as_http_error
@@ -52,6 +53,9 @@ def configure(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers, root.level = [handler], logging.WARNING
     log.setLevel(level.upper())
+    logging.captureWarnings(True)
+    transformers_logging.disable_default_handler()  # or its lines would be no JSON
+    transformers_logging.enable_propagation()
 
 
 def say(what: str) -> None:

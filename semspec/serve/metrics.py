@@ -28,12 +28,15 @@ class Metrics:
         self.relaxed = self._counter(
             "spec_decode_num_relaxed_tokens", "Draft tokens accepted against the target's own choice.", rule
         )
-        self.steps = self._counter("spec_decode_num_sentences_drafted", "Reasoning steps drafted.", rule)
-        self.accepted_steps = self._counter("spec_decode_num_sentences_accepted", "Reasoning steps accepted.", rule)
+        # Of each pair of names the second is the former one.
+        drafted = ("spec_decode_num_reasoning_steps", "spec_decode_num_sentences_drafted")
+        accepted = ("spec_decode_num_accepted_reasoning_steps", "spec_decode_num_sentences_accepted")
+        self.steps = [self._counter(name, "Reasoning steps drafted.", rule) for name in drafted]
+        self.accepted_steps = [self._counter(name, "Reasoning steps accepted.", rule) for name in accepted]
         self.positions = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position in the draft.", ("position",)
         )
-        self.loops = self._counter("loops_detected", "Times a loose rule repeated itself and was replaced.", rule)
+        self.loops = self._counter("loops_detected", "Times a lossy rule repeated itself and was replaced.", rule)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, each prompt once.")
         self.tokens = self._counter("generation_tokens", "Tokens generated.")
         self.passes = self._counter("target_passes", "Target passes that verified or generated.", rule)
@@ -63,8 +66,10 @@ class Metrics:
         self.accepted.labels(name).inc(stats.accepted)
         self.relaxed.labels(name).inc(stats.relaxed)
         self.loops.labels(name).inc(stats.loops)
-        self.steps.labels(name).inc(stats.step_outcomes.total() - stats.step_outcomes["target"])
-        self.accepted_steps.labels(name).inc(stats.step_outcomes["accepted"])
+        for counter in self.steps:
+            counter.labels(name).inc(stats.step_outcomes.total() - stats.step_outcomes["target"])
+        for counter in self.accepted_steps:
+            counter.labels(name).inc(stats.step_outcomes["accepted"])
         self.passes.labels(name).inc(stats.target_passes)
         for i, n in enumerate(stats.accepted_per_position):
             self.positions.labels(str(i)).inc(n)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.serve.reasoning import Splitter
 from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
+
+T = TypeVar("T")
 
 
 class Tokenization:
@@ -33,12 +37,15 @@ class Tokenization:
     async def encode(self, prompt: Prompt | list[int]) -> list[int]:
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._tokenizer, prompt)
+        return await self.apart(encode, self._tokenizer, prompt)
 
     async def token_texts(self, tokens: list[int]) -> list[str]:
         """Each token as the tokenizer's vocabulary has it."""
-        convert = self._tokenizer.convert_ids_to_tokens
-        return await asyncio.get_running_loop().run_in_executor(self._thread, convert, tokens)
+        return await self.apart(self._tokenizer.convert_ids_to_tokens, tokens)
+
+    async def apart(self, work: Callable[..., T], *given: Any) -> T:
+        """What takes long is done on this thread, so that the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     def splitter(self, prompt: list[int]) -> Splitter:
         """For a chat's answer; some templates begin the thinking in the prompt."""

@@ -1,7 +1,7 @@
-"""Controls, not methods: baselines for loose rules. Lossy.
+"""Controls, not methods: baselines for lossy rules. Lossy.
 
 `accept-all` accepts every draft token that is not protected: the draft's text at the target's cost. `random` accepts a
-mismatch with a fixed probability: a loose rule that is no better at the same rate of relaxed tokens has learnt nothing
+mismatch with a fixed probability: a lossy rule that is no better at the same rate of relaxed tokens has learnt nothing
 about meaning.
 """
 
@@ -14,7 +14,7 @@ from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 
 
 @dataclass(frozen=True)

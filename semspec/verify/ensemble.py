@@ -21,7 +21,7 @@ from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 from semspec.verify.sampling import trial
 
 

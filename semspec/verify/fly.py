@@ -32,7 +32,7 @@ from semspec.errors import BadRequest
 from semspec.sampling.noise import SECOND
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude, normalised_entropy, partial_entropy
+from semspec.verify.lossy import conclude, normalised_entropy, partial_entropy
 
 CHOICES = {
     "entropy": ("partial", "full"),

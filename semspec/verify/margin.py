@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 
 
 @dataclass(frozen=True)

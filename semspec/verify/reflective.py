@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 
 PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 from semspec.verify.sampling import trial
 
 

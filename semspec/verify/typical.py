@@ -14,7 +14,7 @@ import torch
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 
 
 @dataclass(frozen=True)

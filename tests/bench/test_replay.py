@@ -49,7 +49,7 @@ def test_a_replay_charges_verification_and_the_host(finished: Path, tmp_path: Pa
     for old, new in zip(recorded, again, strict=True):
         spent = new["stats"]["seconds"]
         assert spent["host"] == old["stats"]["seconds"]["host"] > 0
-        assert (spent["judge"] > 0) == (old["arm"] in ("exact:k=3", "sampling"))
+        assert (spent["verify"] > 0) == (old["arm"] in ("exact:k=3", "sampling"))
         assert new["seconds"] == pytest.approx(sum(spent.values()))
     assert summary["replayed_passes"]["verify"] == sum(
         s["stats"]["steps"] for s in recorded if "exact" in s["arm"]

@@ -347,10 +347,12 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
 
 
 def test_the_targets_own_time_is_told_apart_from_the_drafts() -> None:
-    def spent(score: float, judge: float, draft: float) -> dict[str, Any]:
+    def spent(score: float, verify: float, draft: float, name: str = "verify") -> dict[str, Any]:
         stats = Stats.pooled([])
-        stats.seconds |= {"score": score, "judge": judge, "draft": draft}
+        stats.seconds = {"score": score, name: verify, "draft": draft}
         return {"stats": stats}
 
     samples = many(10, none=lambda i: spent(1.0, 0.2, 0.0), exact=lambda i: spent(0.25, 0.05, 3.0))
     assert figures(run_of("exact"), samples, "exact")["target_time_ratio"]["value"] == pytest.approx(4.0)
+    older = many(10, none=lambda i: spent(1.0, 0.2, 0.0, "judge"), exact=lambda i: spent(0.25, 0.05, 3.0, "judge"))
+    assert figures(run_of("exact"), older, "exact")["target_time_ratio"]["value"] == pytest.approx(4.0)

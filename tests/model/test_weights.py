@@ -127,11 +127,16 @@ def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
 
 
 def test_a_path_that_is_no_folder_is_refused(folder: Path) -> None:
-    for path in (folder / "nowhere", folder / "config.json", "./nowhere", "../nowhere/at/all", "a/b/c"):
+    for path in (folder / "nowhere", folder / "config.json", "./nowhere", "../nowhere/at/all", "a/b/c", "my model"):
         assert refusal(path) == (
             f"{path} is no folder and no .gguf file; give one of these, or a hub id such as org/name or "
             "org/name/file.gguf"
         )
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_model_needs_a_name(name: str) -> None:
+    assert "name is empty" in refusal(name)
 
 
 def test_a_hub_id_that_cannot_be_had_is_refused() -> None:

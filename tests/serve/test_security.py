@@ -223,6 +223,11 @@ def test_nothing_is_tokenized_for_what_is_refused(tiny: Live, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(Tokenization, "encode", encode)
+        for huge in ({"prompt": "a " * 9000}, {"prompt": ["a", "a" * 19_000]}):
+            refused = tiny.post("/v1/completions", {"model": "tiny", **huge})
+            assert refused.status_code == 400 and "characters" in refused.json()["error"]["message"]
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 9000}] * 2}
+        assert "characters" in tiny.post("/v1/chat/completions", chat).text
         many = tiny.post("/v1/completions", {"model": "tiny", "prompt": ["a"] * 4000})
         assert many.status_code == 400 and "at most 4" in many.json()["error"]["message"]
         patch.setattr(tiny.engine, "live", tiny.engine.slots + tiny.engine.queue)
