@@ -30,6 +30,7 @@ class Options:
     draft_min_p: float = 0.0  # a draft ends before a token whose top probability is below this; 0: off
     draft_max_entropy: float | None = None  # or whose entropy is above this many nats
     max_new_tokens: int | None = None  # default: 256, or what fits in the context if that is less
+    max_thinking_tokens: int | None = None  # then the end of thinking is forced, and the answer follows
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -47,7 +48,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work with any model."""
-        for name in ("num_draft_tokens", "max_new_tokens", "top_k", "seed", "logprobs"):
+        for name in ("num_draft_tokens", "max_new_tokens", "max_thinking_tokens", "top_k", "seed", "logprobs"):
             value = getattr(self, name)
             if name == "num_draft_tokens" and isinstance(value, str):
                 if value not in (AUTO, REPEATABLE):
@@ -74,6 +75,8 @@ class Options:
             raise BadRequest(f"max_draft_tokens is {self.max_draft_tokens}; give 1 or more")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
+        if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
+            raise BadRequest(f"max_thinking_tokens is {self.max_thinking_tokens}; give 0 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 top logprobs to report for each token")
         if not all(self.stop_strings):
@@ -125,12 +128,11 @@ class Options:
         return RepetitionGuard(self.loop_repeats, self.loop_period)
 
     def draft_length(self) -> int | str:
-        """The requested draft length, or the verifier's default."""
-        return (
-            verify.make(self.verifier).default_draft_tokens()
-            if self.num_draft_tokens is None
-            else self.num_draft_tokens
-        )
+        """The requested draft length, or the verifier's default: automatic where the text is the same with any."""
+        if self.num_draft_tokens is not None:
+            return self.num_draft_tokens
+        rule = verify.make(self.verifier)
+        return AUTO if rule.same_text else rule.default_draft_tokens()
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)

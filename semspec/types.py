@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COLDEST = 1e-6  # in float32, lower temperatures divide by nothing and mean argmax
 Origin = Literal["draft", "relaxed", "target"]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "thinking", "cancelled"]  # thinking: the length ended inside it
 StepOutcome = Literal["accepted", "refused", "handed over"]
 
 

@@ -195,7 +195,8 @@ class Bench:
                     "text": text,
                     "tokens": [t for r in turns for t in r.tokens],
                     "origins": "".join(LETTER[o] for r in turns for e in r.events for o in e.origins),
-                    "finish_reason": turns[-1].finish_reason,
+                    # Cut off is cut off, inside the thinking or after it.
+                    "finish_reason": "length" if turns[-1].finish_reason == "thinking" else turns[-1].finish_reason,
                     "correct": self._score(problem, text),
                     "seconds": seconds,
                     "batch": len(group),

@@ -95,6 +95,9 @@ MaxNewTokens = Annotated[
     int | None,
     _sampling("--max-new-tokens", "-n", help="Maximum tokens to generate; 256 by default, or what still fits."),
 ]
+MaxThinkingTokens = Annotated[
+    int | None, _sampling(help="Tokens of thinking after which its end is forced and the answer follows.")
+]
 Temperature = Annotated[float, _sampling("--temperature", "-t", help="Sampling temperature; 0 is greedy.")]
 TopK = Annotated[int, _sampling(help="Sample from the k most likely tokens; 0: off.")]
 TopP = Annotated[float, _sampling(help="Sample from the most likely tokens with this total probability; 1: off.")]
@@ -156,6 +159,7 @@ class GenerationArguments(SpeculationArguments):
     max_draft_tokens: MaxDraftTokens = MAX_DRAFT_TOKENS
     allow_lossy: AllowLossy = True
     max_new_tokens: MaxNewTokens = None
+    max_thinking_tokens: MaxThinkingTokens = None
     temperature: Temperature = 0.0
     top_k: TopK = 0
     top_p: TopP = 1.0

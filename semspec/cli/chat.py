@@ -36,7 +36,11 @@ HELP = {
     "/help": "this list; //text sends a message that begins with a slash",
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
 }
-ENDINGS = {"cancelled": "stopped", "length": "truncated at max_new_tokens"}
+ENDINGS = {
+    "cancelled": "stopped",
+    "length": "truncated at max_new_tokens",
+    "thinking": "max_new_tokens reached while still thinking: no answer (--max-thinking-tokens forces one)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

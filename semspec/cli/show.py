@@ -61,11 +61,16 @@ def summary(result: Result) -> str:
     """One line of figures."""
     s = result.stats
     seconds = sum(s.seconds.values())
+    ending = str(result.finish_reason)
+    if result.finish_reason == "thinking":
+        ending = "still thinking at max_new_tokens: no answer (--max-thinking-tokens forces one)"
+    elif result.thinking_cut:
+        ending += ", thinking cut"
     kind = "lossless" if result.lossless else f"{'sparse, ' if result.sparse else ''}{s.relaxed} relaxed"
     return (
         f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "
         f"tau {s.tau:.2f} · {s.accepted}/{s.drafted} drafted tokens accepted · {s.target_passes} target passes · "
-        f"{result.finish_reason}"
+        f"{ending}"
     )
 
 
@@ -77,6 +82,7 @@ def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
         "origins": [origin for event in result.events for origin in event.origins],
         "relaxed": relaxed_tokens(result, spelling),
         "finish_reason": result.finish_reason,
+        "thinking_cut": result.thinking_cut,
         "verifier": result.verifier,
         "lossless": result.lossless,
         "sparse": result.sparse or None,

@@ -7,6 +7,7 @@ Closing the generator at any point releases its slots.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from semspec.loop.draft_length import TARGET_ONLY_TOKENS, DraftLengthPolicy, FixedLength
+from semspec.loop.draft_length import TARGET_ONLY_TOKENS, DraftLengthPolicy, FixedLength, Round
 from semspec.loop.repetition import RepetitionGuard
 from semspec.loop.stats import Stats
+from semspec.loop.thinking import Thinking
+from semspec.sampling.draw import logprobs_of
 from semspec.sampling.noise import TARGET
 from semspec.text.steps import Steps
 from semspec.types import (
@@ -58,8 +61,7 @@ class Job:
     stop: frozenset[int] = frozenset()
     halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
     protected: Tensor | None = None  # [V] tokens that no rule may relax
-    thinking: tuple[int, int] | None = None  # relax only between these two tokens; None: everywhere
-    thinking_open: bool = False  # the prompt ends inside the thinking, as in some chat templates
+    thinking: Thinking | None = None  # None: the model has no markers of thinking
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
     steps: Steps | None = None  # where reasoning steps end, for step rules
     referee: Referee | None = None  # for rules that need one
@@ -85,7 +87,7 @@ class Decoder:
         self.undrafted = len(job.prompt)  # tokens that the drafter has not read
         self.state: Tensor | None = None  # the rule's state for this sequence
         self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
-        self.thinking_open = job.thinking_open
+        self.thinking = job.thinking
 
     def decode(self) -> SequenceGenerator:
         slots: list[int] = []
@@ -96,7 +98,9 @@ class Decoder:
             end = len(self.context) + self.job.max_new_tokens
             finish: FinishReason | None = None
             while finish is None:
-                event = yield from self.advance(end - len(self.context))
+                left = end - len(self.context)
+                over = self.thinking is not None and self.thinking.over
+                event = yield from (self.end_thinking(left) if over else self.advance(left))
                 finish = event.finish_reason
                 yield event
         finally:
@@ -110,12 +114,26 @@ class Decoder:
             return (yield from self.speculate(left))
         return (yield from self.decode_target(DECODE_TOKENS, left))
 
+    def end_thinking(self, left: int) -> Generator[Request, Any, Event]:
+        """The thinking has had its tokens: its end marker follows, whatever the target would have written."""
+        assert self.thinking is not None
+        tokens, logprobs = [self.thinking.end], None
+        if self.job.logprobs is not None:
+            rows: ScoreOutput = yield Score(self.target, self.slot, self.pending(), keep=1)
+            logprobs = logprobs_of(rows.logits, tokens, self.job.logprobs)
+        self.thinking.cut = True
+        _, finish = self.cut(tokens, left)
+        self.stats.observe(drafted=0, accepted=0)
+        self.undrafted += 1
+        return self.commit(tokens, logprobs, finish)
+
     def speculate(self, left: int) -> Generator[Request, Any, Event]:
         """A round with the draft length of the policy, perhaps 0, whose result the policy observes."""
         # The target always adds a token of its own, so a draft is at least one shorter than what is left.
         n, before = self.draft_length.length(), dict(self.stats.seconds)
         # Do not learn from the seconds of a round in which a model reads more than its last token.
-        timed = len(self.pending()) == 1 and not (n and self.undrafted)
+        prompt = len(self.pending()) > 1
+        timed = not prompt and not (n and self.undrafted)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
             draft: Draft = yield from self.drafter.propose(self.context, request)
@@ -126,7 +144,8 @@ class Decoder:
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}
             target = sum(spent.values()) - spent["draft"]
-            self.draft_length.observe(min(n, left - 1), len(event.tokens), spent["draft"], target, timed=timed)
+            made = (min(n, left - 1), event.drafted, len(event.tokens), spent["draft"], target, timed, prompt)
+            self.draft_length.observe(Round(*made))
         return event
 
     def check(self, draft: Draft, rule: Rule, left: int) -> Generator[Request, Any, Event]:
@@ -189,11 +208,12 @@ class Decoder:
 
     def outside_thinking(self) -> bool:
         """Whether only the thinking may be relaxed, and it has not started or has ended."""
-        return self.job.thinking is not None and not self.thinking_open
+        return self.thinking is not None and self.thinking.relax_only and not self.thinking.open
 
     def fit(self, draft: Draft, rule: Rule) -> tuple[Draft, list[int]]:
         """The draft with its layout, shortened to what fits into the slot and to one side of the end of thinking."""
-        space, end = self.target.capacity - len(self.context), self.job.thinking[1] if self.job.thinking else None
+        space = self.target.capacity - len(self.context)
+        end = self.thinking.end if self.thinking and self.thinking.relax_only else None
         while draft.tokens and (len(rule.layout(draft.tokens)) > space or end in draft.tokens[:-1]):
             draft = draft.first(len(draft.tokens) - 1)
         return draft, rule.layout(draft.tokens)
@@ -218,21 +238,25 @@ class Decoder:
     def cut(self, tokens: list[int], left: int) -> tuple[int, FinishReason | None]:
         """How many of these tokens belong to the answer, and its finish reason if it ends there."""
         ends = [i + 1 for i, token in enumerate(tokens) if token in self.job.stop][:1]
-        count = min([len(tokens), left, *ends])
+        room = self.thinking.room(tokens) if self.thinking and not self.thinking.over else len(tokens)
+        count = min([room, left, *ends])
         halted = self.job.halt(tokens[:count]) if self.job.halt else None
         if halted is not None:
             return halted, "stop"
         if ends and count == ends[0]:
             return count, "stop"
-        return count, "length" if count == left else None
+        if count < left:
+            return count, None
+        inside = copy.copy(self.thinking)
+        if inside is not None:
+            inside.feed(tokens[:count])
+        return count, "thinking" if inside is not None and inside.open else "length"
 
     def commit(self, tokens: list[int], logprobs: list[TokenLogprob] | None, finish: FinishReason | None) -> Event:
         """Append tokens to the context and drop what the target cached after them."""
         self.context += tokens
-        if self.job.thinking is not None:
-            begin, end = self.job.thinking
-            marks = (token == begin for token in reversed(tokens) if token in (begin, end))
-            self.thinking_open = next(marks, self.thinking_open)
+        if self.thinking is not None:
+            self.thinking.feed(tokens)
         if not (self.job.rule.lossless or self.strict):
             self.check_repetition(len(tokens))
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))

@@ -4,7 +4,9 @@ The expected tokens per second of a draft of n tokens are
     rate(n) = (1 + s_1 + s_1 s_2 + ... + s_1 ... s_n) / (draft(n) + target(n)),     rate(0) = 1 / target(0)
 s_i is the probability that draft token i is accepted if those before it were, estimated from the text so far; draft(n)
 and target(n) are seconds, measured while running. `AdaptiveLength` takes the length with the best rate, which may be 0.
-Now and then it tries other lengths, for a small share of the time, so that a wrong estimate is corrected.
+Now and then it tries other lengths, for a small share of the time, so that a wrong estimate is corrected. Whatever it
+estimates, it keeps account of what drafts have cost or saved against the target alone, and stops drafting while they
+owe more than a small share of the time.
 `RepeatableLength` does the same by costs that are known beforehand, so that its lengths do not depend on a clock.
 Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acceptance rate for all positions.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -24,11 +26,20 @@ class DraftLengthPolicy(Protocol):
         """How many tokens to draft; 0: target only for a few tokens."""
         ...
 
-    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        """A round with a draft of `requested` tokens committed `tokens`, the bonus token included, in `draft` and
-        `target` seconds. `timed` False: do not learn from the seconds; they include prefill, say.
-        """
-        ...
+    def observe(self, made: Round) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What came of a draft length."""
+
+    requested: int
+    drafted: int  # less than requested where the drafter had no more to propose
+    tokens: int  # committed, the bonus token included
+    draft: float  # seconds
+    target: float
+    timed: bool = True  # False: they include what a model had to read first
+    prompt: bool = False  # which was the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +51,26 @@ class FixedLength:
     def length(self) -> int:
         return self.n
 
-    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+    def observe(self, made: Round) -> None:
         pass
 
 
 DECAY = 0.95  # of the weight of older rounds, per round
-PRIOR_ACCEPTANCE = 0.7  # acceptance rate before any draft
+PRIOR_ACCEPTANCE = 0.7  # acceptance rate before any draft of a model,
+PRIOR_LOOKUP = 0.4  # and of a lookup in the text
 PRIOR_TOKENS = 2.0  # weight of a prior, in tokens
 RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not
 MAX_SLOWDOWN = 3.0  # a round's seconds are clipped to this many times the expected ones
+PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, before any was measured
+MAX_EXCESS = 1.25  # the same for what drafts are charged with: a slow moment of the machine is not theirs
 RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
 EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
+ALLOWANCE = 0.01  # share of the target's time alone that drafts may cost in the long run,
+RESERVE = 3.0  # and at first, in tokens of the target alone,
+MAX_RESERVE = 12.0  # and after they have saved as much
 MAX_DRAFT_TOKENS = 16  # longest draft that is considered
-INITIAL_LENGTHS = (4, 4, 0, 0)  # tried first; each twice, since the first time is often slow
+INITIAL_LENGTHS = (4, 2, 0)  # tried first; the first of them reads the prompt and is not timed
+INITIAL_LOOKUPS = (0, 2)
 TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft
 MIN_SECONDS = 1e-9  # against division by zero
 
@@ -72,7 +90,10 @@ def rates(chances: Iterable[float], draft: Callable[[int], float], target: Calla
 class AdaptiveLength:
     """Learns while running. One may serve several sequences, at the same time or one after the other."""
 
-    def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1) -> None:
+    def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1, lookup: bool = False) -> None:
+        """`lookup`: drafts cost nothing to make, are worth less, and are often empty."""
+        self.lookup = lookup
+        self.prior = PRIOR_LOOKUP if lookup else PRIOR_ACCEPTANCE
         self.max_tokens, self.min_tokens = max(max_tokens, min_tokens), min_tokens  # of a draft that is not empty
         # By position; older rounds weigh less.
         self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
@@ -80,14 +101,17 @@ class AdaptiveLength:
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
-        self.planned = deque(self._clamp(n) for n in INITIAL_LENGTHS)
+        self.reserve = RESERVE  # tokens that the target alone could have written in the time drafts have saved
+        self.planned = deque(self._clamp(n) for n in (INITIAL_LOOKUPS if lookup else INITIAL_LENGTHS))
         self.next_candidate = 0
 
     def length(self) -> int:
         if self.planned:
             return self.planned.popleft()
-        if not self.draft.timed:  # sequences that started together may all have been in prefill
+        if not (self.draft.timed or self.lookup):  # sequences that started together may all have been in prefill
             return self._clamp(INITIAL_LENGTHS[0])
+        if self.reserve < 0:
+            return 0
         other = self._explore()
         if other is None:
             return self.best
@@ -95,18 +119,29 @@ class AdaptiveLength:
             self.planned.append(other)
         return other
 
-    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        requested = min(requested, self.max_tokens)
-        if self.rates:
-            lost = draft + target - tokens / self.rates[self.best]
-            self.credit += EXPLORATION * (draft + target) - (max(lost, 0.0) if requested != self.best else 0.0)
+    def observe(self, made: Round) -> None:
+        requested = min(made.requested, self.max_tokens)
+        if self.rates and not made.prompt:
+            self._keep_account(made, requested)
+        if requested and not made.drafted:  # nothing was found, which says nothing about drafts
+            return
         if requested:
-            self._count(requested, tokens - 1)
-        if timed:
-            self.draft.add(requested, draft)
-            self.target.add(requested, target if requested else target / max(tokens, 1))
+            self._count(requested, made.tokens - 1)
+        if made.timed:
+            self.draft.add(requested, made.draft)
+            self.target.add(requested, made.target if requested else made.target / max(made.tokens, 1))
         if self.target.recent:
             self._update_rates()
+
+    def _keep_account(self, made: Round, requested: int) -> None:
+        """Of what this round cost against the best length, and against the target alone."""
+        spent = made.draft + made.target
+        lost = spent - made.tokens / self.rates[self.best]
+        self.credit += EXPLORATION * spent - (max(lost, 0.0) if requested != self.best else 0.0)
+        expected = self.draft.of(requested) + self.target.of(requested) if requested else spent
+        tokens = min(spent, MAX_EXCESS * expected) * self.rates[0]  # of the target alone, in that time
+        saved = made.tokens - tokens if requested else 0.0
+        self.reserve = min(self.reserve + saved + ALLOWANCE * tokens, MAX_RESERVE)
 
     def _count(self, requested: int, accepted: int) -> None:
         """Every position up to the first rejected one was tested; a draft that ended early counts as rejected there."""
@@ -118,7 +153,7 @@ class AdaptiveLength:
             self.tested[i] += 1
 
     def _update_rates(self) -> None:
-        mean = (PRIOR_TOKENS * PRIOR_ACCEPTANCE + sum(self.accepted)) / (PRIOR_TOKENS + sum(self.tested))
+        mean = (PRIOR_TOKENS * self.prior + sum(self.accepted)) / (PRIOR_TOKENS + sum(self.tested))
         counts = zip(self.accepted, self.tested, strict=True)
         chances = [(accepted + PRIOR_TOKENS * mean) / (tested + PRIOR_TOKENS) for accepted, tested in counts]
         estimates = rates(chances, self.draft.of, self.target.of)
@@ -162,9 +197,9 @@ class RepeatableLength(AdaptiveLength):
             self.target.add(n, 1 + row_cost * n)
         self._update_rates()
 
-    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        cost = 1 + self.row_cost * requested if requested else float(tokens)
-        super().observe(requested, tokens, self.draft_cost * requested, cost, timed=False)
+    def observe(self, made: Round) -> None:
+        cost = 1 + self.row_cost * made.drafted if made.requested else float(made.tokens)
+        super().observe(replace(made, draft=self.draft_cost * made.drafted, target=cost, timed=False, prompt=False))
 
 
 class DraftLengths:
@@ -175,8 +210,8 @@ class DraftLengths:
         self.size = size
         self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
 
-    def of(self, key: Hashable, max_tokens: int, min_tokens: int) -> AdaptiveLength:
-        policy = self._policies.setdefault(key, AdaptiveLength(max_tokens, min_tokens))
+    def of(self, key: Hashable, max_tokens: int, min_tokens: int, lookup: bool = False) -> AdaptiveLength:
+        policy = self._policies.setdefault(key, AdaptiveLength(max_tokens, min_tokens, lookup))
         self._policies.move_to_end(key)
         if len(self._policies) > self.size:
             self._policies.popitem(last=False)
@@ -221,7 +256,7 @@ class Seconds:
         """Least squares over (length, seconds, weight)."""
         weight = sum(w for *_, w in points)
         if not points:
-            self.mean_seconds = self.median[0]
+            self.mean_seconds, self.slope = self.median[0], (0.0 if self.through_zero else PRIOR_SLOPE * self.median[0])
         elif self.through_zero:
             self.slope = sum(s * w for _, s, w in points) / sum(n * w for n, _, w in points)
         else:

@@ -65,6 +65,11 @@ class StepDecoder(Decoder):
             self.record(event, ["handed over"], drafted)
         return event
 
+    def end_thinking(self, left: int) -> Generator[Request, Any, Event]:
+        event = yield from super().end_thinking(left)
+        self.track_steps(event.tokens)
+        return event
+
     def propose(self, left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
         """The draft's steps, perhaps with a part of another after the last whole one; and how the last of all ended."""
         rule, step = self.step_rule, copy.copy(self.step)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from semspec import verify
 from semspec.draft import REGISTRY as DRAFTERS
-from semspec.draft import NoDrafter, WithinContext
+from semspec.draft import DrafterKind, NoDrafter, WithinContext
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job, Referee
 from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths, RepeatableLength
+from semspec.loop.thinking import Thinking
 from semspec.model.wrapper import unwrap
 from semspec.options import REPEATABLE, Options
 from semspec.pair.resources import Resources
@@ -57,7 +58,6 @@ class Preparer:
         tokens = self._encode(prompt)
         text = TextStream(self.resources.tokenizer, tokens, options.stop_strings)
         seed = secrets.randbits(62) if options.seed is None else options.seed
-        thinking = self._thinking(options.relax_span)
         job = Job(
             prompt=tokens,
             rule=rule,
@@ -67,8 +67,7 @@ class Preparer:
             stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.resources.eos),
             halt=text.feed,
             protected=self.resources.protected,
-            thinking=thinking,
-            thinking_open=thinking is not None and opens_thinking(self.resources.tokenizer, tokens, thinking),
+            thinking=self._thinking(tokens, options),
             logprobs=options.logprobs,
             steps=self.resources.steps(rule.max_step_tokens, rule.delimiters) if isinstance(rule, StepRule) else None,
             referee=self._referee(options.referee),
@@ -98,11 +97,12 @@ class Preparer:
         if length == REPEATABLE:
             row_cost = ROW_COST.get(self.target.device.type, ROW_COST["cuda"])
             return RepeatableLength(self._draft_cost(options), row_cost, *lengths)
-        return self.lengths.of((rule, options.drafter, options.early_exit, options.max_draft_tokens), *lengths)
+        key = (rule, options.drafter, options.early_exit, options.max_draft_tokens)
+        return self.lengths.of(key, *lengths, lookup=not self._kind(options).needs_model)
 
     def _draft_cost(self, options: Options) -> float:
         """What a draft token takes, in target passes, by the models' sizes: no clock, so the same in every run."""
-        if self.draft is None or (options.drafter_kind is not None and not options.drafter_kind.needs_model):
+        if self.draft is None or not self._kind(options).needs_model:
             return 0.0
         draft, target = (getattr(unwrap(runner), "shape", None) for runner in (self.draft, self.target))
         return draft.parameters / target.parameters if draft and target else UNKNOWN_DRAFT_COST
@@ -147,14 +147,19 @@ class Preparer:
         text_of = self.resources.text_of
         return lambda so_far, step: referee(text_of(so_far), text_of(step))
 
-    def _thinking(self, relax_span: str) -> tuple[int, int] | None:
-        if relax_span == "all":
+    def _thinking(self, prompt: list[int], options: Options) -> Thinking | None:
+        relax_only, limit = options.relax_span == "thinking", options.max_thinking_tokens
+        markers = self.resources.thinking
+        if markers is None:
+            if relax_only or limit is not None:
+                what = "relax_span 'thinking'" if relax_only else "max_thinking_tokens"
+                raise BadRequest(f"{what} needs a model that thinks between markers such as <think>; leave it out")
             return None
-        if self.resources.thinking is None:
-            raise BadRequest(
-                "relax_span 'thinking' needs a model that thinks between markers such as <think>; give all"
-            )
-        return self.resources.thinking
+        is_open = opens_thinking(self.resources.tokenizer, prompt, markers)
+        return Thinking(*markers, is_open, limit, relax_only)
+
+    def _kind(self, options: Options) -> DrafterKind:
+        return options.drafter_kind or DRAFTERS["ngram" if self.draft is None else "model"]()
 
     def _drafter(self, rule: Rule, options: Options) -> Drafter:
         if not rule.speculates:
@@ -163,7 +168,7 @@ class Preparer:
             raise BadRequest(f"verifier {rule.name!r} needs a draft model; load the pair with draft=...")
         if self.draft is None and options.early_exit.enabled:
             raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
-        kind = options.drafter_kind or DRAFTERS["ngram" if self.draft is None else "model"]()
+        kind = self._kind(options)
         if self.draft is None and kind.needs_model:
             raise BadRequest(
                 f"drafter {kind.name!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"

@@ -24,7 +24,8 @@ class Result:
     stats: Stats
     lossless: bool  # the text is, or is distributed as, the target's own
     sparse: str  # what the target left out when it checked drafts, in words; empty: nothing
-    finish_reason: FinishReason | None  # None: not finished yet
+    finish_reason: FinishReason | None  # None: not finished yet; "thinking": max_new_tokens ended inside the thinking
+    thinking_cut: bool  # its end was forced by max_thinking_tokens
     verifier: str
     seed: int
     prompt_tokens: int
@@ -72,6 +73,7 @@ class Ticket:
             lossless=self.job.rule.lossless and not self.sparse,
             sparse=self.sparse,
             finish_reason=finish or ("cancelled" if self.task.done else None),
+            thinking_cut=self.job.thinking is not None and self.job.thinking.cut,
             verifier=self.job.rule.name,
             seed=self.job.sampling.seed,
             prompt_tokens=len(self.job.prompt),

@@ -70,7 +70,7 @@ class Answer(ABC):
         choices = []
         for i, choice in enumerate(self.choices):
             logprobs = self.logprobs(choice, choice.logprobs) if choice.logprobs else None
-            shaped = {"index": i, **self.message(choice), "logprobs": logprobs, "finish_reason": choice.finish}
+            shaped = {"index": i, **self.message(choice), "logprobs": logprobs, **ending(choice.finish)}
             choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
         return self._frame(self.kind) | {"choices": choices} | self._totals()
 
@@ -92,7 +92,7 @@ class Answer(ABC):
         logprobs = self.logprobs(choice, message.logprobs) if message.logprobs else None
         if not (parts or logprobs or message.finish or self.trace):
             return None
-        shaped = {"index": message.choice, **self.delta(parts), "logprobs": logprobs, "finish_reason": message.finish}
+        shaped = {"index": message.choice, **self.delta(parts), "logprobs": logprobs, **ending(message.finish)}
         if self.trace:
             shaped["trace"] = trace_of(message, parts)
         return self._frame(self.chunk_kind) | {"choices": [shaped]}
@@ -169,6 +169,11 @@ class TextAnswer(Answer):
             "top_logprobs": [{_text(raw): p for raw, p in t.top} for t in tokens],
             "text_offset": offsets,
         }
+
+
+def ending(finish: str | None) -> dict[str, Any]:
+    """Why an answer ended, as OpenAI names it; that it ended inside the thinking is said beside that."""
+    return {"finish_reason": "length", "stop_reason": "thinking"} if finish == "thinking" else {"finish_reason": finish}
 
 
 def _entry(raw: bytes, logprob: float) -> dict[str, Any]:

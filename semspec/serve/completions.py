@@ -129,6 +129,7 @@ class Service:
             stop=body.stops,
             stop_ids=body.stop_token_ids,
             ignore_eos=body.ignore_eos,
+            max_thinking_tokens=body.max_thinking_tokens,
             logprobs=body.num_top_logprobs,
         )
 

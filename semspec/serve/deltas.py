@@ -47,7 +47,7 @@ class Finished:
     """One answer, complete or not, and what it took. Times in seconds since the request arrived."""
 
     choice: int
-    outcome: str  # stop, length, aborted, deadline or error
+    outcome: str  # stop, length, thinking, aborted, deadline or error
     stats: Stats
     rounds: list[tuple[int, int]]  # drafted and accepted in each
     verifier: str

@@ -12,7 +12,7 @@ from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
 
 PREFIX = "semspec:"
-SUCCESSES = ("stop", "length")
+SUCCESSES = ("stop", "length", "thinking")
 FAILURES = ("aborted", "deadline", "error")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

@@ -159,6 +159,9 @@ class RequestBase(Lenient):
     stop: StopString | Stops | None = None
     stop_token_ids: Annotated[list[Token], Field(fail_fast=True), _at_most(64)] = []
     ignore_eos: bool = False
+    max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="Tokens of thinking after which its end is forced and the answer follows."
+    )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     deadline: Annotated[float, Field(gt=0)] | None = Field(None, description="Seconds this request may take.")

@@ -49,7 +49,8 @@ def check_defaults(settings: Settings) -> None:
 def _capped(options: Options, settings: Settings) -> Options:
     """A rule's own lengths give way to the server's limit: nobody has asked for them."""
     rule, limit = verify.make(options.verifier), settings.limits.draft_tokens
-    too_long = options.num_draft_tokens is None and rule.default_draft_tokens() > limit
+    length = options.draft_length()
+    too_long = options.num_draft_tokens is None and isinstance(length, int) and length > limit
     return dataclasses.replace(
         options,
         verifier=_capped_rule(rule, settings),

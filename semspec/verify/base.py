@@ -51,6 +51,7 @@ class Rule(ABC):
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # False: draft ids suffice, and the draft is greedy
+    same_text: ClassVar[bool] = False  # whatever is drafted; so its draft lengths may follow a clock, as `auto` does
     speculates: ClassVar[bool] = True  # False: target only, no drafts
     draft_tokens: ClassVar[int] = 8  # default draft length
 

@@ -21,6 +21,7 @@ class Exact(Rule):
     name = "exact"
     title = "Exact match"
     lossless = True
+    same_text = True
 
     couple: bool = field(default=False, metadata={"label": "the draft draws with the target's noise"})
 

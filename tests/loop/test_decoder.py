@@ -16,6 +16,7 @@ from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.repetition import RepetitionGuard
 from semspec.loop.stats import Stats
+from semspec.loop.thinking import Thinking
 from semspec.types import Drafter, Event, Sampling
 from semspec.verify.exact import Exact
 from tests.fakes import FakeRunner, Logits, blend, chain, greedy, script
@@ -288,7 +289,9 @@ def test_only_thinking_is_relaxed_if_so_requested():
     draft = script([2, begin, 3, 3, 5, 5, end, 7, 7, 2, 2, 2], VOCAB, len(PROMPT))  # wrong at every other token
     protected = torch.zeros(VOCAB, dtype=torch.bool)
     protected[[begin, end]] = True
-    job = Job(PROMPT, verify.make("accept-all"), 4, 12, protected=protected, thinking=(begin, end))
+    job = Job(
+        PROMPT, verify.make("accept-all"), 4, 12, protected=protected, thinking=Thinking(begin, end, relax_only=True)
+    )
     tokens, origins, stats = run(job, target, draft)
     # The round in which thinking begins is verified by `exact` to its end, so the 2 after it is the target's.
     assert tokens == [1, begin, 2, 3, 5, 5, end, 6, 7, 1, 2, 3]
@@ -301,8 +304,7 @@ def test_only_thinking_is_relaxed_if_so_requested():
         4,
         4,
         protected=protected,
-        thinking=(begin, end),
-        thinking_open=True,
+        thinking=Thinking(begin, end, open=True, relax_only=True),
     )
     assert run(inside, script([1], VOCAB, 0), script([2], VOCAB, 0))[2].relaxed > 0, "a prompt may open the thinking"
 

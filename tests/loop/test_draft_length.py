@@ -19,6 +19,7 @@ from semspec.loop.draft_length import (
     DraftLengths,
     FixedLength,
     RepeatableLength,
+    Round,
     Seconds,
 )
 from semspec.loop.executor import Executor
@@ -34,7 +35,7 @@ class NoSpeculation:
     def length(self) -> int:
         return 0
 
-    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+    def observe(self, made: Round) -> None:
         pass
 
 
@@ -47,6 +48,8 @@ class World:
     row: float = 0.0
     noise: float = 0.0  # of the clock
     hiccup: float = 1.0  # slowdown of one round in a hundred
+    found: float = 1.0  # share of rounds in which the drafter has anything to propose
+    overhead: float = 0.0  # of a round with or without a proposal, against tokens of the target alone
     seed: int = 0
     used: Counter[int] = field(default_factory=Counter)
 
@@ -55,13 +58,14 @@ class World:
         rng, clock, done, catching_up = random.Random(self.seed), 0.0, 0, True
         while done < tokens:
             n = policy.length()
-            accepted = 0
-            while accepted < n and rng.random() < self.chance(accepted, done):
+            accepted, drafted = 0, n if self.found == 1 or rng.random() < self.found else 0
+            while accepted < drafted and rng.random() < self.chance(accepted, done):
                 accepted += 1
             slow = (1 + self.noise * (2 * rng.random() - 1)) * (self.hiccup if rng.random() < 0.01 else 1.0)
             got = accepted + 1 if n else TARGET_ONLY_TOKENS
-            draft, target = slow * self.cost * n, slow * ((1 + self.row * n) if n else TARGET_ONLY_TOKENS)
-            policy.observe(n, got, draft, target, timed=not (catching_up and n) and done > 0)
+            target = slow * ((1 + self.overhead + self.row * drafted) if n else TARGET_ONLY_TOKENS)
+            draft, timed = slow * self.cost * drafted, not (catching_up and n) and done > 0
+            policy.observe(Round(n, drafted, got, draft, target, timed, prompt=not done))
             catching_up = n == 0
             clock, done = clock + draft + target, done + got
             self.used[n] += 1
@@ -133,13 +137,49 @@ def test_repeatable_lengths_follow_the_tokens_and_no_clock(chance: float, cost: 
         for _ in range(400):
             found.append(policy.length())
             accepted = next((i for i in range(found[-1]) if rng.random() > chance), found[-1])
-            policy.observe(found[-1], accepted + 1, slow * rng.random(), slow, timed=rng.random() < 0.5)
+            made = Round(found[-1], found[-1], accepted + 1, slow * rng.random(), slow, timed=rng.random() < 0.5)
+            policy.observe(made)
         return found
 
     one, other = (lengths(RepeatableLength(cost, row), slow) for slow in (1e-6, 50.0))
     assert one == other and max(one) <= 16
     fixed = min(world().seconds(FixedLength(n)) for n in LENGTHS)
     assert world().seconds(RepeatableLength(cost, row)) < 1.10 * min(fixed, world().seconds(NoSpeculation()))
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("row", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("found", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("overhead", [0.0, 0.15])
+def test_lookups_never_cost_more_than_a_small_share(chance: float, row: float, found: float, overhead: float):
+    """Neither in the first answer nor later, whatever a longer pass, an empty lookup or a round of its own costs."""
+    for tokens, bound in ((256, 1.04), (2000, 1.025)):
+        worlds = [World(lambda i, n: chance, 0.0, row, 0.1, seed=s, found=found, overhead=overhead) for s in range(3)]
+        taken = [world.seconds(AdaptiveLength(lookup=True), tokens) for world in worlds]
+        assert sum(taken) / 3 < bound
+        if chance == 0.9 and found == 0.9:
+            assert max(taken) < (0.75 if row < 0.3 else 0.95), "and where they are right, they are used"
+
+
+@pytest.mark.parametrize(("cost", "row"), [(0.05, 0.3), (0.5, 0.05), (1.0, 0.3)])
+def test_nor_do_drafts_that_are_always_wrong(cost: float, row: float):
+    for tokens, bound in ((256, 1.05), (2000, 1.025)):
+        taken = [
+            World(lambda i, n: 0.0, cost, row, 0.1, seed=seed).seconds(AdaptiveLength(), tokens) for seed in range(3)
+        ]
+        assert sum(taken) / 3 < bound
+
+
+def test_a_lookup_that_found_nothing_says_nothing_about_drafts():
+    policy = AdaptiveLength(lookup=True)
+    policy.observe(Round(0, 0, 4, 0.0, 4.0))
+    before = policy.rates
+    for _ in range(50):
+        policy.observe(Round(4, 0, 1, 0.0, 1.0))
+    assert policy.rates == before and policy.reserve > 0
+    for _ in range(50):
+        policy.observe(Round(4, 0, 1, 0.0, 1.2))
+    assert policy.rates == before and policy.reserve < 0 and policy.length() == 0, "but what they cost is counted"
 
 
 def test_a_cap_holds_for_automatic_lengths():
@@ -231,14 +271,15 @@ def test_rounds_with_prefill_are_not_timed():
     observed = 0
 
     class Watching(AdaptiveLength):
-        def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
+        def observe(self, made: Round) -> None:
             nonlocal observed
-            seen.append((requested, timed))
-            observed += tokens
-            super().observe(requested, tokens, draft, target, timed)
+            seen.append((made.requested, made.timed))
+            assert made.prompt == (len(seen) == 1)
+            observed += made.tokens
+            super().observe(made)
 
     _, stats, _ = run(Watching(), 0.1, 0.8, n=60)
-    assert seen[:5] == [(4, False), (4, True), (0, True), (0, True), (seen[4][0], False)], (
+    assert seen[:4] == [(4, False), (2, True), (0, True), (seen[3][0], False)], (
         "nor are those in which the drafter catches up after target-only rounds"
     )
     assert observed < stats.tokens == 60, "nor is the last round, which the end of the answer may have cut"
@@ -261,8 +302,8 @@ def test_several_sequences_can_share_what_is_learnt():
 def test_untimed_drafts_are_tried_at_the_initial_length():
     policy = AdaptiveLength()
     for n in [policy.length() for _ in range(6)]:  # six sequences at once, all of them in prefill
-        policy.observe(n, 1, 5.0, 5.0, timed=False)
-    policy.observe(0, 4, 0.0, 4.0)
+        policy.observe(Round(n, n, 1, 5.0, 5.0, timed=False, prompt=True))
+    policy.observe(Round(0, 0, 4, 0.0, 4.0))
     assert policy.length() == 4, "drafts have not been timed, which does not make them free"
 
 

@@ -16,6 +16,7 @@ from semspec.draft import EarlyExit, ModelDrafter
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
+from semspec.loop.thinking import Thinking
 from semspec.types import Sampling
 from semspec.verify import make
 from semspec.verify.batch import Decisions, DraftBatch
@@ -303,7 +304,9 @@ def test_outside_the_thinking_nothing_is_relaxed(opened: bool) -> None:
     for seed in range(20):
         begins = 6 if opened else -1
         made = job(
-            make("random-step:rate=1,lead=0,rewrite=accept-all"), rewriter=make("accept-all"), thinking=(begins, CLOSE)
+            make("random-step:rate=1,lead=0,rewrite=accept-all"),
+            rewriter=make("accept-all"),
+            thinking=Thinking(begins, CLOSE, relax_only=True),
         )
         models = {"target": language(seed), "draft": language(seed + 1)}
         ((events, _),) = run(replace(made, prompt=[*PROMPT, 6]), **models)

@@ -1,0 +1,126 @@
+"""Is the default ever slower than the target alone? The same answers with `none`, the default and fixed drafts of 8.
+
+    python bench/default.py --target pocket
+    python bench/default.py --target .models/SmolLM2-135M-Instruct.Q4_1.gguf
+    python bench/default.py --shape 8B/1B --only-draft --tokens 48 --prompts 2      # a 1B model alone, weights of noise
+    python bench/default.py --shape 32B/1.5B --device cuda --tokens 256             # on a GPU with 90 GB free
+
+Every answer begins with nothing learnt, as in a process of its own, and is written by all arms in turn, in an order
+that rotates. Figures are ratios of the seconds of whole answers, prompt included, to those of `none`: by this process's
+CPU time on a CPU, which other work on the machine disturbs less, by the clock on a GPU. Noise draws each token among
+its 40 likeliest, so that lookups find matches and nothing they propose is right: the worst case. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from bench.synthetic_e2e_text import make_tokenizer
+from semspec.bench.folder import surroundings
+from semspec.bench.shapes import SHAPES, random_runner
+from semspec.model.placement import choose_device
+from semspec.options import Options
+from semspec.pair import Pair
+from semspec.pair.loading import load
+from semspec.tasks.pocket import Pocket
+from semspec.text.tokenizer import encode
+
+QUESTIONS = [
+    "What is the capital of France, and what is it known for?",
+    "Write a short story about a lighthouse keeper and a storm.",
+    "Explain in simple words why the sky is blue.",
+    "List five things to pack for a week in the mountains, and say why.",
+]
+ARMS: dict[str, dict[str, Any]] = {"none": {"verifier": "none"}, "default": {}, "k=8": {"num_draft_tokens": 8}}
+PROMPT_TOKENS = 64  # of a prompt of noise
+
+
+def models(asked: argparse.Namespace) -> tuple[Pair, list[list[int]], dict[str, Any]]:
+    """The pair, its prompts, and how they are answered."""
+    if not asked.shape:
+        pair = load(asked.target, asked.draft, device=asked.device, dtype=asked.dtype, slots=1, context=2048)
+        problems = [problem.prompt for problem in Pocket().problems(asked.prompts, 0)]
+        texts = problems if asked.target == "pocket" else [[{"role": "user", "content": q}] for q in QUESTIONS]
+        return pair, [encode(pair.tokenizer, text) for text in texts[: asked.prompts]], {}
+    device = choose_device(asked.device)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    target, draft = SHAPES[asked.shape]
+    runners = [random_runner(c, 1, 1024, device, dtype) for c in ([draft] if asked.only_draft else [target, draft])]
+    vocab = min(runner.vocab for runner in runners)
+    for runner in runners:
+        runner.vocab = vocab
+    rng = random.Random(0)
+    prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(asked.prompts)]
+    noisy = {"temperature": 1.0, "top_k": 40, "ignore_eos": True}
+    return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
+
+
+def seconds(pair: Pair, prompt: list[int], tokens: int, seed: int, options: dict[str, Any]) -> tuple[float, list[int]]:
+    """Of one answer by a pair that has learnt nothing."""
+    fresh = Pair(pair.target, pair.tokenizer, pair.draft, pair.eos)
+    clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
+    (ticket,) = fresh.submit([(prompt, Options(max_new_tokens=tokens, seed=seed, **options))])
+    began = clock()
+    fresh.executor.run()
+    taken = clock() - began
+    ticket.collect()
+    if ticket.task.error is not None:
+        raise ticket.task.error
+    return taken, ticket.result().tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="pocket")
+    parser.add_argument("--draft")
+    parser.add_argument("--shape", choices=SHAPES, help="weights of noise instead of --target")
+    parser.add_argument("--only-draft", action="store_true", help="the shape's smaller model, alone")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    pair, prompts, how = models(asked)
+    names = list(ARMS)
+    for name in names:  # warm-up
+        seconds(pair, prompts[0], min(24, asked.tokens), 0, ARMS[name] | how)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    same = True
+    for turn in range(asked.rounds):
+        for i, prompt in enumerate(prompts):
+            texts = {}
+            for name in names[(turn + i) % 3 :] + names[: (turn + i) % 3]:
+                spent, texts[name] = seconds(pair, prompt, asked.tokens, i, ARMS[name] | how)
+                taken[name].append(spent)
+            same = same and texts["none"] == texts["default"]
+    report: dict[str, Any] = {
+        "model": asked.shape or asked.target, "alone": asked.only_draft, "tokens": asked.tokens, "same_text": same,
+        "answers": len(taken["none"]), "seconds": {name: sum(values) for name, values in taken.items()},
+        "settings": {k: str(v) for k, v in vars(asked).items()}, **surroundings(),
+    }  # fmt: skip
+    for name in names[1:]:
+        ratios = sorted(a / b for a, b in zip(taken[name], taken["none"], strict=True))
+        pooled = sum(taken[name]) / sum(taken["none"])
+        report[name] = {"pooled": pooled, "median": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
+        print(f"{name:8} over none: {pooled:.3f} pooled, median {report[name]['median']:.3f}, "
+              f"{ratios[0]:.3f} to {ratios[-1]:.3f}")  # fmt: skip
+    if asked.out:
+        asked.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
