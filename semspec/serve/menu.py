@@ -50,7 +50,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 "allowed": rule.lossless or settings.allow_lossy,
                 "unit": rule.unit,
                 "drafts": rule.speculates,
-                "num_draft_tokens": min(rule.draft_tokens, settings.limits.draft_tokens),
+                "num_draft_tokens": AUTO if rule.same_text else min(rule.draft_tokens, settings.limits.draft_tokens),
                 "options": [option(rule, f) for f in option_fields(rule)],
             }
             for name, rule in REGISTRY.items()
