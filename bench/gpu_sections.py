@@ -20,7 +20,6 @@ from semspec.verify.exact import Exact
 SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
 ASIDE = (
     "sparse",
-    "paper",
     "experts",
     "ffn",
     "arms",
@@ -35,15 +34,13 @@ ASIDE = (
 class Bench(Table):
     """`section_NAME` for each name above."""
 
-    def score_at(
-        self, runner: ModelRunner, context: int, tokens: int, slots: int = 1, repeats: int | None = None
-    ) -> float:
+    def score_at(self, runner: ModelRunner, context: int, tokens: int, slots: int = 1) -> float:
         def work() -> None:
             for slot in range(slots):
                 runner.cache.lengths[slot] = context - tokens
             self.score_once(runner, tokens, slots)
 
-        return self.ms(work, repeats)
+        return self.ms(work)
 
     @staticmethod
     def score_once(runner: ModelRunner, tokens: int, slots: int = 1) -> None:
@@ -208,13 +205,6 @@ class Bench(Table):
         self.drop("target", "draft")
         sparse(self)
         self.drop("8B")
-
-    def section_paper(self) -> None:
-        from bench.gpu_sparse_paper import paper
-
-        self.drop("target", "draft", "8B", "mixture")
-        paper(self)
-        self.drop("target")
 
     def section_experts(self) -> None:
         from bench.gpu_grouped import experts

@@ -17,9 +17,10 @@ from semspec.model.attention_metadata import cos_sin
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.experts import Experts, FeedForward
-from semspec.model.kernels import SKINNY_ROWS, KernelFlags, Kernels
+from semspec.model.kernels import KernelFlags, Kernels
 from semspec.model.layer_ops import SparsityInputs
 from semspec.model.linear import DenseLinear, Linear
+from semspec.model.quantised import QuantisedLinear
 from semspec.model.transformer import Layer, Transformer
 
 MAX_HEAD_DIM = 256
@@ -42,7 +43,11 @@ def covers(shape: Shape) -> bool:
 class FusedForward:
     def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels, flags: KernelFlags) -> None:
         self.flags = flags
-        self.small = all(_matrix_bytes(layer) <= flags.small for layer in transformer.layers)
+        self.small = all(sum(m.nbytes for m in _matrices(layer)) <= flags.small for layer in transformer.layers)
+        if kernels.prepare is not None:
+            for linear in (transformer.head, *(m for layer in transformer.layers for m in _matrices(layer))):
+                if isinstance(linear, QuantisedLinear):
+                    kernels.prepare(linear)
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
         for layer in transformer.layers:
             if isinstance(layer.ffn, Experts) and layer.ffn.gate_up is None:
@@ -142,7 +147,7 @@ class FusedForward:
         """By a kernel of ours for few rows and small weights, else by cuBLAS; `parts`: the reader adds them up."""
         made = None
         within = activation if self.flags.gate else None
-        if self.small and x.shape[0] <= SKINNY_ROWS:
+        if self.small or isinstance(linear, QuantisedLinear):
             made = linear.fused(self.kernels, x, parts, within)
         if made is None:
             made, within = linear(x), None
@@ -150,13 +155,15 @@ class FusedForward:
 
     def head(self, normed: Tensor, out: Tensor) -> Tensor:
         """[B, Q, width] -> logits [B, Q, V], in the buffer given, of at least B x Q rows."""
-        rows = normed.flatten(0, 1)
+        rows, head = normed.flatten(0, 1), self.transformer.head
+        if isinstance(head, QuantisedLinear) and (made := self._product(head, rows)) is not None:
+            return out[: len(rows)].copy_(made).view(*normed.shape[:2], -1)
         return self.transformer.head.write(rows, out[: len(rows)]).view(*normed.shape[:2], -1)
 
 
-def _matrix_bytes(layer: Layer) -> int:
-    """Bytes of a layer's matrices, without experts: those have kernels of their own, whatever their size."""
+def _matrices(layer: Layer) -> list[Linear]:
+    """Of a layer, without experts: those have kernels of their own, whatever their size."""
     matrices = [layer.qkv, layer.out]
     if isinstance(layer.ffn, FeedForward):
         matrices += [layer.ffn.gate_up, layer.ffn.down]
-    return sum(m.nbytes for m in matrices)
+    return matrices

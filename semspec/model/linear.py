@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model import cpu_gemm
-from semspec.model.kernels import Kernels
+from semspec.model.kernels import SKINNY_ROWS, Kernels
 
 SAMPLE = 4096  # weights of a tensor that a model's fingerprint reads
 
@@ -41,8 +41,8 @@ class Linear(Protocol):
         return out.copy_(self(x))
 
     def fused(self, kernels: Kernels, x: Tensor, parts: bool, activation: str | None) -> Tensor | None:
-        """A GPU's product of at most SKINNY_ROWS rows, as `Kernels.product` gives it; None: this format has no kernel
-        for that, and is called instead."""
+        """A GPU's product, as `Kernels.product` gives it; None: this format has no kernel for so many rows, and is
+        called instead."""
         return None
 
 
@@ -79,7 +79,7 @@ class DenseLinear(Linear):
         return torch.mm(x, self.weight.t(), out=out)
 
     def fused(self, kernels: Kernels, x: Tensor, parts: bool, activation: str | None) -> Tensor | None:
-        return kernels.product(x, self.weight, self.bias, parts, activation)
+        return kernels.product(x, self.weight, self.bias, parts, activation) if len(x) <= SKINNY_ROWS else None
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         return self.weight

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.errors import ModelError
-from semspec.model.kernels import Kernels
+from semspec.model.kernels import QUANTISED_ROWS, Kernels
 from semspec.model.linear import Linear, evenly_spaced
 
 Kind = Literal["fp8", "int8", "int4", "fp4"]
@@ -31,8 +31,7 @@ class QuantisedLinear(Linear):
     """Tensors may have one more dimension in front, of experts."""
 
     kind: Kind
-    # fp8: float8_e4m3fn [out, in]; int8: int8 [out, in]; int4 and fp4: uint8 [out, in / 2], the low four bits are the
-    # even input's.
+    # fp8: float8_e4m3fn [out, in]; int8: int8 [out, in]; int4 and fp4: uint8 [out, in / 2], see `run`.
     codes: Tensor
     scales: Tensor  # [ceil(out / block[0]), ceil(in / block[1])], float32, bfloat16, float16 or float8_e4m3fn
     block: tuple[int, int]  # (outputs, inputs) that share a scale; (1, in): one for each output
@@ -40,6 +39,8 @@ class QuantisedLinear(Linear):
     gain: Tensor | None = None  # float32 [out]: a format's scale of the whole matrix; None: 1
     bias: Tensor | None = None  # [out]
     original: Tensor | None = None  # a sample of the plain weights these were made from, if it was we who quantised
+    # Of so many inputs, the low four bits of bytes are the first half's and the high four bits the second half's.
+    run: int = 2
 
     @property
     def size(self) -> tuple[int, int]:
@@ -60,7 +61,8 @@ class QuantisedLinear(Linear):
     def _weights(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, gain: Tensor | None) -> Tensor:
         """Of some outputs, [..., n, codes], with what each weight has: scales and zeros [..., n, in or 1], gain [n]."""
         if self.kind in ("int4", "fp4"):
-            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+            codes = codes.unflatten(-1, (-1, self.run // 2))
+            codes = torch.cat([codes & 15, codes >> 4], -1).flatten(-2)
         if self.kind == "fp4":
             codes = torch.tensor([*FP4, *(-value for value in FP4)], device=codes.device)[codes.int()]
         values = codes.float()
@@ -79,12 +81,24 @@ class QuantisedLinear(Linear):
         return made if columns >= inputs else made.repeat_interleave(columns, -1)[..., :inputs]
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.is_cuda and self.codes.dim() == 2:
+            from semspec.model.kernels.quantised import dequantise  # needs Triton
+
+            return F.linear(x, dequantise(self, x.dtype), self.bias)
         return F.linear(x, self.dequantised(x.dtype), self.bias)
 
     def fused(self, kernels: Kernels, x: Tensor, parts: bool, activation: str | None) -> Tensor | None:
-        if kernels.quantised_product is None:
+        if kernels.quantised_product is None or len(x) > QUANTISED_ROWS:
             return None
         return kernels.quantised_product(x, self, parts, activation)
+
+    def set_run(self, run: int) -> None:
+        """Reorder codes of four bits, in place of the former ones."""
+        assert self.run == 2 and self.size[1] % run == 0
+        self.original, self.run = self.sample, run
+        for codes in self.codes.flatten(0, -2).split(4096):  # not a second copy of a large matrix
+            whole = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).unflatten(-1, (-1, 2, run // 2))
+            codes.copy_((whole[..., 0, :] | whole[..., 1, :] << 4).flatten(-2))
 
     @property
     def sample(self) -> Tensor:
@@ -114,7 +128,10 @@ class QuantisedLinear(Linear):
         optional = [(None, None) if t is None else t.chunk(2, -1) for t in (whole.gain, whole.bias)]
         zeros = (None, None) if whole.zeros is None else whole.zeros.chunk(2, -2)
         parts = zip(whole.codes.chunk(2, -2), whole.scales.chunk(2, -2), zeros, *optional, strict=True)
-        one, two = (QuantisedLinear(self.kind, part[0], part[1], whole.block, *part[2:]) for part in parts)
+        one, two = (
+            replace(whole, codes=codes, scales=scales, zeros=zero, gain=gain, bias=bias, original=None)
+            for codes, scales, zero, gain, bias in parts
+        )
         return one, two
 
     def with_rows(self, rows: int) -> QuantisedLinear:

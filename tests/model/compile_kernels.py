@@ -6,12 +6,13 @@ Run by test_compile.py in a process of its own, since kernels are either interpr
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp, tiles
+from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, quantised, sample, sparse_mlp, tiles
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
@@ -23,6 +24,7 @@ def built(
 ) -> dict[str, Any]:
     """Pointers and strides are taken to be aligned, as torch's are."""
     names = kernel.arg_names
+    constants = {name: value for name, value in (("PDL", True), ("AHEAD", 4)) if name in names} | constants
     assert set(names) == set(types) | set(constants), set(names) ^ (set(types) | set(constants))
     aligned = [n for n in types if types[n].startswith("*") or n.endswith("stride")]
     source = ASTSource(
@@ -110,7 +112,29 @@ def main() -> None:
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(gemm._product, types, constants, cut.warps, cut.stages)
-    print(json.dumps(results | grouped() | choosing() | drawing()))
+    print(json.dumps(results | grouped() | choosing() | drawing() | quantising(card)))
+
+
+def quantising(card: tiles.Card) -> dict[str, Any]:
+    """The matrices of a 32B model, and one with small groups."""
+    results = {}
+    operands = {"x": HALF, "codes": "*u8", "scales": WIDE, "zeros": WIDE, "gain": WIDE, "bias": HALF, "out": HALF}
+    operands |= {"rows": "i32", "outputs": "i32", "out_stride": "i32"}
+    layouts = (("fp8", 0, 1, False), ("fp8", 128, 128, False), ("int4", 128, 1, True), ("fp4", 16, 1, False))
+    cases = ((9, (55296, 5120), False), (72, (5120, 27648), True))
+    for (kind, group, out, zeros), (rows, size, parts) in product(layouts, cases):
+        halves, several = 2 if kind in ("int4", "fp4") else 1, 4 if 0 < group < 128 else 0
+        weights = (size[0], size[1] // halves)
+        cut = quantised.QuantisedConfig.of(weights, rows, card, parts, not parts, 128, halves, several)
+        constants = {
+            "INPUTS": size[1], "BLOCK_M": cut.rows, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth,
+            "KIND": quantised.KINDS[kind], "GROUP": group, "GROUP_OUT": out, "ZEROS": zeros, "GAIN": True,
+            "SPLITS": cut.splits, "BIASED": True, "GATED": not parts, "SILU": True, "SWAP": cut.rows > 64, "ASM": True,
+        }  # fmt: skip
+        types = operands | ({"out": WIDE} if cut.splits > 1 else {})
+        name = f"{kind}, groups of {group}, {rows} rows"
+        results[name] = built(quantised._quantised_product, types, constants, cut.warps, cut.stages)
+    return results
 
 
 def grouped() -> dict[str, Any]:

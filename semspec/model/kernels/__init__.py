@@ -16,6 +16,7 @@ from torch import Tensor
 TOKEN, SLOT, START, COUNT, LEFT, SEED, STREAM, STOPS, STEP = range(9)  # rows of the state that `advance` keeps
 FIELDS = 9
 SKINNY_ROWS = 16  # at most in a skinny product, see gemm.py
+QUANTISED_ROWS = 128  # at most in a product with quantised weights, see quantised.py
 LOG2E = math.log2(math.e)
 
 # Blocks of the cache are scored by an upper bound on q.k over the keys of a block (semspec.sparse.attention):
@@ -69,7 +70,9 @@ class Kernels:
     fused_moe: Callable[..., Tensor]  # each token's experts, in parts
     sparse_mlp: Callable[..., Tensor]  # a feed-forward network without the channels that no token needs, in parts
     # (x, QuantisedLinear, parts, activation) as `product`; None: quantised weights are dequantised for every product.
-    quantised_product: Callable[..., Tensor] | None = None
+    quantised_product: Callable[..., Tensor | None] | None = None
+    # Puts a QuantisedLinear's codes in the order that quantised_product wants.
+    prepare: Callable[..., None] | None = None
     # Selects blocks of the cache for a draft; None: it is done one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
     # Samples tokens without top-k and top-p; None: as semspec.sampling.draw does it.
@@ -77,9 +80,9 @@ class Kernels:
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, sample, sparse_mlp
+    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, quantised, sample, sparse_mlp
 
-    return _named(attention, blocks, elementwise, gemm, moe, sample, sparse_mlp)
+    return _named(attention, blocks, elementwise, gemm, moe, quantised, sample, sparse_mlp)
 
 
 def reference_kernels() -> Kernels:

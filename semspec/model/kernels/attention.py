@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import LOG2E, SelectedBlocks
+from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.tiles import Tiles, card_of
 
 
@@ -122,11 +123,13 @@ def _launch(
         SPAN=span, REST=rest is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
         ROPE=rope is not None, NORMED=norms is not None, HALF=0 if cos_sin is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
+        **early(q.device),
     )  # fmt: skip
     if tiles.splits > 1:
         _join[(queries, heads, batch)](
             parts, sums, out, queries, heads,
             D=size, BLOCK_D=triton.next_power_of_2(size), SPLITS=tiles.splits, num_warps=4,
+            **early(q.device),
         )  # fmt: skip
 
 
@@ -137,8 +140,9 @@ def _attend(
     queries, width, slot_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride, scale, window,
     WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, ROPE: tl.constexpr,
     NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv, b = tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
@@ -281,9 +285,12 @@ def _rotated(
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _join(parts, sums, out, queries, heads, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
+def _join(
+    parts, sums, out, queries, heads, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
+):
     """Weigh the splits of one query and head by their shares of the softmax: parts [B, heads, Q, splits, d], sums the
     same without d. Added up in one order, whichever ended first: the same inputs give the same bits."""
+    wait_for_previous(PDL)
     query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = (b * heads + head) * queries + query
     split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)

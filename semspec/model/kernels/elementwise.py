@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
+from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.gemm import activated, rounded
 
 AT_TOKEN, AT_START, AT_COUNT = tl.constexpr(TOKEN), tl.constexpr(START), tl.constexpr(COUNT)
@@ -26,7 +27,7 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner:
         x, x if added is None else added, weight, weight if inner is None else inner, normed, eps,
         x.shape[0] * size, SIZE=size, BLOCK=block, INNER=inner is not None,
         PARTS=0 if added is None else added.shape[0] if added.dim() == 3 else 1,
-        num_warps=min(max(block // 512, 1), 16),
+        num_warps=min(max(block // 512, 1), 16), **early(x.device),
     )  # fmt: skip
     return normed
 
@@ -61,7 +62,7 @@ def rope_and_cache(
         queries, keys.stride(0), keys.stride(1), keys.stride(2),
         HEADS=heads, KV_HEADS=kv_heads, D=size, HALF=half, REST=rest,
         BLOCK_HALF=triton.next_power_of_2(max(half, 1)), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-        NORMED=norms is not None, num_warps=1,
+        NORMED=norms is not None, num_warps=1, **early(qkv.device),
     )  # fmt: skip
     return out
 
@@ -72,7 +73,7 @@ def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     out = gate_up.new_empty((rows, size))
     block = 1024
     _act_and_mul[(rows, triton.cdiv(size, block))](
-        gate_up, out, size, BLOCK=block, SILU=activation == "silu", num_warps=4
+        gate_up, out, size, BLOCK=block, SILU=activation == "silu", num_warps=4, **early(out.device)
     )
     return out
 
@@ -84,11 +85,15 @@ def advance(state: Tensor, tokens: Tensor, stops: Tensor, out: Tensor) -> None:
     sequence had ended before. A sequence ends with a token of its set state[STOPS], or when nothing is LEFT to write.
     """
     batch = tokens.shape[0]
-    _advance[(1,)](state, tokens, stops, out, batch, stops.stride(0), BLOCK=triton.next_power_of_2(batch), num_warps=1)
+    _advance[(1,)](
+        state, tokens, stops, out, batch, stops.stride(0), BLOCK=triton.next_power_of_2(batch), num_warps=1,
+        **early(state.device),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["batch"])
-def _advance(state, tokens, stops, out, batch, stride, BLOCK: tl.constexpr):
+def _advance(state, tokens, stops, out, batch, stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_previous(PDL)
     b = tl.arange(0, BLOCK)
     inside = b < batch
     token = tl.load(tokens + b, mask=inside, other=0)
@@ -112,7 +117,7 @@ def _advance(state, tokens, stops, out, batch, stride, BLOCK: tl.constexpr):
 @triton.jit
 def _add_norm(
     x, added, weight, inner, normed, eps, part,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
     inside = i < SIZE
@@ -121,6 +126,7 @@ def _add_norm(
     scale = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     if INNER:
         inner_scale = tl.load(inner + i, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
     value = tl.load(x + at, mask=inside, other=0.0)
     if PARTS > 0:
         wide = tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
@@ -143,9 +149,10 @@ def _rope_and_cache(
     qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
     queries, slot_stride, head_stride, position_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one token, as two halves that are rotated as pairs, and a rest that is not."""
+    wait_for_previous(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     b, query = row // queries, row % queries
     inside = query < tl.load(counts + b)
@@ -181,7 +188,8 @@ def _rope_and_cache(
 
 
 @triton.jit
-def _act_and_mul(gate_up, out, size, BLOCK: tl.constexpr, SILU: tl.constexpr):
+def _act_and_mul(gate_up, out, size, BLOCK: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr):
+    wait_for_previous(PDL)
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     gate = tl.load(gate_up + row * 2 * size + i, mask=inside, other=0.0).to(tl.float32)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import SKINNY_ROWS
+from semspec.model.kernels.early_launch import early, lines_ahead, prefetch, wait_for_previous
 from semspec.model.kernels.tiles import Card, card_of, fit_shared
 
 DEPTHS = {16: (256, 6), 32: (256, 4), 64: (64, 6)}  # outputs of a program -> inputs at a time, stages; measured
@@ -74,7 +75,8 @@ def product(
         x, weight, weight if bias is None else bias, out, rows, outputs,
         INPUTS=inputs, BLOCK_M=SKINNY_ROWS, BLOCK_N=cut.columns, BLOCK_K=cut.depth, SPLITS=cut.splits,
         BIASED=bias is not None, GATED=activation is not None, SILU=activation == "silu",
-        num_warps=cut.warps, num_stages=cut.stages,
+        AHEAD=lines_ahead(weight.shape[0], inputs * weight.element_size(), cut.splits),
+        num_warps=cut.warps, num_stages=cut.stages, **early(x.device),
     )  # fmt: skip
     return out
 
@@ -84,6 +86,7 @@ def _product(
     x, weight, bias, out, rows, outputs,
     INPUTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(1)
     m, n, k = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -91,6 +94,13 @@ def _product(
     inside, exists = m < rows, n < outputs
     row = weight + n.to(tl.int64)[None, :] * INPUTS
     up = weight + (n + outputs).to(tl.int64)[None, :] * INPUTS  # only with a gate
+    if PDL:
+        bytes: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+        last = tl.minimum(n, outputs - 1).to(tl.int64)
+        prefetch(weight + last * INPUTS, split * each * bytes, INPUTS * bytes, AHEAD)
+        if GATED:
+            prefetch(weight + (last + outputs) * INPUTS, 0, INPUTS * bytes, AHEAD)
+    wait_for_previous(PDL)
     sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     other = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for step in range(0, each, BLOCK_K):

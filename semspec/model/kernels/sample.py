@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import COUNT, SEED, START, STEP, STREAM
+from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.sampling.noise import MULTIPLIERS, signed
 
 PART = 1024  # tokens of the vocabulary that one program looks at
@@ -34,18 +35,19 @@ def sample(logits: Tensor, options: Tensor, state: Tensor, kept: Tensor | None) 
     winners = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
     numbers = (rows, logits.stride(0), size, parts)
-    sizes = {"PART": PART, "PARTS": triton.next_power_of_2(parts)}
+    sizes = {"PART": PART, "PARTS": triton.next_power_of_2(parts), **early(logits.device)}
     _peak[(parts, rows)](logits, peaks, *numbers, **sizes, num_warps=4)
     _race[(parts, rows)](
         logits, options, peaks, scores, winners, state, logits if kept is None else kept, *numbers, **sizes,
         KEEP=kept is not None, num_warps=4,
     )  # fmt: skip
-    _winner[(rows,)](scores, winners, tokens, parts, PARTS=sizes["PARTS"], num_warps=4)
+    _winner[(rows,)](scores, winners, tokens, parts, PARTS=sizes["PARTS"], num_warps=4, **early(logits.device))
     return tokens
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _peak(logits, peaks, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr):
+def _peak(logits, peaks, rows, stride, size, parts, PART: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):
+    wait_for_previous(PDL)
     part, row = tl.program_id(0), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
     own = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
@@ -55,9 +57,10 @@ def _peak(logits, peaks, rows, stride, size, parts, PART: tl.constexpr, PARTS: t
 @triton.jit(do_not_specialize=["rows"])
 def _race(
     logits, wishes, peaks, scores, winners, state, kept, rows, stride, size, parts,
-    PART: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
+    PART: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The token of one part of the vocabulary with the largest log(weight) - log(noise), the first of equals."""
+    wait_for_previous(PDL)
     part, row = tl.program_id(0), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
     p = tl.arange(0, PARTS)
@@ -80,7 +83,8 @@ def _race(
 
 
 @triton.jit
-def _winner(scores, winners, tokens, parts, PARTS: tl.constexpr):
+def _winner(scores, winners, tokens, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     p = tl.arange(0, PARTS)
     score = tl.load(scores + row * parts + p, mask=p < parts, other=float("-inf"))

@@ -17,6 +17,7 @@ class Card:
 
     processors: int
     shared: int
+    capability: int = 0  # of CUDA, times ten; 0: not a GPU of NVIDIA
 
 
 def fit_shared(stages: int, depth: int, row_bytes: int, limit: int) -> tuple[int, int]:
@@ -66,6 +67,7 @@ def card_of(device: torch.device) -> Card:
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             known = triton.runtime.driver.active.utils.get_device_properties(index)
-            card = Card(known["multiprocessor_count"], known["max_shared_mem"])
+            major, minor = (0, 0) if torch.version.hip else torch.cuda.get_device_capability(index)
+            card = Card(known["multiprocessor_count"], known["max_shared_mem"], 10 * major + minor)
         _cards[device] = card
     return _cards[device]
