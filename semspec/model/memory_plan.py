@@ -58,7 +58,8 @@ class MemoryPlan:
             weights, read = stored, stored - (0 if shape.tied else embedding)
         if precision.weights == "plain" and GemmPaths.of(shape.parameters, device, dtype).packed:
             weights += read  # a second copy of all that a pass reads
-        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, precision.attention(device))
+        attention = precision.attention(device, shape.mixture is not None)
+        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, attention)
         graphs = graph_bytes(shape, device, dtype.itemsize, slots, context)
         fused = graphs > 0 and shape.mixture is None
         transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0

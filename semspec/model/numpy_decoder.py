@@ -1,14 +1,17 @@
-"""One token of one sequence through a small model on a CPU, in NumPy: how a small draft model writes.
+"""A few tokens through a model on a CPU, in NumPy: how a small draft model writes, and how a model with integer weights
+writes and checks drafts.
 
 A forward pass of its own because torch takes several microseconds for each of a layer's forty operations, NumPy about
-one; where the weights fit into the CPU's cache, that is most of a token's time. The arithmetic is that of
-`Transformer.forward` up to rounding, on the same memory.
+one; where weights fit into the CPU's cache, or are few bytes, that is most of a token's time. The arithmetic is that of
+`Transformer.forward` up to rounding, on the same memory. Each row is computed as if it were alone: what a token gets
+does not depend on what else is in its pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,34 +22,37 @@ from semspec.model import cpu_gemm
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
 from semspec.model.experts import ACTIVATE, FeedForward
+from semspec.model.int4 import Int4Linear
+from semspec.model.int8 import Int8Linear
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.transformer import Layer, Transformer
 from semspec.types import Score, ScoreOutput
 
 Array = NDArray[np.float32]
+Part = tuple[Score, int]  # and the position of its first token
+Product = Callable[[Array], Array]  # [T, in] -> [T, out]
 MAX_TOKENS = 3  # one by one these take no longer than torch takes for all
+MAX_INTEGER_TOKENS = 32  # of one sequence, with integer weights, whose products take several rows at once
+INTEGERS = (Int8Linear, Int4Linear)
 
 
-@dataclass(frozen=True, slots=True)
-class _Linear:
-    weight: Array  # [out, in]
-    bias: Array | None
+def _product(linear: Linear) -> Product:
+    if not isinstance(linear, DenseLinear):
+        return lambda x: linear(torch.from_numpy(x)).numpy()
+    weight, bias = linear.weight.numpy(), _numpy(linear.bias)
 
-    @staticmethod
-    def of(linear: Linear) -> _Linear:
-        assert isinstance(linear, DenseLinear)
-        return _Linear(linear.weight.numpy(), None if linear.bias is None else linear.bias.numpy())
+    def product(x: Array) -> Array:
+        made = (weight @ x[0])[None] if len(x) == 1 else np.stack([weight @ row for row in x])
+        return made if bias is None else made + bias
 
-    def __call__(self, x: Array) -> Array:
-        made = self.weight @ x
-        return made if self.bias is None else made + self.bias
+    return product
 
 
 class _Layer:
     def __init__(self, layer: Layer) -> None:
         assert isinstance(layer.ffn, FeedForward)
-        self.attention_spec, self.qkv, self.out = layer.attention_spec, _Linear.of(layer.qkv), _Linear.of(layer.out)
-        self.gate_up, self.down = _Linear.of(layer.ffn.gate_up), _Linear.of(layer.ffn.down)
+        self.attention_spec, self.qkv, self.out = layer.attention_spec, _product(layer.qkv), _product(layer.out)
+        self.gate_up, self.down = _product(layer.ffn.gate_up), _product(layer.ffn.down)
         self.activate = _ACTIVATE[layer.ffn.activate]
         self.attention_norm, self.ffn_norm = layer.attention_norm.numpy(), layer.ffn_norm.numpy()
         self.query_norm, self.key_norm = _numpy(layer.query_norm), _numpy(layer.key_norm)
@@ -54,108 +60,153 @@ class _Layer:
 
 
 class NumpyDecoder:
-    def __init__(self, transformer: Transformer, cache: Cache) -> None:
-        self.shape = transformer.shape
+    def __init__(self, transformer: Transformer, cache: Cache, integers: bool = False) -> None:
+        self.shape, self.integers = transformer.shape, integers
         self.embedding = transformer.embedding.numpy()
         self.scale = None if transformer.embedding_scale is None else np.float32(transformer.embedding_scale.item())
         self.layers = [_Layer(layer) for layer in transformer.layers]
-        self.norm, self.head = transformer.norm.numpy(), _Linear.of(transformer.head)
+        self.norm, self.head = transformer.norm.numpy(), _product(transformer.head)
+        self.attention_scale = np.float32(self.shape.attention_scale)
         self.keys, self.values = cache.keys.numpy(), cache.values.numpy()  # [depth, slots, kv heads, capacity, d]
         self.rotary_tables = transformer.rotary_tables
 
     @staticmethod
     def of(transformer: Transformer, cache: Cache) -> NumpyDecoder | None:
         """None: the model is too large to gain by this, or has a part that is not implemented here."""
-        layers, head = transformer.layers, transformer.head
-        plain = all(isinstance(linear, DenseLinear) for linear in (head, *(layer.qkv for layer in layers)))
-        plain = plain and transformer.shape.mixture is None
-        plain = plain and ACTIVATE[transformer.shape.activation] in _ACTIVATE
+        layers = transformer.layers
+        if transformer.shape.mixture is not None or ACTIVATE[transformer.shape.activation] not in _ACTIVATE:
+            return None
+        if transformer.device.type != "cpu" or transformer.dtype != torch.float32:
+            return None
+        linears = [transformer.head, *(linear for layer in layers for linear in (layer.qkv, layer.out))]
+        if all(isinstance(linear, INTEGERS) for linear in linears):
+            return NumpyDecoder(transformer, cache, integers=True)
         small = transformer.shape.parameters * transformer.dtype.itemsize <= cpu_gemm.CPU_CACHE_BYTES
-        here = transformer.device.type == "cpu" and transformer.dtype == torch.float32
-        return NumpyDecoder(transformer, cache) if plain and small and here else None
+        dense = all(isinstance(linear, DenseLinear) for linear in linears)
+        return NumpyDecoder(transformer, cache) if small and dense else None
 
     def supports(self, requests: Sequence[Score]) -> bool:
+        if self.integers:
+            return all(r.keep <= MAX_INTEGER_TOKENS for r in requests)
         return len(requests) == 1 and 0 < requests[0].keep <= len(requests[0].tokens) <= MAX_TOKENS
 
-    def score(self, request: Score, start: int, vocab: int) -> ScoreOutput:
-        made = [self.forward(t, request.slot, start + n, request.layers) for n, t in enumerate(request.tokens)]
-        if len(made) == 1:
-            return ScoreOutput(made[0][0][:, :vocab], made[0][1])
-        rows = made[-request.keep :]
-        states = {layer: torch.cat([hidden[layer] for _, hidden in rows]) for layer in request.layers}
-        return ScoreOutput(torch.cat([logits for logits, _ in rows])[:, :vocab], states)
+    def split(self, requests: Sequence[Score], starts: Sequence[int]) -> tuple[list[Part], list[Part]]:
+        """(what torch reads first, what is computed here). A prompt is read by torch. Its last token and drafts are
+        computed here, always: integer weights turn a difference in a float's last bit into a larger one, and a token
+        must get the same logits after a prompt, alone or with a draft."""
+        before, here = list[Part](), list[Part]()
+        for r, start in zip(requests, starts, strict=True):
+            cut = len(r.tokens) - r.keep
+            if r.keep and cut <= MAX_TOKENS:
+                cut = 0
+            if cut:
+                before.append((replace(r, tokens=r.tokens[:cut], keep=0, layers=()), start))
+            here.append((replace(r, tokens=r.tokens[cut:]), start + cut))
+        return before, here
+
+    def score(self, parts: Sequence[Part], vocab: int) -> list[ScoreOutput]:
+        chunks = [SequenceChunk(r.slot, start, len(r.tokens)) for r, start in parts]
+        wanted, row = list[int](), 0
+        for r, _ in parts:
+            row += len(r.tokens)
+            wanted += range(row - r.keep, row)
+        layers = {layer for r, _ in parts for layer in r.layers}
+        tokens = [t for r, _ in parts for t in r.tokens]
+        if not tokens:
+            return [ScoreOutput(torch.empty(0, vocab), {}) for _ in parts]
+        logits, hidden = self.forward(tokens, chunks, wanted, layers)
+        outputs, row = [], 0
+        for r, _ in parts:
+            rows = slice(row, row := row + r.keep)
+            outputs.append(ScoreOutput(logits[rows, :vocab], {layer: hidden[layer][rows] for layer in r.layers}))
+        return outputs
 
     def forward(
-        self, token: int, slot: int, start: int, layers: Collection[int] = ()
+        self, tokens: Sequence[int], chunks: list[SequenceChunk], wanted: list[int], layers: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The token at position `start` of a slot: logits [1, V] and states [1, width] of the given layers."""
+        """As `Transformer.forward`."""
         hidden: dict[int, Tensor] = {}
-        chunk = [SequenceChunk(slot, start, 1)]
-        tables = {rotary: table.at(chunk) for rotary, table in self.rotary_tables.items()}
-        cos_sin = {r: None if t is None else (t[0][0].numpy(), t[1][0].numpy()) for r, t in tables.items()}
+        tables = {rotary: table.at(chunks) for rotary, table in self.rotary_tables.items()}
+        cos_sin = {r: None if t is None else (t[0].numpy(), t[1].numpy()) for r, t in tables.items()}
         with np.errstate(over="ignore"):  # in the exponential of an activation whose value is then 0
-            x = self.embedding[token] if self.scale is None else self.embedding[token] * self.scale
+            x = self.embedding[tokens]  # [N, width]
+            x = x if self.scale is None else x * self.scale
             for i, layer in enumerate(self.layers):
                 if i in layers:
-                    hidden[i] = torch.from_numpy(x.copy())[None]
+                    hidden[i] = torch.from_numpy(x[wanted])
                 normed, spec = self._norm(x, layer.attention_norm), layer.attention_spec
-                added = layer.out(self._attend(layer, i, normed, slot, start, cos_sin[spec.rotary]))
+                added = layer.out(self._attend(layer, i, normed, chunks, cos_sin[spec.rotary]))
                 x = x + (added if layer.attention_out_norm is None else self._norm(added, layer.attention_out_norm))
-                gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).reshape(2, -1)
-                added = layer.down(layer.activate(gate) * up)
+                gate_up = layer.gate_up(self._norm(x, layer.ffn_norm))
+                half = gate_up.shape[1] // 2
+                active = layer.activate(gate_up[:, :half])
+                active *= gate_up[:, half:]
+                added = layer.down(active)
                 x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
-            x = self._norm(x, self.norm)
+            x = self._norm(x[wanted], self.norm)
         if len(self.layers) in layers:
-            hidden[len(self.layers)] = torch.from_numpy(x)[None]
-        return torch.from_numpy(self.head(x))[None], hidden
+            hidden[len(self.layers)] = torch.from_numpy(x)
+        return torch.from_numpy(self.head(x)), hidden
 
     def _norm(self, x: Array, weight: Array) -> Array:
-        made: Array = x * (weight / np.sqrt(np.dot(x, x) / np.float32(len(x)) + np.float32(self.shape.norm_eps)))
+        size, eps = x.shape[1], self.shape.norm_eps
+        factors = np.array([[math.sqrt(1 / (float(row @ row) / size + eps))] for row in x], np.float32)
+        made: Array = x * factors
+        made *= weight
         return made
 
     def _heads_norm(self, x: Array, weight: Array) -> Array:
-        """Of each head by itself, [heads, d]."""
+        """Of each head by itself, [T, heads, d]."""
         made: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.shape.norm_eps)) * weight
         return made
 
     def _attend(
-        self, layer: _Layer, i: int, x: Array, slot: int, start: int, rotation: tuple[Array, Array] | None
+        self, layer: _Layer, i: int, x: Array, chunks: list[SequenceChunk], rotation: tuple[Array, Array] | None
     ) -> Array:
-        """[width] -> [heads * d]"""
-        s = self.shape
-        heads = layer.qkv(x).reshape(s.heads + 2 * s.kv_heads, s.head_dim)
-        qk, value = heads[: s.heads + s.kv_heads], heads[s.heads + s.kv_heads :]
+        """[N, width] -> [N, heads * d]"""
+        s, count = self.shape, len(x)
+        heads = layer.qkv(x).reshape(count, s.heads + 2 * s.kv_heads, s.head_dim)
+        qk, value = heads[:, : s.heads + s.kv_heads], heads[:, s.heads + s.kv_heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = qk[: s.heads], qk[s.heads :]
-            qk = np.concatenate([self._heads_norm(q, layer.query_norm), self._heads_norm(k, layer.key_norm)])
+            q, k = qk[:, : s.heads], qk[:, s.heads :]
+            qk = np.concatenate([self._heads_norm(q, layer.query_norm), self._heads_norm(k, layer.key_norm)], 1)
         if rotation is not None:
             qk = _rotated(qk, *rotation)
-        keys, values = self.keys[i, slot], self.values[i, slot]  # [kv heads, capacity, d]
-        keys[:, start], values[:, start] = qk[s.heads :], value
-        begin = 0 if layer.attention_spec.window is None else max(0, start - layer.attention_spec.window + 1)
-        seen = slice(begin, start + 1)
-        grouped = qk[: s.heads].reshape(s.kv_heads, -1, s.head_dim)
-        weights = grouped @ keys[:, seen].transpose(0, 2, 1) * np.float32(s.attention_scale)  # [kv heads, group, seen]
-        weights -= weights.max(-1, keepdims=True)
-        np.exp(weights, out=weights)
-        weights /= weights.sum(-1, keepdims=True)
-        made: Array = (weights @ values[:, seen]).reshape(-1)
-        return made
+        queries = (qk[:, : s.heads] * self.attention_scale).reshape(count, s.kv_heads, -1, s.head_dim)
+        made, window, row = np.empty((count, s.heads, s.head_dim), np.float32), layer.attention_spec.window, 0
+        grouped = made.reshape(queries.shape)
+        for chunk in chunks:
+            keys, values = self.keys[i, chunk.slot], self.values[i, chunk.slot]  # [kv heads, capacity, d]
+            start, length = chunk.start, chunk.count
+            new = slice(row, row + length)
+            keys[:, start : start + length] = qk[new, s.heads :].transpose(1, 0, 2)
+            values[:, start : start + length] = value[new].transpose(1, 0, 2)
+            for end in range(start + 1, start + length + 1):  # one by one: a product of several rows rounds differently
+                begin = 0 if window is None else max(0, end - window)
+                weights = queries[row] @ keys[:, begin:end].transpose(0, 2, 1)  # [kv heads, group, seen]
+                weights -= np.maximum.reduce(weights, -1, keepdims=True)
+                np.exp(weights, out=weights)
+                total = np.add.reduce(weights, -1, keepdims=True)
+                np.divide(weights @ values[:, begin:end], total, out=grouped[row])
+                row += 1
+        return made.reshape(count, -1)
 
 
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """As `AttentionMetadata.rotate`: halves (a, b) of each head become (a cos - b sin, b cos + a sin). [heads, d]"""
+    """As `AttentionMetadata.rotate`: halves (a, b) of each head become (a cos - b sin, b cos + a sin). x [T, heads, d],
+    cos and sin [T, 1, d]"""
     size = cos.shape[-1]
-    half, made = size // 2, x.copy()
-    made[:, :size] *= cos
-    made[:, :half] += x[:, half:size] * sin[:, :half]
-    made[:, half:size] += x[:, :half] * sin[:, half:]
-    return made
+    half = size // 2
+    made = x[..., :size] * cos
+    made[..., :half] += x[..., half:size] * sin[..., :half]
+    made[..., half:] += x[..., :half] * sin[..., half:]
+    return made if size == x.shape[-1] else np.concatenate([made, x[..., size:]], -1)
 
 
 def _silu(x: Array) -> Array:
-    made: Array = np.divide(x, np.float32(1) + np.exp(-x))
-    return made
+    inner = np.exp(-x)
+    inner += 1
+    return np.divide(x, inner, out=inner)
 
 
 def _gelu(x: Array) -> Array:

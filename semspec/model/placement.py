@@ -37,11 +37,13 @@ class Precision:
             return Precision(half if gpu else torch.float32, dtype)  # type: ignore[arg-type]
         raise BadRequest(f"dtype {dtype!r} is not known; give auto, {', '.join([*FLOATS, *QUANTISED])}")
 
-    def attention(self, device: torch.device) -> torch.dtype:
+    def attention(self, device: torch.device, mixture: bool) -> torch.dtype:
         """Of keys and values. On a CPU, products with int8 and int4 round their inputs, which can turn a difference in
         a float's last bit into a large one, and the last bits of attention depend on the number of tokens in a pass. In
-        double precision these models write the same with and without drafts."""
-        return torch.float64 if device.type == "cpu" and self.weights in ("int8", "int4") else self.dtype
+        double precision a mixture of experts writes the same with and without drafts; other models are computed by
+        `NumpyDecoder`, where a row does not depend on the others."""
+        doubled = device.type == "cpu" and self.weights in ("int8", "int4") and mixture
+        return torch.float64 if doubled else self.dtype
 
 
 def choose_device(device: str | torch.device) -> torch.device:

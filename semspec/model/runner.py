@@ -93,9 +93,12 @@ class ModelRunner:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
         if self.graph_runner is None:
             checked = self.sparsity is not None and any(checks(r) for r in requests)
-            if self.numpy_decoder is not None and not checked and self.numpy_decoder.supports(requests):
-                return [self.numpy_decoder.score(requests[0], starts[0], self.vocab)]
-            return self._score(requests, starts)
+            if self.numpy_decoder is None or checked or not self.numpy_decoder.supports(requests):
+                return self._score(requests, starts)
+            before, here = self.numpy_decoder.split(requests, starts)
+            if before:
+                self._score([r for r, _ in before], [start for _, start in before])
+            return self.numpy_decoder.score(here, self.vocab)
         # Prompts are bound by arithmetic, and each has a size of its own: they run without graphs.
         results: dict[int, ScoreOutput] = {}
         for short in (True, False):

@@ -44,7 +44,7 @@ class Transformer:
     ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
         precision = Precision(dtype, weights)
-        self.attention_dtype = precision.attention(device)
+        self.attention_dtype = precision.attention(device, shape.mixture is not None)
         loader = WeightLoader(checkpoint, device, precision, shape.parameters)
         family, read, linear = shape.family, loader.read, loader.linear
 

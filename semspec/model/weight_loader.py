@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from semspec.model import cpu_gemm
+from semspec.model.int4 import cpu_int4
 from semspec.model.int8 import Int8Linear
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.placement import Precision, Weights
@@ -55,7 +56,7 @@ class WeightLoader:
     def _joined(self, parts: Sequence[QuantisedLinear | Tensor], bias: Tensor | None, kind: Weights) -> Linear:
         kept = [p for p in parts if isinstance(p, QuantisedLinear) and self._keeps(p, kind)]
         if len(kept) == len(parts) and (joined := join(kept, bias)):
-            return joined
+            return cpu_int4(joined) if kind == "int4" and self.device.type == "cpu" else joined
         floats = [p.dequantised(self.dtype) if isinstance(p, QuantisedLinear) else p for p in parts]
         weight = floats[0] if len(floats) == 1 else torch.cat(floats)
         if kind == "plain" or kind == "stored":
@@ -63,7 +64,8 @@ class WeightLoader:
             return DenseLinear(weight, bias, self.paths.transposed, packed)
         if kind == "int8" and self.device.type == "cpu":
             return Int8Linear(weight, bias)
-        return quantise(weight, kind, bias)
+        made = quantise(weight, kind, bias)
+        return cpu_int4(made) if kind == "int4" and self.device.type == "cpu" else made
 
     def _matrix(self, name: str, size: tuple[int, int]) -> QuantisedLinear | Tensor:
         if isinstance(self.checkpoint, QuantisedTensors):
@@ -71,5 +73,5 @@ class WeightLoader:
         return self.read(f"{name}.weight", *size)
 
     def _keeps(self, part: QuantisedLinear, kind: Weights) -> bool:
-        """Whether a matrix stays as it is stored. CPUs have products of their own for integers."""
-        return kind == "stored" or (kind == part.kind and (self.device.type != "cpu" or kind == "fp8"))
+        """Whether a matrix stays as it is stored. CPUs multiply with int8 only if each output has one scale."""
+        return kind == "stored" or (kind == part.kind and (self.device.type != "cpu" or kind != "int8"))

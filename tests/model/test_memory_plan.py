@@ -81,7 +81,9 @@ def test_int8_plans_a_byte_for_each_weight_and_floats_for_the_embedding(tmp_path
     planned = Source.find(save(model, tmp_path / "m")).plan("cpu", "int8", 1, 100)
     embedding = model.get_input_embeddings().weight.numel()
     assert planned.weights == pytest.approx(model.num_parameters() + 4 * embedding, rel=0.01)
-    assert planned.per_token == 2 * 3 * 2 * 16 * 8  # int8 attends in double precision
+    assert planned.per_token == 2 * 3 * 2 * 16 * 4
+    mixture = Source.find(save(make_model("mixtral"), tmp_path / "x")).plan("cpu", "int8", 1, 100)
+    assert mixture.per_token == 2 * 3 * 2 * 16 * 8  # a mixture of experts attends in double precision
 
 
 def test_the_plan_of_a_model_of_transformers_counts_the_tensors_in_its_files(tmp_path: Path) -> None:

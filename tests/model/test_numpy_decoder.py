@@ -60,7 +60,7 @@ def test_a_few_tokens_after_others(count: int, keep: int, tmp_path: Path, monkey
     prefix, tokens = text(20), text(count)
     taken: list[int] = []
     forward = NumpyDecoder.forward
-    monkeypatch.setattr(NumpyDecoder, "forward", lambda self, *args: (taken.append(args[0]), forward(self, *args))[1])
+    monkeypatch.setattr(NumpyDecoder, "forward", lambda self, *args: (taken.extend(args[0]), forward(self, *args))[1])
     slots = [runner.acquire(), runner.acquire()]
     for slot in slots:
         read(runner, slot, prefix)
