@@ -25,6 +25,7 @@ from semspec.verify.specreason import SpecReason
 from semspec.verify.speculative_cascade import SpeculativeCascade
 from semspec.verify.step_controls import AcceptAllSteps, AcceptNoStep, Oracle, RandomStep
 from semspec.verify.threshold import Threshold
+from semspec.verify.top_or_ratio import TopOrRatio
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
 
@@ -32,7 +33,7 @@ REGISTRY = Registry("verifier", "semspec.rules", Rule)  # type: ignore[type-abst
 register = REGISTRY.register
 
 LOSSLESS = (NoSpeculation, Exact, SpeculativeSampling, Block)
-LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective)
+LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective, TopOrRatio)
 STEPWISE = (Semantic, SemanticPlus, SpecReason, RandomStep, AcceptAllSteps, AcceptNoStep, Oracle)
 for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
     register(_rule)
