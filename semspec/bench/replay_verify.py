@@ -49,6 +49,12 @@ class Resources:
     def tokens_of(self, text: str) -> list[int]:
         return [int(text)] if text.isdigit() else [0] * self.question_tokens
 
+    def next_turn(self, question: str) -> list[int]:
+        return []  # `tokens_of` has all the words of a question
+
+    def tokens_with(self, word: str) -> Tensor:
+        return self.numbers()
+
     def numbers(self) -> Tensor:
         return torch.arange(self.vocab, device=self.runners["target"].device) < 10
 

@@ -19,6 +19,8 @@ from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import thinking_markers
 from semspec.types import Runner
 
+MARK = "answer-so-far"  # stands for it in a rendered chat
+
 
 class Resources:
     def __init__(
@@ -47,6 +49,20 @@ class Resources:
     def tokens_of(self, text: str) -> list[int]:
         """A text in the target's tokens, without special ones."""
         return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
+
+    def next_turn(self, question: str) -> list[int]:
+        """What ends the answer so far, puts a question and begins the reply, by the chat template if there is one."""
+        if not self.tokenizer.chat_template:
+            return self.tokens_of(f"\n\n{question}\n\n")
+        turns = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARK}]
+        turns.append({"role": "user", "content": question})
+        whole = str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return self.tokens_of(whole.rpartition(MARK)[2])
+
+    def tokens_with(self, word: str) -> Tensor:
+        """[V] which tokens contain this word, in whatever case"""
+        texts = self.tokenizer.batch_decode([[i] for i in range(self.target.vocab)])
+        return torch.tensor([word in text.lower() for text in texts], device=self.target.device)
 
     @cached_property
     def thinking(self) -> tuple[int, int] | None:

@@ -26,6 +26,14 @@ class RuleResources(Protocol):
 
     def tokens_of(self, text: str) -> list[int]: ...
 
+    def next_turn(self, question: str) -> list[int]:
+        """What ends the answer so far, puts a question and begins the reply to it, in tokens."""
+        ...
+
+    def tokens_with(self, word: str) -> Tensor:
+        """[V] which tokens contain this word, in whatever case."""
+        ...
+
     def probes(self, folder: str) -> tuple[Probe, Probe]:
         """The target's and the draft's probe in this folder; "" for the pair's own."""
         ...

@@ -19,7 +19,7 @@ Source: SemanticSpec, arXiv 2602.03708, and its released code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from semspec.types import Draft, Sampling
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.probe_inputs import probe_inputs
-from semspec.verify.step_rule import StepRule
+from semspec.verify.step_rule import StepRule, preset
 
 PAPER: dict[str, Any] = {"min_prob": 0.0, "delimiters": "released", "protect": False, "end_tokens": 2000}
 
@@ -54,9 +54,8 @@ class Semantic(StepRule):
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
 
     def __post_init__(self) -> None:
-        for option in fields(self) if self.paper else ():
-            if option.name in PAPER and getattr(self, option.name) == option.default:
-                object.__setattr__(self, option.name, PAPER[option.name])
+        if self.paper:
+            preset(self, PAPER)
         super().__post_init__()
         for name in ("tau", "top", "floor", "min_prob"):
             if getattr(self, name) < 0:

@@ -31,6 +31,13 @@ from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
+def preset(rule: StepRule, values: dict[str, Any]) -> None:
+    """Give options of a rule that is being made these values, where they have their defaults."""
+    for option in fields(rule):
+        if option.name in values and getattr(rule, option.name) == option.default:
+            object.__setattr__(rule, option.name, values[option.name])
+
+
 @dataclass(frozen=True)
 class StepRule(Rule):
     """A rule whose unit is a reasoning step. Its loop is loop/step_decoder.py."""

@@ -28,6 +28,12 @@ class RuleResources:
     def tokens_of(self, text: str) -> list[int]:
         return [ord(letter) % 50 for letter in text] if self.remark is None else list(self.remark)
 
+    def next_turn(self, question: str) -> list[int]:
+        return [7, *self.tokens_of(question), 8]
+
+    def tokens_with(self, word: str) -> torch.Tensor:
+        return torch.arange(50) == ord(word[0]) % 50
+
     def probes(self, folder: str) -> tuple[Probe, Probe]:
         target, draft = self._probes
         return target, draft

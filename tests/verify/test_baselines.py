@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import semspec
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT, TARGET, stream, uniform
 from semspec.types import Sampling
 from semspec.verify import make
+from semspec.verify.specreason import REPLY, SpecReason
+from tests.verify.binding import RuleResources
 from tests.verify.build import One, build, random_one
 from tests.verify.test_fly import draw, softmax
 
@@ -49,3 +53,73 @@ def test_its_drafts_have_20_tokens_and_are_sampled() -> None:
     one = replace(random_one(3, 4, Sampling(0.6)), ids=[5, 5, 5, 5])
     everything = make("top-or-ratio:top=6").verify(build(one))
     assert everything.accepted.tolist() == [4]
+
+
+def marks(rule: SpecReason, answer: list[float]) -> float:
+    return rule._score(torch.tensor([answer])).item()
+
+
+def published_score(answer: list[float], how: str) -> float:
+    """The token the target generates, 0 if it is no digit; or the mean of the digits among its ten likeliest."""
+    ranked = sorted(range(len(answer)), key=lambda v: -answer[v])
+    digits = {ord(str(d)) % 50: d for d in range(10)}
+    if how == "greedy":
+        return digits.get(ranked[0], 0)
+    p = {digits[v]: softmax(answer)[v] for v in ranked[:10] if v in digits}
+    return sum(d * weight for d, weight in p.items()) / sum(p.values()) if p else 0.0
+
+
+@pytest.mark.parametrize("how", ["greedy", "mean"])
+def test_specreasons_marks_are_the_published_ones(how: str) -> None:
+    rule = SpecReason(score=how).bind(RuleResources())
+    assert isinstance(rule, SpecReason)
+    random = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(300):
+        answer = (torch.randn(50, generator=random) * 2).tolist()
+        assert marks(rule, answer) == pytest.approx(published_score(answer, how), abs=1e-4)
+        found.append(published_score(answer, how))
+    assert 0 in found and max(found) > 6, "digits and other tokens"
+
+
+def test_the_published_set_up_of_specreason() -> None:
+    rule = make("specreason:paper=true")
+    assert isinstance(rule, SpecReason)
+    assert (rule.threshold, rule.form, rule.score, rule.lead, rule.max_step_tokens) == (7, "chat", "greedy", 0, 512)
+    bound = rule.bind(RuleResources())
+    assert isinstance(bound, SpecReason) and bound.tokens[0] == 7, "the question is a turn of its own"
+    assert bound.tokens[-len(REPLY) :] == tuple(ord(c) % 50 for c in REPLY), "and the target's reply is begun for it"
+
+
+def test_a_question_of_your_own_comes_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "question.txt").write_text("How, well?\n")
+    for form in ("inline", "chat"):
+        bound = SpecReason(form=form, prompt=str(tmp_path / "question.txt")).bind(RuleResources())
+        wanted = [ord(c) % 50 for c in "How, well?"]
+        assert isinstance(bound, SpecReason)
+        found = list(bound.tokens)
+        assert found == wanted if form == "inline" else found[1 : 1 + len(wanted)] == wanted
+    with pytest.raises(BadRequest, match="prompt cannot be read"):
+        SpecReason(prompt=str(tmp_path / "none")).bind(RuleResources())
+    for spec in ("specreason:form=letter", "specreason:score=stars"):
+        with pytest.raises(BadRequest, match="; give"):
+            make(spec)
+
+
+def test_the_next_turn_is_the_chat_templates(pair: semspec.Pair) -> None:
+    resources = pair.resources
+    text = resources.text_of(resources.next_turn("How good?"))
+    if not resources.tokenizer.chat_template:
+        assert text == "\n\nHow good?\n\n"
+        resources.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        try:
+            text = resources.text_of(resources.next_turn("How good?"))
+        finally:
+            resources.tokenizer.chat_template = None
+    assert "How good?" in text and not text.startswith("<user>") and "answer-so-far" not in text
+
+
+def test_words_are_found_in_tokens(pair: semspec.Pair) -> None:
+    found = pair.resources.tokens_with("a").nonzero()[:, 0].tolist()
+    texts = [pair.tokenizer.decode([i]).lower() for i in range(pair.target.vocab)]
+    assert found == [i for i, text in enumerate(texts) if "a" in text] and found
