@@ -111,7 +111,8 @@ def test_the_next_turn_is_the_chat_templates(pair: semspec.Pair) -> None:
     text = resources.text_of(resources.next_turn("How good?"))
     if not resources.tokenizer.chat_template:
         assert text == "\n\nHow good?\n\n"
-        resources.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        resources.tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
         try:
             text = resources.text_of(resources.next_turn("How good?"))
         finally:
