@@ -19,7 +19,7 @@ from semspec.sampling.draw import best
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.loose import conclude
+from semspec.verify.lossy import conclude
 
 
 @dataclass(frozen=True)
