@@ -27,6 +27,7 @@ ASIDE = (
     "breakdown",
     "tune",
     "products",
+    "quantised",
     "transformers",
 )  # only if asked for
 
@@ -75,9 +76,9 @@ class Bench(Table):
         short, long = (self.roll_at(runner, context, n, temperature=0.6) for n in (8, 72))
         self.add("draft token inside a roll, sampled", (long - short) / 64, read)
 
-    def section_step(self, batch: int = 1) -> None:
+    def section_step(self, batch: int = 1, k: int = 8, name: str | None = None) -> None:
         """Whole steps as the Executor makes them: roll, score, judge, commit."""
-        context, k, steps = self.asked.context, 8, self.asked.steps
+        context, steps = self.asked.context, self.asked.steps
         capacity = context + max((k + 2) * (steps + 4), 128)
         target, draft = (self.runner(which, batch, capacity) for which in ("target", "draft"))
         draft.vocab = target.vocab = min(draft.vocab, target.vocab)
@@ -120,11 +121,15 @@ class Bench(Table):
         read = self.weights("target") + self.kv("target", context) * batch
         read += k * (self.weights("draft") + self.kv("draft", context) * batch)
         self.add(
-            "one K=8 step" if batch == 1 else f"batch {batch}, one K=8 step", ms, read, parts_ms=spent, passes=each
+            name or ("one K=8 step" if batch == 1 else f"batch {batch}, one K=8 step"),
+            ms,
+            read,
+            parts_ms=spent,
+            passes=each,
         )
         # Passes are only launched; whoever next asks for a number waits for them.
         print("    by the host's clock: " + ", ".join(f"{part} {value:.2f}" for part, value in spent.items() if value))
-        if batch == 1:
+        if batch == 1 and name is None:
             # The device's part: scores one after the other without waiting, and tokens inside a long roll.
             for runner in (target, draft):
                 runner.acquire()
@@ -217,6 +222,11 @@ class Bench(Table):
         from bench.gpu_grouped import ffn
 
         ffn(self)
+
+    def section_quantised(self) -> None:
+        from bench.gpu_quantised import quantised
+
+        quantised(self)
 
     def section_transformers(self) -> None:
         from bench.gpu_transformers import time_transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import statistics
 import time
@@ -13,10 +14,12 @@ import torch
 from transformers import PreTrainedConfig
 
 from bench.gpu_arms import Arm, fast
+from bench.gpu_quantised import BARS as QUANTISED_BARS
 from semspec.bench.shapes import SHAPES, RandomWeights
 from semspec.loop import profile as costs
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
+from semspec.model.placement import Weights
 from semspec.model.transformer import Transformer
 
 BARS = {  # milliseconds that must be reached on an H200 with 32B/1.5B
@@ -37,6 +40,8 @@ class Table:
         self.bandwidth = costs.bandwidth(self.device)
         self.models: dict[str, Transformer] = {}
         self.arms: dict[str, Arm] = {}  # winners, by model
+        self.precisions: dict[str, Weights] = {}  # how matrices are stored, by model
+        self.vocab: dict[str, int] = {}  # another size of the head, by model
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -57,7 +62,8 @@ class Table:
 
     def add(self, what: str, ms: float, read: float = 0.0, **more: Any) -> None:
         limit = read / self.bandwidth * 1000
-        bar = BARS.get(what) if (self.asked.shape, self.device.type) == ("32B/1.5B", "cuda") else None
+        known = BARS | QUANTISED_BARS
+        bar = known.get(what) if self.asked.shape in ("32B/1.5B", "70B/8B") and self.device.type == "cuda" else None
         self.rows.append({"what": what, "ms": ms, "limit_ms": limit, "bar_ms": bar, **more})
         self.show(self.rows[-1])
 
@@ -72,12 +78,18 @@ class Table:
 
     def config(self, which: str) -> PreTrainedConfig:
         others = {"8B": self.asked.long_shape, "mixture": self.asked.mixture_shape}
-        return SHAPES[others.get(which, self.asked.shape)][which == "draft"]
+        config = SHAPES[others.get(which, self.asked.shape)][which == "draft"]
+        if which not in self.vocab:
+            return config
+        smaller = copy.deepcopy(config)
+        smaller.vocab_size = self.vocab[which]
+        return smaller
 
     def runner(self, which: str, slots: int, capacity: int) -> ModelRunner:
         """A model with slots that are full of noise; every slot is taken."""
         if which not in self.models:
-            self.models[which] = Transformer(Shape.of(self.config(which)), RandomWeights(), self.device, self.dtype)
+            shape, weights = Shape.of(self.config(which)), self.precisions.get(which, "plain")
+            self.models[which] = Transformer(shape, RandomWeights(), self.device, self.dtype, weights)
         made = ModelRunner(self.models[which], slots, capacity)
         made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
         for layer in range(made.depth):
@@ -97,7 +109,10 @@ class Table:
     def weights(self, which: str) -> float:
         """Bytes of weights that a pass reads; of an embedding that is not the head it reads a few rows."""
         shape = Shape.of(self.config(which))
-        return (shape.parameters - (0 if shape.tied else shape.vocab * shape.width)) * self.dtype.itemsize
+        parameters = shape.parameters - (0 if shape.tied else shape.vocab * shape.width)
+        return parameters * {"fp8": 1.0, "int8": 1.0, "int4": 0.5}.get(
+            self.precisions.get(which, ""), self.dtype.itemsize
+        )
 
     def kv(self, which: str, tokens: int) -> float:
         shape = Shape.of(self.config(which))

@@ -36,6 +36,10 @@ SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
         _shape(LlamaConfig, 4096, 32, 32, 8, 14336, 128256),
         _shape(LlamaConfig, 2048, 16, 32, 8, 8192, 128256, **TIED),
     ),
+    "70B/8B": (
+        _shape(LlamaConfig, 8192, 80, 64, 8, 28672, 128256),
+        _shape(LlamaConfig, 4096, 32, 32, 8, 14336, 128256),
+    ),
     "30B-A3B/0.6B": (
         _shape(
             Qwen3MoeConfig, 2048, 48, 32, 4, 6144, 151936, head_dim=128, moe_intermediate_size=768, num_experts=128,
