@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
@@ -25,8 +25,9 @@ _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 class Registry(MutableMapping[str, type[T]], Generic[T]):
     """Classes of one kind by name, built in or from other packages; built-in names cannot be taken."""
 
-    def __init__(self, kind: str, group: str, base: type[T]) -> None:
+    def __init__(self, kind: str, group: str, base: type[T], elsewhere: Mapping[str, str] | None = None) -> None:
         self.kind, self.group, self.base = kind, group, base
+        self.elsewhere = elsewhere or {}  # what people take for an option of such a thing, and where it belongs
         self._classes: dict[str, type[T]] = {}
 
     def register(self, cls: type[T]) -> type[T]:
@@ -50,7 +51,7 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
         if name not in self:
             raise BadRequest(f"there is no {self.kind} {name!r}; the {self.kind}s are: {', '.join(sorted(self))}")
         cls = self[name]
-        return cls(**parse_options(f"{self.kind} {name!r}", cls, options, hidden=fixed), **fixed)
+        return cls(**parse_options(f"{self.kind} {name!r}", cls, options, fixed, self.elsewhere), **fixed)
 
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
@@ -86,7 +87,9 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
         return name in self._classes or name in self._entry_points
 
 
-def parse_options(what: str, cls: type, text: str, hidden: Collection[str] = ()) -> dict[str, Any]:
+def parse_options(
+    what: str, cls: type, text: str, hidden: Collection[str] = (), elsewhere: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Values for the fields of `cls`, each read as the type of its default. `what` names it in messages.
 
     A field with the metadata {"option": False} is filled in by the program, and is no option.
@@ -97,7 +100,8 @@ def parse_options(what: str, cls: type, text: str, hidden: Collection[str] = ())
         key, _, value = item.partition("=")
         key = current_name(what, fields.values(), key.strip().replace("-", "_"))
         if key not in fields:
-            raise BadRequest(f"{what} has no option {key!r}; its options are: {', '.join(fields) or 'none'}")
+            known = f"its options are: {', '.join(fields) or 'none'}"
+            raise BadRequest(f"{what} has no option {key!r}; {(elsewhere or {}).get(key, known)}")
         if key in values:
             raise BadRequest(f"option {key!r} of {what} is given twice; give it once")
         values[key] = _read(what, key, value.strip(), fields[key].default)

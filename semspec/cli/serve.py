@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,37 +15,39 @@ from semspec.cli.arguments import PairArguments, SpeculationArguments, spread, v
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 KEY = "SEMSPEC_API_KEY"
+_access = partial(typer.Option, rich_help_panel="Access")
+_limit = partial(typer.Option, rich_help_panel="Limits")
 
 
 @spread
 def serve(
     model: PairArguments,
     speculation: SpeculationArguments,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, _access(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _access(min=0, max=65535, metavar="<int>", help="Port; 0 takes a free one.")] = 8000,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name under which clients may reach this server, besides this machine's; repeatable."),
+        _access(help="Host name under which clients may reach this server, besides this machine's; repeatable."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None, _access(help=f"A key that clients must send; may be repeated. Or ${KEY}, one key.")
+    ] = None,
+    api_key_file: Annotated[Path | None, _access(help="File with one key a line; # begins a comment.")] = None,
+    cors: Annotated[list[str] | None, _access(help="Origin whose pages may use this server; repeatable.")] = None,
+    max_client_connections: Annotated[int, _access(help="Open connections from one address.")] = 256,
+    slots: Annotated[int, _limit(help="Sequences decoded at a time; their memory is taken at the start.")] = 16,
+    max_queue: Annotated[int, _limit(help="Sequences that may wait for a slot; more get status 429.")] = 256,
+    max_prompt_tokens: Annotated[int | None, _limit(help="Longest prompt.")] = None,
+    max_new_tokens: Annotated[int, _limit(help="Longest answer.")] = 4096,
+    max_draft_tokens: Annotated[int, _limit(help="Longest draft a request may ask for.")] = 64,
+    max_choices: Annotated[int, _limit(help="Most answers to one request (n).")] = 16,
+    max_body: Annotated[int, _limit(help="Longest request, in bytes.")] = 1 << 20,
+    deadline: Annotated[float, _limit(help="Seconds a request may take, waiting included.")] = 600.0,
+    drain: Annotated[float, _limit(help="Seconds for running requests once told to end.")] = 30.0,
     name: Annotated[str | None, typer.Option(help="The model's name to clients; by default the target's.")] = None,
     lossy: Annotated[
         bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
     ] = False,
-    slots: Annotated[int, typer.Option(help="Sequences decoded at a time; their memory is taken at the start.")] = 16,
-    max_prompt_tokens: Annotated[int | None, typer.Option(help="Longest prompt.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 4096,
-    max_draft_tokens: Annotated[int, typer.Option(help="Longest draft a request may ask for.")] = 64,
-    max_choices: Annotated[int, typer.Option(help="Most answers to one request (n).")] = 16,
-    max_body: Annotated[int, typer.Option(help="Longest request, in bytes.")] = 1 << 20,
-    max_client_connections: Annotated[int, typer.Option(help="Open connections from one address.")] = 256,
-    max_queue: Annotated[int, typer.Option(help="Sequences that may wait for a slot; more get status 429.")] = 256,
-    deadline: Annotated[float, typer.Option(help="Seconds a request may take, waiting included.")] = 600.0,
-    drain: Annotated[float, typer.Option(help="Seconds for running requests once told to end.")] = 30.0,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help=f"A key that clients must send; may be repeated. Or ${KEY}, one key.")
-    ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with one key a line; # begins a comment.")] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may use this server; repeatable.")] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""

@@ -80,11 +80,6 @@ def uniform(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
     return (_shift(key(seed, position, stream), 64 - BITS).to(torch.float32) + 0.5) / float(1 << BITS)
 
 
-def uniform_of(seed: int, position: int, stream: int) -> float:
-    """The same number on the host."""
-    return ((key_of(seed, position, stream) >> (64 - BITS)) + 0.5) / (1 << BITS)
-
-
 def exponential(key: Tensor, size: int) -> Tensor:
     """[..., size] a draw from the standard exponential distribution for every token of a vocabulary, float32.
 

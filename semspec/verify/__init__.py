@@ -29,7 +29,8 @@ from semspec.verify.top_or_ratio import TopOrRatio
 from semspec.verify.topk import TopK
 from semspec.verify.typical import Typical
 
-REGISTRY = Registry("verifier", "semspec.rules", Rule)  # type: ignore[type-abstract]
+_LENGTH = "give the draft length beside it: -k 6, or num_draft_tokens=6 (k=6 is for the methods of semspec bench)"
+REGISTRY = Registry("verifier", "semspec.rules", Rule, {"k": _LENGTH, "num_draft_tokens": _LENGTH})  # type: ignore[type-abstract]
 register = REGISTRY.register
 
 LOSSLESS = (NoSpeculation, Exact, SpeculativeSampling, Block)

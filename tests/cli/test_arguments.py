@@ -73,3 +73,11 @@ def test_a_bar_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
         said = stream.getvalue()
         assert ("count sheep" in said and "3000/9000" in said) == person
         assert person or said == ""
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "info"])
+def test_help_shows_whole_option_names_at_80_columns(command: str) -> None:
+    from semspec.cli.main import app
+
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert "--help" in shown and "…" not in shown

@@ -106,6 +106,7 @@ def test_an_unknown_name_is_told_the_names() -> None:
     assert refusal("exakt") == f"there is no verifier 'exakt'; the verifiers are: {', '.join(sorted(REGISTRY))}"
     assert "there is no verifier ''" in refusal("")
     assert "a verifier is given by name, such as 'none'; this is 7" in refusal(7)  # type: ignore[arg-type]
+    assert "no option 'k'; give the draft length beside it: -k 6, or num_draft_tokens=6" in refusal("exact:k=6")
     assert "give one of them, as 'fly'" in refusal(["fly", "exact"])  # type: ignore[arg-type]
 
 
