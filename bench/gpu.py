@@ -4,6 +4,7 @@
     python bench/gpu.py --only pass,roll,step        # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
     python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
+    python bench/gpu.py --only paper                 # the paper's sparse plan at 32B/1.5B, with operations and bytes
     python bench/gpu.py --only experts,ffn           # the same with experts and with channels left out
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
     python bench/gpu.py --only arms,step,batch       # which of several ways is fastest, and steps made with it

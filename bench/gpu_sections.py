@@ -20,6 +20,7 @@ from semspec.verify.exact import Exact
 SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
 ASIDE = (
     "sparse",
+    "paper",
     "experts",
     "ffn",
     "arms",
@@ -35,13 +36,15 @@ ASIDE = (
 class Bench(Table):
     """`section_NAME` for each name above."""
 
-    def score_at(self, runner: ModelRunner, context: int, tokens: int, slots: int = 1) -> float:
+    def score_at(
+        self, runner: ModelRunner, context: int, tokens: int, slots: int = 1, repeats: int | None = None
+    ) -> float:
         def work() -> None:
             for slot in range(slots):
                 runner.cache.lengths[slot] = context - tokens
             self.score_once(runner, tokens, slots)
 
-        return self.ms(work)
+        return self.ms(work, repeats)
 
     @staticmethod
     def score_once(runner: ModelRunner, tokens: int, slots: int = 1) -> None:
@@ -210,6 +213,13 @@ class Bench(Table):
         self.drop("target", "draft")
         sparse(self)
         self.drop("8B")
+
+    def section_paper(self) -> None:
+        from bench.gpu_sparse_paper import paper
+
+        self.drop("target", "draft", "8B", "mixture")
+        paper(self)
+        self.drop("target")
 
     def section_experts(self) -> None:
         from bench.gpu_grouped import experts

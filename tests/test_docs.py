@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 import pytest
 import typer
 
-from semspec import tasks
+from semspec import tasks, verify
 from semspec.bench.ablate import ablation
-from semspec.bench.arms import parse_arm
+from semspec.bench.arms import Arm, parse_arm
 from semspec.cli import main as cli
 from semspec.probe_fit import cluster
 from semspec.registry import parse_options
@@ -54,13 +56,83 @@ def check(line: str) -> None:
         for method in given.get("method") or ():
             parse_arm(method)
         if task := given.get("task"):
-            name, _, options = task.partition(":")
-            parse_options(f"task {name!r}", tasks.REGISTRY[name], options, hidden=("data",))
+            tasks.make(task, ROOT)  # refuses what a run would: code that is not allowed to run, too
         if clusters := given.get("clusters"):
             name, _, options = clusters.partition(":")
             parse_options(f"clusterer {name!r}", cluster.registry()[name], options, hidden=("source",))
         if rule := given.get("rule"):
             assert ablation(rule, False)
+
+
+def options(command: Any) -> dict[str, str]:
+    """Every option of a command and of its commands, -t too, and the name of what it sets."""
+    found = {flag: one.name for one in command.params for flag in (*one.opts, *one.secondary_opts)}
+    for other in getattr(command, "commands", {}).values():
+        found |= options(other)
+    return found
+
+
+def fields(kinds: Iterable[type]) -> set[str]:
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+OPTIONS = options(typer.main.get_command(cli.app))
+RULES = {name: verify.REGISTRY[name] for name in verify.REGISTRY}
+SETTINGS_OF = fields([Arm, *RULES.values(), *(tasks.REGISTRY[name] for name in tasks.REGISTRY)]) | {"k"}
+SPEC = re.compile(r"([a-z0-9][\w+-]*):((?:[\w-]+=[^\s,]+)(?:,[\w-]+=[^\s,]+)*)")
+SETTING = re.compile(r"([a-z_]+)=[^\s,]+(?:,[a-z_]+=[^\s,]+)*")
+
+
+def check_inline(code: str) -> bool:
+    """Whether a piece of code in a sentence is part of a command; then it must be a valid part."""
+    if code.startswith("semspec "):
+        check(code)
+    elif code.startswith("-"):
+        words = shlex.split(code)
+        for flag, value in zip(words, [*words[1:], ""], strict=True):
+            if flag.startswith("-"):
+                assert flag in OPTIONS, f"no command has the option {flag}"
+                if OPTIONS[flag] == "task" and value:
+                    tasks.make(value, ROOT)
+                if OPTIONS[flag] == "method" and value:
+                    parse_arm(value)
+    elif spec := SPEC.fullmatch(code):
+        assert spec[1] in tasks.REGISTRY or spec[1] in RULES, f"there is neither a task nor a rule {spec[1]}"
+        tasks.make(code, ROOT) if spec[1] in tasks.REGISTRY else parse_arm(code)
+    elif SETTING.fullmatch(code):
+        names = [item.split("=")[0] for item in code.split(",")]
+        assert set(names) <= SETTINGS_OF, f"nothing has the options {set(names) - SETTINGS_OF}"
+    else:
+        return False
+    return True
+
+
+def inline(text: str) -> list[str]:
+    """Code in the sentences of a page."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def test_commands_in_the_papers_sentences_are_valid() -> None:
+    checked = [code for code in inline(PAPERS.read_text()) if check_inline(code)]
+    assert len(checked) >= 20, checked
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--colour 3",
+        "--task humaneval",
+        "fly:colour=3",
+        "poems:n=3",
+        "colour=red",
+        "semspec paint x",
+        "--method fly:x=1",
+    ],
+)
+def test_a_wrong_piece_of_a_command_is_found(wrong: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|no option|no command|neither|nothing has|execute=true"):
+        check_inline(wrong)
+    assert not any(check_inline(code) for code in ("gsm8k/test.jsonl", "cot_type", "data.zip", "R1"))
 
 
 EVERY = [(path, line) for path in sorted((ROOT / "docs").glob("*.md")) for line in commands(path.read_text())]
@@ -84,6 +156,7 @@ def test_the_papers_have_their_commands() -> None:
         "semspec probe train x --labels",
         "semspec bench --out x --method fly:colour=3",
         "semspec bench --out x --task jsonl:file=3",
+        "semspec bench --out x --task humaneval",
         "semspec bench --out x --k 3 ablate fly",
         "semspec probe label x --clusters nli:colour=3",
         "semspec probe paint x",
@@ -91,7 +164,7 @@ def test_the_papers_have_their_commands() -> None:
     ],
 )
 def test_a_wrong_command_is_found(wrong: str) -> None:
-    with pytest.raises(Exception, match=r"(?i)no such|requires|no option|missing"):
+    with pytest.raises(Exception, match=r"(?i)no such|requires|no option|missing|execute=true"):
         check(wrong)
 
 

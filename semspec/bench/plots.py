@@ -1,7 +1,7 @@
 """The figures of a report, drawn twice: on white and on black, because a page follows its reader's screen.
 
-Each figure is small, so that its letters stay readable on a phone, and carries the run's label: a figure is copied
-without its page sooner or later. Red means "worse than the target alone, with confidence" and nothing else.
+Each figure is small, so that its letters stay readable on a phone, and says what was run: a figure is copied without
+its page sooner or later. Red means "worse than the target alone, with confidence" and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from io import BytesIO
 from itertools import zip_longest
 from typing import Any
 
+from semspec.bench.colours import colour_of
+from semspec.bench.labels import place_names
+from semspec.bench.names import described
 from semspec.bench.table import speed_heading
 from semspec.errors import BadRequest
 
@@ -21,7 +24,8 @@ THEMES = {
     "light": {"ink": "#1f2328", "soft": "#6b7280", "grid": "#e5e7eb", "ground": "#ffffff", "worse": "#c62828"},
     "dark": {"ink": "#e6e8eb", "soft": "#9aa3ad", "grid": "#30363d", "ground": "#161b22", "worse": "#ff6b6b"},
 }
-COLOURS = ("#3b7dd8", "#2a9d8f", "#e09f3e", "#9467bd", "#17becf", "#8c6d46", "#d17ab5", "#7fa650")
+MARKERS = "os^Dv"  # of arms with the same rule
+CUT, LOOPS = "#e09f3e", "#9467bd"
 
 
 def draw(summary: dict[str, Any]) -> dict[str, dict[str, bytes]]:
@@ -38,7 +42,7 @@ def draw(summary: dict[str, Any]) -> dict[str, dict[str, bytes]]:
             axes = figure.add_subplot()
             if not paint(_Style(summary, colours), axes):
                 break
-            figure.supxlabel(_plain(summary["label"], 70), fontsize=6.5, color=colours["soft"], x=0.99, ha="right")
+            figure.supxlabel(_plain(described(summary), 70), fontsize=6.5, color=colours["soft"], x=0.99, ha="right")
             figures.setdefault(name, {})[theme] = _png(figure)
     return figures
 
@@ -68,9 +72,10 @@ class _Style:
     def __init__(self, summary: dict[str, Any], theme: dict[str, str]) -> None:
         self.summary, self.theme = summary, theme
         self.arms: Arms = summary["arms"]
-        names = [name for name in self.arms if name != summary["baseline"]]
-        self.colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-        self.colours[summary["baseline"]] = theme["soft"]
+        self.colours = {name: colour_of(name, arm["role"], theme["soft"]) for name, arm in self.arms.items()}
+        rules = [name.partition(":")[0] for name in self.arms]
+        order = {name: rules[:i].count(rules[i]) for i, name in enumerate(self.arms)}
+        self.markers = {name: MARKERS[order[name] % len(MARKERS)] for name in self.arms}
 
     def verdict(self, name: str) -> str:
         return self.theme["worse"] if self.arms[name]["quality"] == "worse" else self.colours[name]
@@ -109,7 +114,7 @@ def accuracy(style: _Style, axes: Any) -> bool:
             rows.append((name, value, low, high, style.verdict(name), f"{value:.1f}"))
     style.intervals(axes, rows)
     style.frame(axes, "Right answers", "% of outputs, 95 % interval; red: worse than the target alone", grid="x")
-    return bool(rows)
+    return any(value for _, value, *_ in rows)
 
 
 def front(style: _Style, axes: Any) -> bool:
@@ -118,45 +123,32 @@ def front(style: _Style, axes: Any) -> bool:
         for name, arm in style.arms.items()
         if arm["accuracy"] and arm["seconds_per_problem"]
     }
-    if not points:
+    if not any(up for _, up in points.values()):
         return False
     best = [points[name] for name in style.summary["pareto"]]
     axes.plot(*zip(*best, strict=True), color=style.theme["soft"], linewidth=1, linestyle="--", label="Pareto front")
+    intervals = []
     for name, (x, y) in points.items():
         share, colour = style.arms[name]["accuracy"], style.verdict(name)
-        axes.plot([x, x], [100 * share["low"], 100 * share["high"]], color=colour, linewidth=1.2, alpha=0.5)
-        axes.plot([x], [y], "o", color=colour, markersize=7)
+        low, high = 100 * share["low"], 100 * share["high"]
+        intervals.append((x, low, high))
+        axes.plot([x, x], [low, high], color=colour, linewidth=1.2, alpha=0.5)
+        axes.plot([x], [y], style.markers[name], color=colour, markersize=7)
     axes.margins(x=0.25, y=0.15)
-    for name, (across, up) in _beside(axes, points).items():
-        axes.annotate(
-            _name(name, 40), points[name], (across, up), textcoords="offset points", va="center", fontsize=7.5,
-            ha="left" if across > 0 else "right", color=style.verdict(name),
-        )  # fmt: skip
     style.frame(axes, "Right answers against time", "seconds per problem (left is better)", "% right (up is better)")
-    style.legend(axes)
+    style.legend(axes, loc="lower right")
+
+    def write(name: str, offset: tuple[float, float], align: str) -> Any:
+        far = max(abs(offset[0]), abs(offset[1])) > 20
+        near = ({"left": 0, "right": 1, "center": 0.5}[align], 0.5)
+        line = {"arrowstyle": "-", "color": style.theme["soft"], "linewidth": 0.6, "relpos": near} if far else None
+        return axes.annotate(
+            _name(name, 40), points[name], offset, textcoords="offset points", va="center", fontsize=7.5, ha=align,
+            color=style.verdict(name), arrowprops=line,
+        )  # fmt: skip
+
+    place_names(axes, points, intervals, write)
     return True
-
-
-def _beside(axes: Any, points: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """For each point an offset for its name, right or left and a little up or down, with the fewest overlaps."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    spots = {
-        name: (300 * (x - left) / (right - left), 150 * (y - low) / (high - low)) for name, (x, y) in points.items()
-    }
-    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in spots.values()]
-    places: dict[str, tuple[float, float]] = {}
-    for name, (x, y) in spots.items():
-        choices: list[tuple[int, int, tuple[float, float], tuple[float, float, float, float]]] = []
-        for across, up in ((7, 0), (-7, 0), (7, 9), (-7, 9), (7, -9), (-7, -9), (7, 18), (7, -18), (-7, 18), (-7, -18)):
-            wide = min(len(name), 40) * 4.2
-            box = (x + across, x + across + wide, y + up - 5, y + up + 5)
-            if across < 0:
-                box = (x + across - wide, x + across, y + up - 5, y + up + 5)
-            hits = sum(box[0] < b and a < box[1] and box[2] < d and c < box[3] for a, b, c, d in taken)
-            choices.append((hits + 2 * (box[0] < 0 or box[1] > 300), len(choices), (across, up), box))
-        _, _, places[name], box = min(choices)
-        taken.append(box)
-    return places
 
 
 def speed(style: _Style, axes: Any) -> bool:
@@ -205,50 +197,60 @@ def _curves(style: _Style, axes: Any, curves: dict[str, dict[int, float]]) -> bo
     """One line per arm, over whole numbers."""
     for name, points in curves.items():
         line = {"color": style.colours[name], "markersize": 3.5, "linewidth": 1.5, "label": _name(name, 30)}
-        axes.plot(list(points), list(points.values()), "o-", **line)
+        axes.plot(list(points), list(points.values()), f"{style.markers[name]}-", **line)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if curves:
-        style.legend(axes)
-    return bool(curves)
+        style.legend(axes, ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.16))
+    return any(height for points in curves.values() for at, height in points.items() if at)
 
 
 def lengths(style: _Style, axes: Any) -> bool:
-    """Lossy rules fail first in texts that grow, reach the limit or repeat themselves."""
+    """Lossy rules fail first in texts that grow, reach the limit or loop; what never happens is left out."""
     rows = [(name, arm) for name, arm in style.arms.items() if arm["length_ratio"]]
-    colours = {"length, % of target's": style.theme["soft"], "cut at limit, %": COLOURS[2], "loops, %": COLOURS[3]}
-    for y, (_, arm) in enumerate(rows):
-        values = (100 * arm["length_ratio"]["value"], 100 * arm["cap_rate"]["share"], 100 * arm["loop_rate"]["share"])
-        for i, (value, colour) in enumerate(zip(values, colours.values(), strict=True)):
-            bar = y + (i - 1) * 0.26
-            axes.barh(bar, value, 0.23, color=colour)
+    bars = {
+        ("length, % of target's", style.theme["soft"]): [100 * arm["length_ratio"]["value"] for _, arm in rows],
+        ("cut at limit, %", CUT): [100 * arm["cap_rate"]["share"] for _, arm in rows],
+        ("loops, %", LOOPS): [100 * arm["loop_rate"]["share"] for _, arm in rows],
+    }
+    drawn = {what: values for what, values in bars.items() if any(values)}
+    thick = 0.78 / max(1, len(drawn))
+    for i, ((label, colour), values) in enumerate(drawn.items()):
+        for y, value in enumerate(values):
+            bar = y + (i - (len(drawn) - 1) / 2) * thick
+            axes.barh(bar, value, 0.88 * min(thick, 0.4), color=colour, label=label if not y else None)
             axes.annotate(
                 f"{value:.0f}", (value, bar), (3, 0), textcoords="offset points", va="center", fontsize=7,
                 color=style.theme["ink"],
             )  # fmt: skip
-    for name, colour in colours.items():
-        axes.barh(0, 0, 0, color=colour, label=name)
     axes.set_yticks(range(len(rows)), [_name(name) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.margins(x=0.1)
-    style.frame(axes, "Length, cut-offs and loops", "%", grid="x")
-    style.legend(axes, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.12))
-    return bool(rows)
+    several = len(drawn) > 1
+    title, unit = ("Length, cut-offs and loops", "%") if several else ("Length", "% of the target's")
+    style.frame(axes, title, unit, grid="x")
+    if several:
+        style.legend(axes, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.12))
+    return bool(drawn)
 
 
 def _rows(each: float) -> Callable[[Arms], float]:
     return lambda arms: 1.3 + each * len(arms)
 
 
-def _fixed(arms: Arms) -> float:
-    return 3.4
+def _plane(arms: Arms) -> float:
+    return max(3.4, _rows(0.42)(arms))  # as high as its neighbour
+
+
+def _under_legend(arms: Arms) -> float:
+    return 3.3 + 0.09 * len(arms)
 
 
 FIGURES: dict[str, tuple[Callable[[_Style, Any], bool], Callable[[Arms], float]]] = {
     "accuracy": (accuracy, _rows(0.42)),
     "speed": (speed, _rows(0.42)),
-    "pareto": (front, _fixed),
-    "lengths": (lengths, _rows(0.5)),
-    "acceptance": (accepted, _fixed),
-    "positions": (positions, _fixed),
+    "pareto": (front, _plane),
+    "lengths": (lengths, _rows(0.42)),
+    "acceptance": (accepted, _under_legend),
+    "positions": (positions, _under_legend),
 }

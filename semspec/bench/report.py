@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from semspec.bench.examples import examples
 from semspec.bench.folder import Sample, deduplicated
+from semspec.bench.names import described, natural
 from semspec.bench.plots import draw
 from semspec.bench.table import NOTHING, Cell, Column, Grid, notes, percent, title
-from semspec.loop.repetition import find_loop
 
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
-EXAMPLES, LONGEST = 3, 1500  # problems shown, and characters of each output
 WORDS = {  # captions, also for screen readers
     "accuracy": "Right answers of every arm with their 95 % intervals.",
     "speed": "Seconds of the target alone over seconds of each arm on the same problems, with 95 % intervals.",
     "pareto": "Right answers against seconds per problem; the dashed line joins arms that none beats in both.",
-    "lengths": "Length of the outputs against the target alone, share cut off at the limit, share with loops.",
+    "lengths": "Length of the outputs against the target alone, and where they occur, outputs cut off at the limit and "
+    "outputs with loops.",
     "acceptance": "Histogram: how many draft tokens of a round were accepted.",
     "positions": "Share of draft tokens accepted, by their position in the draft.",
 }
@@ -43,25 +42,34 @@ GUIDE = (
 )
 CSS = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #6b7280; --line: #e5e7eb; --ground: #f6f7f9;
-  --card: #ffffff; --worse: #c62828; --good: #1a7f4b; --warn: #9a6700; --d: #3b7dd8; --r: #e09f3e; --t: #9aa3ad; }
+  --card: #ffffff; --shade: #0f172a38; --worse: #c62828; --good: #1a7f4b; --warn: #9a6700; --d: #3b7dd8;
+  --r: #e09f3e; --t: #9aa3ad; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa3ad; --line: #30363d; --ground: #0d1117;
-  --card: #161b22; --worse: #ff6b6b; --good: #4cc38a; --warn: #e3b341; } }
+  --card: #161b22; --shade: #000000b0; --worse: #ff6b6b; --good: #4cc38a; --warn: #e3b341; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+main { max-width: 1320px; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .2rem; }
 h3 { font-size: 1rem; margin: 1.8rem 0 .6rem; }
 p { margin: .4rem 0; max-width: 75ch; } .soft, figcaption, small { color: var(--soft); font-size: .84rem; }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .card, figure { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
-.wide { overflow-x: auto; margin-top: .8rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th { text-align: right; color: var(--soft); font-weight: 500; white-space: nowrap; }
-th, td { padding: .45rem .55rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { text-align: right; } th.left, td.left { text-align: left; } tr:last-child td { border-bottom: 0; }
-td small { display: block; font-weight: 400; } td, td small { white-space: nowrap; }
-.plain th { white-space: normal; max-width: 8rem; vertical-align: bottom; }
-td.arm { font-weight: 600; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+/* a shadow at a side where there is more */
+.wide { overflow-x: auto; margin-top: .8rem; padding-inline: 0; background-repeat: no-repeat; background-image:
+    linear-gradient(90deg, var(--card) 40%, transparent), linear-gradient(-90deg, var(--card) 40%, transparent),
+    linear-gradient(90deg, var(--shade), transparent), linear-gradient(-90deg, var(--shade), transparent);
+  background-position: left, right, left, right; background-size: 48px 100%, 48px 100%, 18px 100%, 18px 100%;
+  background-attachment: local, local, scroll, scroll; }
+.wide:focus-visible { outline: 2px solid var(--d); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .86rem; }
+th { text-align: right; color: var(--soft); font-weight: 500; vertical-align: bottom; }
+th, td { padding: .4rem .36rem; border-bottom: 1px solid var(--line); }
+:is(th, td):first-child { padding-left: 1rem; } :is(th, td):last-child { padding-right: 1rem; }
+td { text-align: right; vertical-align: top; } th.left, td.left { text-align: left; }
+tr:last-child td { border-bottom: 0; }
+td small { display: block; font-weight: 400; font-size: .78rem; } td, td small { white-space: nowrap; }
+th { max-width: 8rem; }
+td.arm { font-weight: 600; white-space: normal; overflow-wrap: break-word; min-width: 7rem; max-width: 16rem; }
 li.worse, small.worse, tr.worse .verdict small, tr.worse .speed small { color: var(--worse); }
 .verdict { font-weight: 600; }
 .same .verdict, .better .verdict { color: var(--good); } .unmeasured .verdict, .unclear .verdict { color: var(--warn); }
@@ -70,16 +78,18 @@ ul.notes { margin: .8rem 0; padding-left: 1.1rem; } ul.notes li { margin: .25rem
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1rem; }
 figure { margin: 0; } figure img { width: 100%; height: auto; display: block; } figcaption { margin-top: .5rem; }
 .outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: .8rem; }
-.outputs pre { white-space: pre-wrap; margin: .5rem 0 0; font-size: .8rem; line-height: 1.45; max-height: 22rem;
-  overflow-y: auto; } .outputs header { font-weight: 600; overflow-wrap: anywhere; }
+.question { margin-bottom: .8rem; } .question p { white-space: pre-wrap; overflow-wrap: anywhere; }
+.outputs pre { white-space: pre-wrap; margin: .5rem 0 0; font-size: .8rem; line-height: 1.45; }
+.outputs header { font-weight: 600; overflow-wrap: anywhere; }
 svg.origins { width: 100%; height: 7px; display: block; border-radius: 3px; margin-top: .4rem; }
 .d { fill: var(--d); color: var(--d); } .r { fill: var(--r); color: var(--r); } .t { fill: var(--t); color: var(--t); }
 details { margin: .8rem 0; } summary { cursor: pointer; font-weight: 600; }
 details pre { overflow-x: auto; font-size: .78rem; }
-@media (max-width: 700px) { main { padding: 1.2rem .8rem 3rem; } .headline thead { display: none; }
+@media (max-width: 700px) { main { padding: 1.2rem .8rem 3rem; } .wide:has(.headline) { padding-inline: .7rem; }
+  :is(th, td):first-child { padding-left: .6rem; } .headline thead { display: none; }
   .headline tr { display: block; padding: .6rem 0; border-bottom: 1px solid var(--line); }
   .headline tr:last-child { border-bottom: 0; } .headline td { display: flex; justify-content: space-between; gap: 1rem;
-  border: 0; padding: .12rem 0; text-align: right; }
+  border: 0; padding: .12rem 0 !important; text-align: right; }
   .headline td::before { content: attr(data-name); color: var(--soft); font-weight: 400; }
   .headline td.arm { font-size: 1.05rem; } .headline td.arm::before { content: none; } td small { display: inline; }
   .headline td.empty { display: none; }
@@ -95,7 +105,8 @@ def write_report(runs: list[Run], out: Path) -> Path:
         images = draw(summary)
         for name, themes in images.items():
             (out / (f"{name}.png" if len(runs) == 1 else f"run{number}-{name}.png")).write_bytes(themes["light"])
-        sections.append(_section(run, deduplicated(samples), summary, images))
+        heading = title(summary) if len(runs) > 1 else "Figures"
+        sections.append(_section(heading, run, deduplicated(samples), summary, images))
     page = out / "report.html"
     part = page.with_suffix(".part")
     part.write_text(_page(runs, sections), encoding="utf-8", errors="backslashreplace")
@@ -104,13 +115,14 @@ def write_report(runs: list[Run], out: Path) -> Path:
 
 
 def _page(runs: list[Run], sections: list[str]) -> str:
-    tables = "".join(_headline(summary) for _, _, summary in runs)
+    tables = "".join(_headline(run, summary, len(runs) > 1) for run, _, summary in runs)
+    heading = _heading(runs)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>semspec report: {escape(", ".join(sorted({str(s["task"]) for _, _, s in runs})))}</title>
+<title>{escape(heading)}, {escape(_date(runs[-1][0]))}: speed beside quality</title>
 <style>{CSS}</style></head><body><main>
-<h1>Speed beside quality</h1>
+<p class="soft">semspec: speed beside quality</p><h1>{escape(heading)}</h1>
 {tables}
 <details><summary>How to read this</summary><p>{GUIDE}</p></details>
 {"".join(sections)}
@@ -118,7 +130,17 @@ def _page(runs: list[Run], sections: list[str]) -> str:
 """
 
 
-def _headline(summary: dict[str, Any]) -> str:
+def _heading(runs: list[Run]) -> str:
+    """The task and the models; of several runs, what they have in common."""
+    tasks, pairs = ({str(of(summary)): None for _, _, summary in runs} for of in (lambda s: s["task"], described))
+    return f"{', '.join(tasks)} with {next(iter(pairs)) if len(pairs) == 1 else 'several models'}"
+
+
+def _date(run: dict[str, Any]) -> str:
+    return str(run.get("created", ""))[:10]
+
+
+def _headline(run: dict[str, Any], summary: dict[str, Any], titled: bool) -> str:
     grid = Grid.of_run(summary)
     head = "".join(f"<th{_left(column)}>{escape(grid.headings[key])}</th>" for key, column in grid.columns.items())
     rows = []
@@ -132,12 +154,18 @@ def _headline(summary: dict[str, Any]) -> str:
             row.append(f'<td class="{kind}" data-name="{escape(grid.headings[key])}"><span>{text} {more}</span></td>')
         quality = escape(summary["arms"][name]["quality"])
         rows.append(f'<tr class="{quality}" data-arm="{escape(name)}">{"".join(row)}</tr>')
+    what = title(summary) if titled else f"{summary['problems']} problems"
     items = "".join(f"<li{_worse(note)}>{escape(note)}</li>" for note in notes(summary))
     return (
-        f'<p class="soft">{escape(title(summary))}</p><div class="card wide"><table class="headline">'
+        f'<p class="soft">{escape(what)}, {escape(_date(run))}</p>{_wide("Results")}<table class="headline">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         f'<ul class="notes soft">{items}</ul>'
     )
+
+
+def _wide(name: str) -> str:
+    """Opens a box that scrolls sideways, by keyboard too."""
+    return f'<div class="card wide" tabindex="0" role="region" aria-label="{name}">'
 
 
 def _left(column: Column) -> str:
@@ -148,19 +176,20 @@ def _worse(note: str) -> str:
     return ' class="worse"' if " is worse: " in note else ""
 
 
-def _section(run: dict[str, Any], samples: list[Sample], summary: dict[str, Any], images: dict[str, Any]) -> str:
-    label = escape(summary["label"])
+def _section(
+    heading: str, run: dict[str, Any], samples: list[Sample], summary: dict[str, Any], images: dict[str, Any]
+) -> str:
     figures = "".join(
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{_data(themes["dark"])}">'
         f'<img src="{_data(themes["light"])}" alt="{WORDS[name]}"></picture>'
-        f"<figcaption>{WORDS[name]} {label}</figcaption></figure>"
+        f"<figcaption>{WORDS[name]}</figcaption></figure>"
         for name, themes in images.items()
     )
-    state = "" if run.get("finished") else " The run is not finished; figures will change."
+    state = "" if run.get("finished") else '<p class="soft">The run is not finished; figures will change.</p>'
     return (
-        f'<h2>{escape(str(summary["task"]))}</h2><p class="soft">{label}.{state}</p>'
+        f"<h2>{escape(heading)}</h2>{state}"
         f'<div class="figures">{figures}</div>{_drafts(summary)}{_groups(summary)}'
-        f"{_examples(samples, summary)}{_details(run, summary)}"
+        f"{examples(samples, summary)}{_details(run, summary)}"
     )
 
 
@@ -180,79 +209,29 @@ def _drafts(summary: dict[str, Any]) -> str:
             counts += [(arm["relaxed_share"], 100), (arm["divergence"], 100)]
             row = [Cell(NOTHING if value is None else f"{scale * value:.2f}") for value, scale in counts]
             rows[name] = [*row, percent(arm["identical_outputs"])]
-    return _table("Drafts", "", head, rows, summary) if rows else ""
+    return _table("Drafts", "", head, rows) if rows else ""
 
 
 def _groups(summary: dict[str, Any]) -> str:
     """Right answers by kind of problem, where there is more than one kind."""
-    names = sorted({group for arm in summary["arms"].values() for group in arm["groups"]})
+    names = sorted({group for arm in summary["arms"].values() for group in arm["groups"]}, key=natural)
     rows = {name: [percent(arm["groups"].get(group)) for group in names] for name, arm in summary["arms"].items()}
-    return _table("By kind of problem", "right, %", names, rows, summary) if len(names) > 1 else ""
+    return _table("By kind of problem", "right, %", names, rows) if len(names) > 1 else ""
 
 
-def _table(words: str, corner: str, head: list[str], rows: dict[str, list[Cell]], summary: dict[str, Any]) -> str:
+def _table(words: str, corner: str, head: list[str], rows: dict[str, list[Cell]]) -> str:
     columns = f'<th class="left">{corner}</th>' + "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = []
     for name, row in rows.items():
         texts = "".join(f"<td>{escape(cell.text)} <small>{escape(cell.more)}</small></td>" for cell in row)
         lines.append(f'<tr><td class="arm left">{_breakable(name)}</td>{texts}</tr>')
     table = f'<table class="plain"><thead><tr>{columns}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return f'<h3>{words}</h3><p class="soft">{escape(summary["label"])}</p><div class="card wide">{table}</div>'
+    return f"<h3>{words}</h3>{_wide(words)}{table}</div>"
 
 
 def _breakable(name: str) -> str:
     """An arm's name, in which a line may break after a comma."""
     return escape(name).replace(",", ",<wbr>")
-
-
-def _examples(samples: list[Sample], summary: dict[str, Any]) -> str:
-    """Outputs of all arms side by side, first those problems on which the arms disagree most."""
-    problems: dict[str, dict[str, Sample]] = {}
-    for sample in sorted(samples, key=lambda s: (s["index"], s["repeat"])):
-        problems.setdefault(sample["problem"], {}).setdefault(sample["arm"], sample)
-    shown = sorted(problems.items(), key=lambda item: -_disagreement(item[1].values()))[:EXAMPLES]
-    blocks = []
-    for problem, outputs in shown:
-        cards = "".join(_output(name, outputs[name]) for name in summary["arms"] if name in outputs)
-        blocks.append(f'<h3>Example: <code>{escape(problem)}</code></h3><div class="outputs">{cards}</div>')
-    words = {"d": "draft", "r": "draft, relaxed", "t": "target"}
-    key = ", ".join(f'<b class="{letter}">{word}</b>' for letter, word in words.items())
-    caption = f'<p class="soft">The bar shows which model wrote each token: {key}. {escape(summary["label"])}</p>'
-    return f"<h2>Examples</h2>{caption}{''.join(blocks)}" if blocks else ""
-
-
-def _disagreement(outputs: Iterable[Sample]) -> int:
-    kinds = [(s["correct"], s["finish_reason"]) for s in outputs]
-    return len(set(kinds))
-
-
-def _output(name: str, sample: Sample) -> str:
-    verdicts = {True: "right", False: "wrong", None: "not scored"}
-    verdict = verdicts.get(sample["correct"]) or f"score {100 * sample['correct']:.0f} %"
-    facts = [verdict, f"{len(sample['tokens'])} tokens", f"{sample['seconds']:.2f} s"]
-    if sample["finish_reason"] == "length":
-        facts.append("cut off at the limit")
-    if loop := find_loop(sample["tokens"]):
-        facts.append(f"loops: {loop.period} tokens, {loop.repeats} times from token {loop.start}")
-    text = sample["text"]
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
-    wrong = ' class="worse"' if sample["correct"] == 0 or loop else ""
-    return (
-        f'<article class="card"><header>{escape(name)}</header><small{wrong}>{escape(", ".join(facts))}</small>'
-        f"{_origins(sample['origins'])}<pre>{escape(text)}</pre></article>"
-    )
-
-
-def _origins(origins: str) -> str:
-    """One bar, as long as the output, coloured by the model that wrote each token."""
-    start, bars = 0, []
-    for letter, run in groupby(letter for letter in origins if letter in "drt"):
-        width = len(list(run))
-        bars.append(f'<rect class="{letter}" x="{start}" width="{width}" height="1"/>')
-        start += width
-    shape = f'viewBox="0 0 {max(1, start)} 1" preserveAspectRatio="none" aria-hidden="true"'
-    return f'<svg class="origins" {shape}>{"".join(bars)}</svg>'
 
 
 def _details(run: dict[str, Any], summary: dict[str, Any]) -> str:

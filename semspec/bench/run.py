@@ -16,7 +16,9 @@ from typing import Any
 
 from semspec import tasks, verify
 from semspec.bench.arms import Arm, arms_for
+from semspec.bench.examples import LONGEST, shortened
 from semspec.bench.folder import RunFolder, load_run, surroundings
+from semspec.bench.names import model_name
 from semspec.bench.record import Pass, Recorder, RecordingExecutor
 from semspec.bench.replay_verify import probe_cards
 from semspec.bench.summary import summarise
@@ -138,7 +140,7 @@ class Bench:
 
     def _about(self) -> dict[str, Any]:
         where = surroundings()
-        pair = self.config.target if self.config.draft is None else f"{self.config.target} + {self.config.draft}"
+        pair = " + ".join(model_name(name) for name in (self.config.target, self.config.draft) if name is not None)
         return {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "finished": False,
@@ -204,9 +206,18 @@ class Bench:
                     "judged": self._drafted_steps(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
+                    **(self._asked(problem) if arm.role == "target" and repeat == 0 else {}),
                 }
             )
         return samples
+
+    @staticmethod
+    def _asked(problem: Problem) -> dict[str, Any]:
+        """The question and its right answer, for a report's examples: once a problem, and of a long one the ends."""
+        said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+        question = "\n\n".join([str(said), *problem.turns])
+        answer = problem.answer if len(str(problem.answer)) <= LONGEST else shortened(str(problem.answer))
+        return {"question": shortened(question), "answer": answer}
 
     def _score(self, problem: Problem, text: str) -> float | None:
         """True or False, or the score of a graded task; None where nothing is scored."""

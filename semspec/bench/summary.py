@@ -15,6 +15,7 @@ from math import fsum
 from typing import Any
 
 from semspec.bench.folder import Sample, deduplicated
+from semspec.bench.names import natural
 from semspec.errors import BadRequest
 from semspec.loop.repetition import find_loop
 from semspec.statistics import (
@@ -132,7 +133,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
         ),
         "groups": {
             name: share([[s for s in g if str(s.get("group")) == name] for g in problems], lambda s: s["correct"])
-            for name in sorted({str(s["group"]) for s in scored if s.get("group")})
+            for name in sorted({str(s["group"]) for s in scored if s.get("group")}, key=natural)
         },
     }
 

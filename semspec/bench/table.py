@@ -15,6 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from semspec.bench.names import described, natural
+
 Arm = dict[str, Any]
 STYLES = {
     "worse": "bold red",
@@ -187,7 +189,7 @@ class Grid:
             if (c.narrow or not narrow) and (not c.needs or any(arm.get(c.needs) for arm in arms.values()))
         }
         if summary.get("graded"):  # a mean over data sets of different kinds says little, so each has its column
-            names = sorted({name for arm in arms.values() for name in arm["groups"]})
+            names = sorted({name for arm in arms.values() for name in arm["groups"]}, key=natural)
             shown |= {f"group {name}": Column(name, partial(_group, name)) for name in names}
         headings = {key: c.heading for key, c in shown.items()} | {"speed": speed}
         headings |= {"accuracy": "score, %", "correct": "s/score"} if summary.get("graded") else {}
@@ -248,7 +250,7 @@ def render_comparison(found: dict[str, Arm], baseline: str) -> Table:
 
 def title(summary: dict[str, Any]) -> str:
     """What was run, and whose decisions and whose cost the figures are."""
-    return f"{summary['task']}, {summary['problems']} problems ({summary['label']})"
+    return f"{summary['task']}, {summary['problems']} problems ({described(summary)})"
 
 
 def speed_heading(summary: dict[str, Any]) -> str:
@@ -265,6 +267,9 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if arm["speedup_refused"]:
             refused.setdefault(arm["speedup_refused"], []).append(name)
     lines += [f"No speedup is stated for {', '.join(names)}: {reason}." for reason, names in refused.items()]
+    shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
+    if shares and not any(shares):
+        lines.append("No arm has a right answer.")
     return lines + correction(summary["arms"])
 
 

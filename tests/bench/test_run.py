@@ -28,6 +28,7 @@ from semspec.bench.shapes import SHAPES
 from semspec.cli import bench as commands
 from semspec.errors import BadRequest
 from semspec.loop.repetition import RepetitionGuard
+from semspec.tasks.pocket import Pocket
 from semspec.verify import make
 from tests.bench.conftest import CONFIG, samples
 
@@ -280,3 +281,11 @@ def test_what_a_replay_takes_is_what_was_planned() -> None:
     target = replaying.Replay("tiny", 2, 64, "cpu").runners["target"]
     planned = replaying.planned("target", SHAPES["tiny"][0], 2, 64, target.device, torch.float32)
     assert planned.kv == target.cache.keys.nbytes + target.cache.values.nbytes
+
+
+def test_a_run_records_questions_once(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
+    asked = [s for s in lines if "question" in s]
+    assert {s["arm"] for s in asked} == {"none"} and len(asked) == len({s["problem"] for s in lines})
+    story = Pocket(steps=3).problems(6, 0)[asked[0]["index"]]
+    assert asked[0]["question"] == story.prompt[-1]["content"] and asked[0]["answer"] == story.answer

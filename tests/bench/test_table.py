@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semspec.bench.summary import summarise
 from semspec.bench.table import figure, notes, render
-from tests.bench.test_summary import LABEL, LOOP, many, plain, run_of
+from tests.bench.test_summary import LOOP, many, plain, run_of
 
 
 def made(scored: bool = True) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
         "p=0.023",
         "100.0",
         "speedup",
-        LABEL[:20],
+        "pocket on CPU",
     ):
         assert words in text
     assert "…" not in text
@@ -91,7 +91,7 @@ def test_an_unscored_task_does_not_use_the_word_in_its_table() -> None:
 def test_several_runs_have_their_own_labels() -> None:
     other = made() | {"label": "decisions: pocket, cost: 32B/1.5B on H200"}
     text = shown([made(), other], 140)
-    assert text.index(LABEL) < text.index("32B/1.5B") and text.count("exact") == 2
+    assert text.index("(pocket on CPU)") < text.index("cost of 32B/1.5B on H200") and text.count("exact") == 2
 
 
 def test_markup_in_names_is_text() -> None:
