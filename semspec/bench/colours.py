@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import colorsys
-from zlib import crc32
+from hashlib import blake2b
 
 OF_RULES = {
     "exact": "#3b7dd8", "sampling": "#2a9d8f", "block": "#5b6ee1", "fly": "#e09f3e", "topk": "#8c9a2b",
@@ -14,7 +14,7 @@ OF_RULES = {
     "accept-no-step": "#8f8fb3", "oracle": "#4c5f9e",
 }  # fmt: skip
 DRAFT = "#8c6d46"
-SHADES = (-0.13, -0.07, 0.07, 0.13)  # of lightness, for a rule with options
+DARKEST, LIGHTEST = 0.44, 0.66  # readable on white and on black
 
 
 def colour_of(arm: str, role: str, target: str) -> str:
@@ -23,19 +23,28 @@ def colour_of(arm: str, role: str, target: str) -> str:
         return target if role == "target" else DRAFT
     rule, _, options = arm.partition(":")
     base = OF_RULES.get(rule) or _of_unknown(rule)
-    return _shaded(base, SHADES[crc32(options.encode("utf-8", "replace")) % len(SHADES)]) if options else base
+    return _shaded(base, options) if options else base
 
 
 def _of_unknown(rule: str) -> str:
     """For rules of other packages: any hue but red's."""
-    hue = 0.08 + 0.82 * (crc32(rule.encode("utf-8", "replace")) % 1000) / 1000
+    hue = 0.08 + 0.82 * (_number(rule) % 1000) / 1000
     return _hex(*colorsys.hls_to_rgb(hue, 0.5, 0.45))
 
 
-def _shaded(colour: str, by: float) -> str:
+def _shaded(colour: str, options: str) -> str:
+    """Another lightness, and a hue close by: options with the same shade are rare."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    hue, light, full = colorsys.rgb_to_hls(red, green, blue)
-    return _hex(*colorsys.hls_to_rgb(hue, min(0.8, max(0.3, light + by)), full))
+    hue, _, full = colorsys.rgb_to_hls(red, green, blue)
+    number = _number(options)
+    light = DARKEST + (LIGHTEST - DARKEST) * (number % 97) / 96
+    aside = 0.08 * (number // 97 % 89 / 88 - 0.5)
+    return _hex(*colorsys.hls_to_rgb((hue + aside) % 1, light, full))
+
+
+def _number(text: str) -> int:
+    """The same for a text in every run of Python."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=4).digest())
 
 
 def _hex(red: float, green: float, blue: float) -> str:

@@ -92,7 +92,7 @@ details pre { overflow-x: auto; font-size: .78rem; }
   border: 0; padding: .12rem 0 !important; text-align: right; }
   .headline td::before { content: attr(data-name); color: var(--soft); font-weight: 400; }
   .headline td.arm { font-size: 1.05rem; } .headline td.arm::before { content: none; } td small { display: inline; }
-  .headline td.empty { display: none; }
+  .headline td:is(.empty, .more) { display: none; }
   figure, .card { padding: .7rem; } }
 """
 
@@ -149,6 +149,7 @@ def _headline(run: dict[str, Any], summary: dict[str, Any], titled: bool) -> str
         for key, cell in cells.items():
             kind = {"arm": "arm left", "quality": "verdict left", "speed": "speed"}.get(key, "")
             kind += " empty" if cell.text == NOTHING else ""
+            kind += "" if grid.columns[key].narrow else " more"
             more = f"<small>{escape(cell.more)}</small>" if cell.more else ""
             text = _breakable(name) if key == "arm" else escape(cell.text)
             row.append(f'<td class="{kind}" data-name="{escape(grid.headings[key])}"><span>{text} {more}</span></td>')

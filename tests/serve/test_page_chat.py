@@ -216,6 +216,33 @@ def test_a_chat_survives_a_reload_and_can_be_forgotten(page: Any):
     assert page.locator(".turn").count() == 0 and page.evaluate("Object.keys(localStorage).length") == 0
 
 
+def test_an_answer_may_end_inside_its_thinking_or_not_come_at_all(page: Any):
+    answering(page, lambda body: stream([("Hmm", "draft", "reasoning")], finish="length"))
+    ask(page)
+    done(page)
+    assert page.locator(".note").inner_text().startswith("Cut off inside its thinking at 300 tokens")
+    page.unroute("**/v1/chat/completions")
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    ask(page)
+    done(page)
+    assert "cannot be reached" in page.locator(".note.error").inner_text()
+    asked = answering(page, lambda body: saying("fine"))
+    page.check("#remember")
+    ask(page, "last")
+    done(page)
+    assert [m["role"] for m in asked[-1]["messages"]] == ["user", "assistant", "user"], "what failed is no history"
+
+
+def test_a_browser_that_forbids_storage_can_chat(page: Any):
+    page.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('forbidden') } })")
+    page.reload()
+    page.locator(".example").first.wait_for()
+    answering(page, lambda body: saying("fine"))
+    ask(page)
+    page.locator(".answer").filter(has_text="fine").wait_for()
+    page.click("#theme")
+
+
 def test_an_answer_is_asked_for_again_with_other_noise(page: Any):
     answers = iter(["one", "two"])
     asked = answering(page, lambda body: saying(next(answers)))

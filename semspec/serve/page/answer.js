@@ -60,7 +60,8 @@ export class Answer {
         if (chunk.metrics) this.conclude(chunk.metrics);
         changed();
       });
-      if (data.state === "length") data.note = `Cut off at ${body.max_tokens} tokens: allow a longer answer and ask again.`;
+      const where = this.content ? "" : "inside its thinking ";
+      if (data.state === "length") data.note = `Cut off ${where}at ${body.max_tokens} tokens: allow a longer answer and ask again.`;
     } catch (error) {
       data.state = error.name === "AbortError" ? "stopped" : "failed";
       data.note = data.state === "stopped" ? "Stopped." : error.message;

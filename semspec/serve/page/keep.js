@@ -6,6 +6,16 @@ const ORIGINS = ["draft", "relaxed", "target"];
 const STATES = ["done", "length", "stopped", "failed"];
 const place = (model) => `semspec.chat.${model}`;
 
+// A browser may forbid storage; then nothing is kept.
+export function setting(name, value) {
+  try {
+    if (value !== undefined) localStorage.setItem(name, value);
+    return localStorage.getItem(name);
+  } catch {
+    return value ?? null;
+  }
+}
+
 export function store(model, chat) {
   try {
     if (chat.turns.length || chat.system) localStorage.setItem(place(model), JSON.stringify(chat));

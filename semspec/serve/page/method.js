@@ -59,7 +59,7 @@ export class Method {
       const { draft_lengths: words, drafters, default: own } = this.menu;
       const unset = String(own.num_draft_tokens ?? rule.num_draft_tokens);
       const main = rule.unit === "token";
-      this.add({ name: "num_draft_tokens", label: `draft length, or ${words[0]}`, unset, words, main });
+      this.add({ name: "num_draft_tokens", label: "draft length", unset, words, main });
       this.add({ name: "drafter", label: "who drafts", choices: drafters, default: own.drafter });
     }
     for (const option of rule.options) this.add(option);

@@ -1,7 +1,7 @@
 // The page: a conversation, the methods that answer, a composer, and a tip that says why a token was relaxed.
 import { Chat } from "./chat.js";
 import { button, copy, element, flash } from "./element.js";
-import { asMarkdown, linkTo, linked, save, store, stored } from "./keep.js";
+import { asMarkdown, linkTo, linked, save, setting, store, stored } from "./keep.js";
 import { Method } from "./method.js";
 
 const $ = (id) => document.getElementById(id);
@@ -106,7 +106,7 @@ async function send(text) {
   keep();
   const { tokens, seconds } = turn.answers[0].data.figures;
   $("status").textContent = turn.verdict.textContent || turn.answers[0].data.note || `${tokens} tokens in ${seconds.toFixed(1)} s`;
-  $("prompt").focus({ preventScroll: true });
+  if (matchMedia("(pointer: fine)").matches) $("prompt").focus({ preventScroll: true }); // a phone would open its keyboard
 }
 
 // The same question again, with the methods and settings that are chosen now; where tokens are drawn, with other noise.
@@ -198,9 +198,9 @@ $("fold").onclick = () => {
 $("theme").onclick = () => {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
-  localStorage.theme = document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = setting("theme", now === "dark" ? "light" : "dark");
 };
-if (["light", "dark"].includes(localStorage.theme)) document.documentElement.dataset.theme = localStorage.theme;
+if (["light", "dark"].includes(setting("theme"))) document.documentElement.dataset.theme = setting("theme");
 for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, (event) => tell(event.target));
 document.addEventListener("focusout", () => tell(null));
 $("talk").addEventListener("scroll", () => tell(document.activeElement)); // a token may be scrolled to by its focus

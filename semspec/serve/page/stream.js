@@ -5,6 +5,8 @@ export async function stream(body, signal, onChunk) {
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
+  }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("the server cannot be reached; ask again when it runs");
   });
   if (!response.ok) throw new Error(await complaint(response));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
