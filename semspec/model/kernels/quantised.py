@@ -55,7 +55,8 @@ class QuantisedConfig:
         elif (split and outputs >= 4096) or outputs // 64 >= 2 * card.processors:
             columns, depth = 64, min(depth, 128)
         splits, tiles = 1, triton.cdiv(outputs, columns)
-        while split and splits < 8 and tiles * splits < 3 * card.processors and size[1] // (4 * splits) >= depth:
+        busy = card.processors * (3 if size[1] >= 16384 else 2.4)  # the reader adds parts up, which takes time too
+        while split and splits < 8 and tiles * splits < busy and size[1] // (4 * splits) >= depth:
             splits *= 2
         each = columns * (2 if gated else 1) * (1 + halves * scale) + 2 * halves * height
         stages, depth = fit_shared(stages, depth, each, card.shared)
