@@ -1,14 +1,4 @@
-"""The types that all other modules share. Depends only on torch and the package's errors.
-
-Glossary
-  target    the large model, whose text is generated      draft     tokens proposed by a small model or by lookup
-  accepted  a draft token that becomes part of the text    rejected  one that does not, with all that follow it
-  relaxed   accepted although the target's own choice was another token (lossy rules only)
-  bonus     the token that the target adds in each round: its correction, or what follows a fully accepted draft
-  round     one pass of the loop: propose, score, verify, commit
-  tau       mean acceptance length, tokens per round: 1 + accepted / rounds
-  reasoning step   text up to a blank line; the unit of step rules
-"""
+"""The types that all other modules share, in the words of docs/architecture.md. Depends on torch and errors only."""
 
 from __future__ import annotations
 
@@ -110,7 +100,7 @@ def _join_hidden(parts: Sequence[ScoreOutput | DecodeOutput]) -> dict[int, Tenso
 
 @dataclass(slots=True)
 class Draft:
-    """A proposal. Without `logits` each token had probability 1."""
+    """A proposal. Without `logits` each token had probability 1. Rows of logits and states belong to `own` tokens."""
 
     tokens: list[int]
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 unprocessed
@@ -118,6 +108,16 @@ class Draft:
     step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
     valid: tuple[bool, ...] = ()  # a referee's decision on each of these steps, if the rule needs one
     early_exit: bool = False  # the draft model stopped because it was not confident enough
+    own: list[int] | None = None  # the draft model's own tokens, if it has another tokenizer; None: the same
+    own_ends: tuple[int, ...] = ()  # how many of them are needed up to each of `tokens`
+
+    @property
+    def own_tokens(self) -> list[int]:
+        return self.tokens if self.own is None else self.own
+
+    def own_count(self, n: int) -> int:
+        """How many own tokens the first n stand for."""
+        return n if self.own is None else self.own_ends[n - 1] if n else 0
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -129,10 +129,11 @@ class Draft:
         """Its first n tokens."""
         if n >= len(self.tokens):
             return self
-        logits = None if self.logits is None else self.logits[:n]
-        hidden = {layer: states[:n] for layer, states in self.hidden.items()}
-        ends = tuple(end for end in self.step_ends if end <= n)
-        return Draft(self.tokens[:n], logits, hidden, ends, self.valid[: len(ends)], self.early_exit)
+        rows, steps = self.own_count(n), tuple(end for end in self.step_ends if end <= n)
+        logits = None if self.logits is None else self.logits[:rows]
+        hidden = {layer: states[:rows] for layer, states in self.hidden.items()}
+        own, ends = None if self.own is None else self.own[:rows], self.own_ends[:n]
+        return Draft(self.tokens[:n], logits, hidden, steps, self.valid[: len(steps)], self.early_exit, own, ends)
 
     @staticmethod
     def join(parts: Sequence[Draft]) -> Draft:
@@ -140,7 +141,12 @@ class Draft:
         if not parts:
             return Draft([])
         whole = DecodeOutput.join([DecodeOutput(part.tokens, part.logits, part.hidden) for part in parts])
-        return Draft(whole.tokens, whole.logits, whole.hidden)
+        draft = Draft(whole.tokens, whole.logits, whole.hidden)
+        for part in parts:
+            if part.own is not None:
+                draft.own_ends += tuple(len(draft.own or []) + end for end in part.own_ends)
+                draft.own = (draft.own or []) + part.own
+        return draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,23 +237,19 @@ class Runner(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of its logits."""
-        ...
 
     @property
     def free(self) -> int:
         """Slots that can be acquired."""
-        ...
 
     def acquire(self, prompt: Sequence[int] = ()) -> int:
         """A slot for a sequence that starts with this prompt; it may hold a cached prefix of it already."""
-        ...
 
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the cache of the first `length` tokens from slot `source` to slot `target`."""
-        ...
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
@@ -261,7 +263,7 @@ class Acquire:
     """One slot on each of these runners; waits until all are free. Answer: list of slots."""
 
     runners: list[Runner]
-    prompt: Sequence[int] = ()
+    prompts: Sequence[Sequence[int]] = ()  # what each will be fed first, if it is known
 
 
 @dataclass(slots=True, eq=False)
@@ -321,6 +323,7 @@ class DraftRequest:
     sampling: Sampling = field(default_factory=Sampling)  # of the draft; mostly greedy
     stream: int = 0  # which noise to draw from, see noise.py
     keep_logits: bool = False  # return what each token was drawn from
+    comparable: bool = False  # with the target's distributions: every token is drawn by itself, from tokens both have
     layers: tuple[int, ...] = ()  # whose hidden states to return
     min_tokens: int = 1  # an early exit does not make the draft shorter than this
     stop: frozenset[int] = frozenset()  # the draft ends with the first of these

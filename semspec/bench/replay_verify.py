@@ -58,6 +58,9 @@ class Resources:
     def numbers(self) -> Tensor:
         return torch.arange(self.vocab, device=self.runners["target"].device) < 10
 
+    def draft_numbers(self) -> Tensor | None:
+        return None
+
     def probes(self, folder: str) -> tuple[Probe, Probe]:
         return self._probe("target_probe"), self._probe("draft_probe")
 

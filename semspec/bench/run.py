@@ -114,8 +114,7 @@ class Bench:
             return self.recorders[-1]
 
         self.both = self.pair.wrapped(record, RecordingExecutor(self.passes))
-        draft = self.both.draft
-        self.draft_only = Pair(draft, self.pair.tokenizer, eos=self.pair.eos) if draft else None
+        self.draft_only = self.both.draft_alone() if self.both.draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
         """Run what is not on the disk yet; returns the summary."""

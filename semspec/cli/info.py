@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semspec.model.memory_plan import MemoryPlan
 
 ROWS = (1, 2, 3, 5, 9, 17)  # tokens in a pass: one, or a draft and the token before it
+MAX_NAMED = 8  # special tokens in a list
 PROFILED = (1, 2, 5, 9, 17)  # of these, the ones compared with memory bandwidth
 
 
@@ -41,9 +42,8 @@ def info(
 def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool = False) -> dict[str, Any]:
     from semspec.loop import profile as costs
     from semspec.model.memory_plan import check, describe
-    from semspec.pair.loading import find
+    from semspec.pair.loading import exchange_of, find
     from semspec.pocket.shipped import shipped_pair
-    from semspec.text.tokenizer import common_vocabulary, load_tokenizer
 
     sources = [find(name) for name in shipped_pair(model.target, model.draft) if name is not None]
     device, context = model.device, model.context
@@ -59,10 +59,11 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     except ModelError as error:
         found["memory"] |= {"fits": False, "refusal": str(error)}
     if len(sources) == 2:
-        ours, theirs = (load_tokenizer(source.path) for source in sources)
         try:
-            shared = common_vocabulary(ours, theirs, sources[0].vocab, sources[1].vocab)
-            found["tokenizers"] = {"agree": True, "shared_ids": shared}
+            exchange = exchange_of(*sources)
+            shared = min(source.vocab for source in sources)
+            same = {"agree": True, "shared_ids": shared}
+            found["tokenizers"] = same if exchange is None else {"agree": False, **exchange.facts()}
         except ModelError as error:
             found["tokenizers"] = {"agree": False, "refusal": str(error)}
     if measure and found["memory"]["fits"]:
@@ -117,8 +118,7 @@ def show(found: dict[str, Any], console: Console) -> None:
             f"vocabulary {model['vocabulary']}, context {model['context']}{windows}"
         )
     if "tokenizers" in found:
-        agree = found["tokenizers"]
-        console.print(f"tokenizers agree on {agree['shared_ids']} ids" if agree["agree"] else agree["refusal"])
+        console.print(tokenizers_in_words(found["tokenizers"]), markup=False)
     memory = found["memory"]
     console.print(f"memory: {memory['line']}" if memory["fits"] else f"memory: {memory['refusal']}")
     if "passes" not in found:
@@ -134,6 +134,25 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print("speculation pays where tau, the tokens per round, is above break-even", style="dim")
     if "profile" in found:
         show_profile(found["profile"], found["passes"], console)
+
+
+def tokenizers_in_words(found: dict[str, Any]) -> str:
+    if found["agree"]:
+        return f"tokenizers agree on {found['shared_ids']} ids"
+    if "refusal" in found:
+        return str(found["refusal"])
+    what = "special tokens differ: ids are exchanged" if found["exchange"] == "ids" else "text is exchanged"
+    lines = [
+        f"tokenizers differ, {what}; {found['shared_tokens']} tokens are in both ({found['shared_share']:.0%} of the "
+        "smaller vocabulary), which sampling and block draw from"
+    ]
+    if found["mapped"]:
+        lines.append("mapped: " + ", ".join(f"{own} to {other}" for own, other in found["mapped"].items()))
+    for title, key in (("not read by the draft", "not_read_by_draft"), ("never proposed", "never_proposed")):
+        if found[key]:
+            more = f" and {len(found[key]) - MAX_NAMED} more" if len(found[key]) > MAX_NAMED else ""
+            lines.append(f"{title}: {', '.join(found[key][:MAX_NAMED])}{more}")
+    return "\n".join(lines)
 
 
 def show_profile(profile: dict[str, Any], passes: list[dict[str, float]], console: Console) -> None:

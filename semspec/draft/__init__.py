@@ -6,6 +6,7 @@ from semspec.draft.kinds import REGISTRY, DrafterKind, register
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.draft.none import NoDrafter
+from semspec.draft.translating import TranslatingDrafter
 from semspec.draft.within_context import WithinContext
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",
+    "TranslatingDrafter",
     "WithinContext",
     "register",
 ]

@@ -63,6 +63,7 @@ class Job:
     protected: Tensor | None = None  # [V] tokens that no rule may relax
     thinking: Thinking | None = None  # None: the model has no markers of thinking
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
+    draft_prompt: list[int] | None = None  # in the draft model's tokens, where these are others
     steps: Steps | None = None  # where reasoning steps end, for step rules
     referee: Referee | None = None  # for rules that need one
     rewriter: Rule | None = None  # token rule for speculation on what the target writes, with step rules
@@ -92,7 +93,9 @@ class Decoder:
     def decode(self) -> SequenceGenerator:
         slots: list[int] = []
         try:
-            slots = yield Acquire([self.target, *self.drafter.runners], self.job.prompt)
+            drafts = self.drafter.runners
+            prompts = [self.job.prompt, *[self.job.draft_prompt or self.job.prompt] * len(drafts)]
+            slots = yield Acquire([self.target, *drafts], prompts)
             self.slot, *rest = slots
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens

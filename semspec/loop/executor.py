@@ -180,8 +180,8 @@ class Executor:
             return False
         slots: list[int] = []
         try:
-            for runner in request.runners:
-                slots.append(runner.acquire(request.prompt))  # noqa: PERF401 (those before one that fails are released)
+            for runner, prompt in zip(request.runners, request.prompts or [()] * len(needed), strict=True):
+                slots.append(runner.acquire(prompt))
         except BaseException as error:
             for runner, slot in zip(request.runners, slots, strict=False):
                 runner.release(slot)

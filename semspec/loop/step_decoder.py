@@ -99,13 +99,16 @@ class StepDecoder(Decoder):
             n = min(step.tokens_left, left - len(tokens))
             request = self.step_rule.request(n, self.job.sampling, self.round, self.steps.stops)
             part: Draft = yield from self.drafter.propose(self.context + tokens, request)
+            taken = step.feed(part.tokens)
+            if taken is not None:  # a draft with another tokenizer may go on after it
+                part = part.first(taken)
+            if part.tokens:
+                parts.append(part)
+                tokens += part.tokens
+            if part.early_exit and step.end is None:
+                return Draft.join(parts), "unfinished"
             if not part.tokens:
                 break
-            parts.append(part)
-            tokens += part.tokens
-            step.feed(part.tokens)
-            if part.early_exit:
-                return Draft.join(parts), "unfinished"
         return Draft.join(parts), step.end or "no space"
 
     def check_steps(self, draft: Draft, left: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:

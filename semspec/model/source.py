@@ -29,6 +29,11 @@ class Source:
     def find(model: str | Path) -> Source:
         path = locate(model)
         config = read_config(path)
+        if getattr(config, "is_encoder_decoder", False):
+            raise ModelError(
+                f"{path}: {config.model_type!r} is an encoder-decoder, whose text does not go on from a prompt; take a "
+                "causal language model"
+            )
         try:
             return Source(path, config, Shape.of(config, str(path)))
         except NotNative:

@@ -15,8 +15,11 @@ from semspec.model.memory_plan import MemoryPlan, check, describe
 from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
-from semspec.text.tokenizer import common_vocabulary, load_tokenizer
+from semspec.text.exchange import Exchange, Side
+from semspec.text.tokenizer import load_tokenizer
 from semspec.types import Runner
+
+MORE_TOKENS = 1.25  # context of a draft model with another tokenizer, which may need more tokens for the same text
 
 
 def load(
@@ -70,10 +73,13 @@ def load(
             apply(plan, runner)
         return Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy)
     draft_source = find(draft)
-    common = common_vocabulary(tokenizer, load_tokenizer(draft_source.path), source.vocab, draft_source.vocab)
+    exchange = exchange_of(source, draft_source, tokenizer)
+    # Models with the same tokens share the ids of the smaller vocabulary; others each have their own.
+    common = min(source.vocab, draft_source.vocab) if exchange is None else None
     draft_device = device if draft_device is None else draft_device
     draft_dtype = dtype if draft_dtype is None else draft_dtype
-    draft_context = min(plans[0].context, draft_source.context)
+    longer = 1 if exchange is None else MORE_TOKENS
+    draft_context = min(int(longer * plans[0].context), draft_source.context)
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
     shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
     shared = shared and source.shape is not None
@@ -87,7 +93,18 @@ def load(
     else:
         draft_runner = draft_source.load(draft_device, draft_dtype, slots, draft_context, common)
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
-    return Pair(runner, tokenizer, draft_runner, eos, probe_folder=shipped, allow_lossy=allow_lossy)
+    return Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange)
+
+
+def exchange_of(
+    source: Source, draft_source: Source, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Exchange | None:
+    """How two models read each other's tokens; None: they have the same."""
+    sides = []
+    for one, known in ((source, tokenizer), (draft_source, None)):
+        own = known or load_tokenizer(one.path)
+        sides.append(Side(own, one.vocab, one.stop | _end_of_text(one.path, own)))
+    return Exchange.of(*sides)
 
 
 def find(model: str | Path) -> Source:

@@ -21,6 +21,7 @@ from semspec.pair.prepare import Prepared, Preparer
 from semspec.pair.resources import Resources
 from semspec.pair.result import Stream, Ticket
 from semspec.sparse import SparsePlan, plan_of
+from semspec.text.exchange import Exchange
 from semspec.text.tokenizer import Prompt
 from semspec.types import Runner
 
@@ -39,11 +40,13 @@ class Pair:
         eos: frozenset[int] = frozenset(),
         probe_folder: Path | None = None,
         allow_lossy: bool = True,
+        exchange: Exchange | None = None,
     ) -> None:
+        """`exchange`: how both models read each other's tokens; None: they have the same."""
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
         self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()
-        self.resources = Resources(tokenizer, target, draft, eos, probe_folder)
+        self.resources = Resources(tokenizer, target, draft, eos, probe_folder, exchange)
         self._preparer = Preparer(self.resources, target, draft, allow_lossy, DraftLengths())
 
     def wrapped(self, wrap: Callable[[Runner], Runner], executor: Executor | None = None) -> Pair:
@@ -61,6 +64,17 @@ class Pair:
             f"<Pair: target of {self.target.depth} layers on {self.target.device}, {draft}, "
             f"{self.target.vocab} tokens, context {self.target.capacity}, {self.target.free} slots free{lossy}>"
         )
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return self.resources.exchange
+
+    def draft_alone(self) -> Pair:
+        """The draft model as a target without a draft."""
+        assert self.draft is not None, "this pair has no draft model"
+        if self.exchange is None:
+            return Pair(self.draft, self.tokenizer, eos=self.eos)
+        return Pair(self.draft, self.exchange.draft.tokenizer, eos=self.exchange.draft.eos)
 
     @property
     def sparse(self) -> SparsePlan | None:

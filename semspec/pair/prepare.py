@@ -5,18 +5,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from semspec import verify
 from semspec.draft import REGISTRY as DRAFTERS
-from semspec.draft import DrafterKind, NoDrafter, WithinContext
+from semspec.draft import DrafterKind, EarlyExit, ModelDrafter, NoDrafter, TranslatingDrafter, WithinContext
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job, Referee
 from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths, RepeatableLength
 from semspec.loop.thinking import Thinking
+from semspec.model.restricted import RestrictedRunner
 from semspec.model.wrapper import unwrap
 from semspec.options import REPEATABLE, Options
 from semspec.pair.resources import Resources
 from semspec.sparse import plan_of
+from semspec.text.prompts import draft_prompt
 from semspec.text.stream import TextStream
 from semspec.text.tokenizer import Prompt, encode, opens_thinking
 from semspec.types import Drafter, Runner
@@ -26,6 +29,7 @@ from semspec.verify.step_rule import StepRule
 DEFAULT_NEW_TOKENS = 256
 ROW_COST = {"cpu": 0.1, "cuda": 0.005}  # of one more token in a pass, in passes of one token: about what was measured
 UNKNOWN_DRAFT_COST = 0.1  # of a draft token, where the models' sizes are not known
+MIN_SHARED = 0.1  # of the smaller vocabulary, for rules that compare distributions
 
 
 @dataclass(slots=True)
@@ -56,6 +60,13 @@ class Preparer:
         if isinstance(length := options.draft_length(), int):
             rule = rule.for_draft_length(length)
         tokens = self._encode(prompt)
+        rewriter = self._rewriter(rule)
+        drafter = self._drafter(rule, options)
+        own = None
+        if self.resources.exchange is not None and drafter.runners:
+            own = draft_prompt(self.resources.exchange, prompt, tokens)
+            comparing = [r for r in (rule, rewriter) if r is not None and r.needs_draft_logits]
+            drafter = self._translating(drafter, own, len(tokens), comparing, options.early_exit)
         text = TextStream(self.resources.tokenizer, tokens, options.stop_strings)
         seed = secrets.randbits(62) if options.seed is None else options.seed
         job = Job(
@@ -71,11 +82,12 @@ class Preparer:
             logprobs=options.logprobs,
             steps=self.resources.steps(rule.max_step_tokens, rule.delimiters) if isinstance(rule, StepRule) else None,
             referee=self._referee(options.referee),
-            rewriter=self._rewriter(rule),
+            rewriter=rewriter,
+            draft_prompt=own,
             repetition_guard=options.repetition_guard(),
             text_of=self.resources.text_of,
         )
-        return Prepared(job, self._drafter(rule, options), text)
+        return Prepared(job, drafter, text)
 
     def _check_lossy(self, rule: Rule, options: Options) -> None:
         if not (rule.lossless or self.allow_lossy):
@@ -176,6 +188,30 @@ class Preparer:
         drafter = kind.build(self.draft, options.early_exit)
         # A rule that mixes both models' distributions has no use for drafts without one.
         looks_up = rule.unit == "token" and (rule.lossless or not rule.needs_draft_logits) and not rule.draft_layers
-        if self.draft is not None and kind.needs_model and looks_up and self.draft.capacity < self.target.capacity:
-            return WithinContext(drafter, self.draft)
-        return drafter
+        if self.draft is None or not kind.needs_model or not looks_up:
+            return drafter
+        # A draft model with another tokenizer may need more tokens for the same text.
+        shorter = self.draft.capacity < self.target.capacity or self.resources.exchange is not None
+        return WithinContext(drafter, self.draft) if shorter else drafter
+
+    def _translating(
+        self, inner: Drafter, prompt: list[int], read: int, comparing: list[Rule], early_exit: EarlyExit
+    ) -> Drafter:
+        """The drafter for a target with other tokens, and for rules that compare both models' distributions."""
+        exchange = self.resources.exchange
+        assert exchange is not None
+        if not comparing:
+            return TranslatingDrafter(inner, exchange, prompt, read)
+        if exchange.shared_share < MIN_SHARED:
+            raise BadRequest(
+                f"verifier {comparing[0].name!r} compares probabilities of tokens that both models have, and these "
+                f"tokenizers share only {len(exchange.shared[0])} ({exchange.shared_share:.0%} of the smaller "
+                "vocabulary); choose a verifier that needs the draft's tokens only, such as exact"
+            )
+        return TranslatingDrafter(inner, exchange, prompt, read, ModelDrafter(self._restricted, early_exit))
+
+    @cached_property
+    def _restricted(self) -> RestrictedRunner:
+        """One for all sequences, so that they are batched."""
+        assert self.draft is not None and self.resources.exchange is not None
+        return RestrictedRunner(self.draft, self.resources.exchange.shared[1])

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from semspec.errors import BadRequest
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
+from semspec.text.exchange import Exchange
 from semspec.text.steps import Steps
 from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import thinking_markers
@@ -30,7 +31,9 @@ class Resources:
         draft: Runner | None,
         eos: frozenset[int],
         probe_folder: Path | None,
+        exchange: Exchange | None = None,
     ) -> None:
+        self.exchange = exchange  # None: both models have the same tokens
         self.tokenizer, self.target, self.draft, self.eos = tokenizer, target, draft, eos
         self.probe_folder = probe_folder
         self._probes: dict[Path, Probe] = {}
@@ -84,6 +87,16 @@ class Resources:
     def numbers(self) -> Tensor:
         """[V] tokens with a digit in them"""
         return self._number_tokens
+
+    @cached_property
+    def _draft_numbers(self) -> Tensor | None:
+        if self.exchange is None or self.draft is None:
+            return None
+        return number_tokens(self.exchange.draft.tokenizer, self.draft.vocab).to(self.draft.device)
+
+    def draft_numbers(self) -> Tensor | None:
+        """The same of a draft model with other tokens."""
+        return self._draft_numbers
 
     @cached_property
     def _steps(self) -> Steps:

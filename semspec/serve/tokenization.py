@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.serve.reasoning import Splitter
+from semspec.text.prompts import encode_for_pair
 from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
 
 T = TypeVar("T")
@@ -19,7 +20,8 @@ T = TypeVar("T")
 class Tokenization:
     def __init__(self, pair: Pair) -> None:
         # A tokenizer may not be used by two threads at once, and the pair's belongs to the engine.
-        self._tokenizer = copy.deepcopy(pair.tokenizer)
+        self._exchange = copy.deepcopy(pair.exchange)
+        self._tokenizer = self._exchange.target.tokenizer if self._exchange else copy.deepcopy(pair.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-tokenizer")
         self.markers = thinking_markers(self._tokenizer)
         self._most_characters = pair.target.capacity * max(map(len, self._tokenizer.get_vocab()))
@@ -37,7 +39,11 @@ class Tokenization:
     async def encode(self, prompt: Prompt | list[int]) -> list[int]:
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
-        return await self.apart(encode, self._tokenizer, prompt)
+        return await self.apart(self._encode, prompt)
+
+    def _encode(self, prompt: Prompt | list[int]) -> list[int]:
+        """A chat is read by each model through its own template."""
+        return encode(self._tokenizer, prompt) if self._exchange is None else encode_for_pair(self._exchange, prompt)
 
     async def token_texts(self, tokens: list[int]) -> list[str]:
         """Each token as the tokenizer's vocabulary has it."""

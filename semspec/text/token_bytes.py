@@ -51,4 +51,16 @@ class TokenBytes:
         if self._kind == "spaces":
             byte = BYTE.fullmatch(entry)
             return bytes([int(byte[1], 16)]) if byte else entry.replace(SPACE, " ").encode()
-        return str(self._tokenizer.decode([token])).encode()
+        return self._after_another(token).encode()
+
+    def _after_another(self, token: int) -> str:
+        """What a decoder adds for a token that is not the first, such as WordPiece's ##ing."""
+        alone, both = (
+            str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+            for ids in (self._first, [*self._first, token])
+        )
+        return both[len(alone) :] if both.startswith(alone) else str(self._tokenizer.decode([token]))
+
+    @cached_property
+    def _first(self) -> list[int]:
+        return list(self._tokenizer.encode("a", add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Tokenizers: loading them, prompts to tokens, markers of thinking, and whether two models share a vocabulary."""
+"""Tokenizers: loading them, prompts to tokens, markers of thinking, and whether two models have the same tokens."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int], marker
     return last == markers[0]
 
 
-def common_vocabulary(
+def difference(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_size: int, draft_size: int
-) -> int:
-    """The number of ids that both models share, or a refusal that shows where their tokenizers differ.
+) -> str:
+    """Where two models' tokens first differ, in words; empty: they share the ids of the smaller vocabulary.
 
     Sizes alone say nothing: models of one family pad their vocabularies differently, and tokenizers of one size can
     disagree. So token strings are compared, id by id; ids that only padding uses do not matter.
@@ -98,21 +98,15 @@ def common_vocabulary(
     theirs = {i: token for token, i in draft.get_vocab().items()}
     for i in sorted(ours.keys() & theirs.keys()):
         if ours[i] != theirs[i]:
-            raise ModelError(
-                f"the tokenizers differ: id {i} is {ours[i]!r} to the target and {theirs[i]!r} to the draft; "
-                "take a draft model of the target's family"
-            )
+            return f"id {i} is {ours[i]!r} to the target and {theirs[i]!r} to the draft"
     for name, vocabulary, own in (("target", ours, target_size), ("draft", theirs, draft_size)):
         lost = [i for i in vocabulary if size <= i < own]
         if lost:
             i = min(lost)
-            raise ModelError(
-                f"the tokenizers differ: the {name} has a token {vocabulary[i]!r} with id {i}, but the models share "
-                f"only {size} ids; take a draft model of the target's family"
-            )
+            return f"the {name} has a token {vocabulary[i]!r} with id {i}, but the models share only {size} ids"
     missing = sorted(ours.keys() ^ theirs.keys())
     if missing and missing[0] < min(max(ours), max(theirs)):
         i = missing[0]
         name, token = ("target", ours[i]) if i in ours else ("draft", theirs[i])
-        raise ModelError(f"the tokenizers differ: only the {name} has a token with id {i}, {token!r}")
-    return size
+        return f"only the {name} has a token with id {i}, {token!r}"
+    return ""

@@ -46,6 +46,10 @@ class RuleResources(Protocol):
         """[V] which tokens contain a digit."""
         ...
 
+    def draft_numbers(self) -> Tensor | None:
+        """The same of a draft model with another tokenizer; None: it has the target's."""
+        ...
+
 
 class Rule(ABC):
     """Decides which draft tokens are accepted. Subclasses are frozen dataclasses; their fields are the options.
@@ -93,6 +97,7 @@ class Rule(ABC):
             sampling if sampled else GREEDY,
             noise.TARGET if self.couples_draft else noise.stream(noise.DRAFT, round),
             self.keeps_draft_logits,
+            self.needs_draft_logits,
             self.draft_layers,
             self.min_draft_tokens(),
             stop,

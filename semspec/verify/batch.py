@@ -39,6 +39,8 @@ class DraftBatch:
     draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
     whole: Tensor | None = None  # [B] which are whole reasoning steps; None: all
     valid: Tensor | None = None  # [B] which of those a referee accepts
+    own_ids: Tensor | None = None  # [B, O] the draft model's own tokens, which D has rows of; None: the same as ids
+    own_ends: Tensor | None = None  # [B, K] how many of them are needed up to each draft token
 
     @cached_property
     def positions(self) -> Tensor:
@@ -63,6 +65,22 @@ class DraftBatch:
         return (self.first_draft[:, None] + torch.minimum(self.positions[:-1], last)).clamp_max(
             max(self.draft_logits.shape[0] - 1, 0)
         )
+
+    def own_counts(self, counts: Tensor | None = None) -> Tensor:
+        """[B] how many of the draft model's own tokens the first counts [B] tokens of each draft stand for"""
+        counts = self.counts if counts is None else counts
+        if self.own_ends is None:
+            return counts
+        return torch.where(counts > 0, self.own_ends.gather(1, (counts - 1).clamp_min(0)[:, None])[:, 0], 0)
+
+    def own(self, counts: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, O] each: the draft model's own tokens of the first counts [B] of each draft, their rows of D, and where
+        there is one"""
+        ids = self.safe_ids if self.own_ids is None else self.own_ids.clamp_min(0)
+        assert self.draft_logits is not None
+        n, at = self.own_counts(counts)[:, None], torch.arange(ids.shape[1], device=ids.device)
+        rows = self.first_draft[:, None] + torch.minimum(at, (self.own_counts() - 1).clamp_min(0)[:, None])
+        return ids, rows.clamp_max(max(self.draft_logits.shape[0] - 1, 0)), at < n
 
     @cached_property
     def target_processed(self) -> Tensor:
@@ -193,10 +211,12 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
     for r, height in zip(requests, rows, strict=True):
         for i, (begin, end) in enumerate(r.draft.segments):
             padded = r.draft.tokens[begin:end] + [-1] * (longest - (end - begin))
-            numbers = [end - begin, row + begin, draft_row + begin, r.sampling.seed, r.position + begin, r.round]
+            first_draft = draft_row + r.draft.own_count(begin)
+            numbers = [end - begin, row + begin, first_draft, r.sampling.seed, r.position + begin, r.round]
             table.append([*padded, *numbers, i < len(r.draft.step_ends), any(r.draft.valid[i : i + 1])])
-        row, draft_row = row + height, draft_row + len(r.draft.tokens)
+        row, draft_row = row + height, draft_row + len(r.draft.own_tokens)
     columns = torch.tensor(table).to(device, non_blocking=True)
+    own_ids, own_ends = _own_tokens(requests, longest, device)
     draft_logits = None
     if requests[0].draft.logits is not None:
         draft_logits = torch.cat([r.draft.logits.to(device) for r in requests if r.draft.logits is not None])
@@ -217,7 +237,26 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
         draft_hidden=_join([r.draft.hidden for r in requests], device),
         whole=columns[:, longest + 6] > 0,
         valid=columns[:, longest + 7] > 0,
+        own_ids=own_ids,
+        own_ends=own_ends,
     )
+
+
+def _own_tokens(
+    requests: Sequence[VerifyRequest], longest: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """`own_ids` and `own_ends` of a batch, if a draft in it comes from a model with another tokenizer."""
+    if all(r.draft.own is None for r in requests):
+        return None, None
+    ids, ends = list[list[int]](), list[list[int]]()
+    for draft in (r.draft for r in requests):
+        for begin, end in draft.segments:
+            first = draft.own_count(begin)
+            ids.append(draft.own_tokens[first : draft.own_count(end)])
+            ends.append([draft.own_count(i + 1) - first for i in range(begin, end)] + [0] * (longest - (end - begin)))
+    most = max(map(len, ids))
+    padded = [own + [-1] * (most - len(own)) for own in ids]
+    return torch.tensor(padded).to(device, non_blocking=True), torch.tensor(ends).to(device, non_blocking=True)
 
 
 def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int, Tensor] | None:

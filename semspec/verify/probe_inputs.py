@@ -36,4 +36,5 @@ def probe_inputs(
         row = torch.arange(len(own), device=own.device)
         draft = torch.searchsorted(drafts.first_draft.contiguous(), row, right=True) - 1  # [D] which draft a row is of
         own = at_one(own, sampling.temperature[drafts.first_row[draft]])
-    return torch.cat([found, confidence(own, drafts.draft_rows, ids, exists)], -1)
+    own_ids, rows, own_exists = drafts.own(counts)
+    return torch.cat([found, confidence(own, rows, own_ids, own_exists)], -1)

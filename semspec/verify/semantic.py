@@ -82,7 +82,7 @@ class Semantic(StepRule):
         """The probability, by its own probe, that the draft writes a step of this meaning."""
         assert self.draft_probe is not None
         device = next(iter(draft.hidden.values())).device
-        first, count = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([len(draft.tokens)], device=device)
+        first, count = torch.tensor([[0], [len(draft.own_tokens)]], device=device)
         return float(self.draft_probe(draft.hidden, first, count))
 
     def verify(self, drafts: DraftBatch) -> Decisions:
@@ -90,7 +90,7 @@ class Semantic(StepRule):
         assert drafts.draft_hidden is not None
         inputs = probe_inputs(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
         q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, inputs)
-        p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.counts)
+        p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.own_counts())
         p = p.to(q.device).clamp_min(self.min_prob)
         # Products, not quotients: the same test, and nothing to divide by. A ratio over nothing is none, as released.
         passes = (q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q) & (p > 0)

@@ -52,6 +52,7 @@ class SemanticPlus(StepRule):
     probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the pair's own
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
+    draft_numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # of the draft model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +62,8 @@ class SemanticPlus(StepRule):
     def bind(self, pair: RuleResources) -> Rule:
         judge = pair.judge_probe(self.probes)
         threshold = self.threshold if self.threshold >= 0 else float(judge.data.get("least", 0.5))
-        return replace(self, judge_probe=judge, numbers=pair.numbers(), threshold=threshold)
+        numbers, draft_numbers = pair.numbers(), pair.draft_numbers()
+        return replace(self, judge_probe=judge, numbers=numbers, draft_numbers=draft_numbers, threshold=threshold)
 
     @property
     def samples_drafts(self) -> bool:
@@ -90,7 +92,8 @@ class SemanticPlus(StepRule):
         that of any step rule."""
         assert self.numbers is not None
         own = self.draft_logprobs(draft, sampling)
-        number = self.numbers.to(own.device)[torch.tensor(draft.tokens, device=own.device)]
+        numbers = self.numbers if self.draft_numbers is None else self.draft_numbers
+        number = numbers.to(own.device)[torch.tensor(draft.own_tokens, device=own.device)]
         if not number.any():
             return super().confidence(draft, sampling)
         return math.exp(own[number].sum().item())

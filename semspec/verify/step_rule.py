@@ -108,7 +108,7 @@ class StepRule(Rule):
         assert draft.logits is not None
         applied = sampling.temperature if self.samples_drafts else 0.0
         logits = at_one(draft.logits, torch.full((1,), applied, device=draft.logits.device))
-        ids = torch.tensor(draft.tokens, device=logits.device)
+        ids = torch.tensor(draft.own_tokens, device=logits.device)
         return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
 
     def conclude(

@@ -45,6 +45,9 @@ class RuleResources:
     def numbers(self) -> torch.Tensor:
         return torch.arange(50) >= 48
 
+    def draft_numbers(self) -> None:
+        return None
+
 
 def inputs(features: Features) -> int:
     return WIDTH * len(features.layers) + evidence.width_of(features.evidence)

@@ -1,0 +1,87 @@
+"""One tokenizer as it is used inside a text: from a part of a text to tokens, and from tokens to bytes.
+
+A text that grows is tokenized piece by piece. Pieces end before a space that follows a word, where no tokenizer in use
+has a token that goes across, so the tokens of a piece stay what they are whatever follows. Where a text has no such
+place for long, as in Chinese, a piece ends after 64 characters at the latest; that may give other tokens than the
+whole text would, but never another text.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerBase
+
+from semspec.text.token_bytes import TokenBytes
+
+LONGEST = 64  # characters of a piece
+CACHED = 1 << 16  # pieces, most of them words
+# Text before a piece, so that a tokenizer that treats the start of a text specially does no harm. The first that
+# changes nothing is taken: some tokenizers merge a line end or a letter with what follows.
+ANCHORS = ("", "\n", "a", " a", ".", "0")
+_PIECE_END = re.compile(r"(?<=\S) ")
+
+
+def cut(text: str) -> tuple[list[str], str]:
+    """The whole pieces of a text, which no further text changes, and the rest."""
+    pieces, start = list[str](), 0
+    while True:
+        found = _PIECE_END.search(text, start + 1, start + LONGEST + 1)
+        if found:
+            end = found.start()
+        elif len(text) - start > LONGEST:
+            end = start + LONGEST
+        else:
+            return pieces, text[start:]
+        pieces.append(text[start:end])
+        start = end
+
+
+class Speller:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._bytes = lru_cache(None)(TokenBytes(tokenizer).of)
+        self._piece = lru_cache(CACHED)(self._tokenize)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = backend if hasattr(backend, "encode") else None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Speller:
+        return Speller(copy.deepcopy(self.tokenizer, memo))  # without what it has cached
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text."""
+        return self._bytes(token)
+
+    def spelled(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(map(self._bytes, tokens))
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokens of a text that goes on from another."""
+        pieces, rest = cut(text)
+        return [token for piece in (*pieces, rest) if piece for token in self._piece(piece)]
+
+    def _encode(self, text: str) -> list[int]:
+        """A text that spells a control token is text all the same."""
+        if self._backend is None:
+            return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        self._backend.encode_special_tokens = True  # several times faster than the tokenizer around it
+        try:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        finally:
+            self._backend.encode_special_tokens = False
+
+    def _tokenize(self, piece: str) -> tuple[int, ...]:
+        wanted, fallback = piece.encode(), None
+        for anchor in ANCHORS:
+            head, whole = self._encode(anchor) if anchor else [], self._encode(anchor + piece)
+            if whole[: len(head)] != head:
+                continue
+            found = tuple(whole[len(head) :])
+            if self.spelled(found) == wanted:
+                return found
+            fallback = found if fallback is None else fallback
+        # A tokenizer that changes texts (small letters only, say) reads its own version of the piece.
+        return tuple(self._encode(piece)) if fallback is None else fallback
