@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import semspec
+from recipes.pocket.tokenizer import OTHER
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pocket import problem, score
@@ -36,7 +37,8 @@ def answers(pair: Pair, problems: list[Any], verifier: str, batch: int) -> list[
 
 
 def quality(results: list[Any], problems: list[Any]) -> dict[str, Any]:
-    right = sum(score(r.text, p) for r, p in zip(results, problems, strict=True))
+    texts = [OTHER.unspell(r.text) for r in results]  # the other draft, alone, writes other markers of thinking
+    right = sum(score(text, p) for text, p in zip(texts, problems, strict=True))
     rounds = sum(sum(r.stats.histogram.values()) for r in results)
     tokens = sum(len(r.tokens) for r in results)
     return {"correct": Share(right, len(problems)).as_dict(), "tau": tokens / max(1, rounds)}

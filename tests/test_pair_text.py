@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import semspec
+from recipes.pocket.rename import rename
 from semspec import BadRequest, ModelError, Options
 from semspec.pair import prepare
 from semspec.pair.session import Session
@@ -113,35 +111,9 @@ def test_ids_are_exchanged_where_only_special_tokens_differ(folders: dict[str, P
     assert twin.exchange is None
 
 
-def renamed(folder: Path, out: Path) -> Path:
-    """The same model with its ids in another order, behind a tokenizer with these ids and other special tokens."""
-    shutil.copytree(folder, out)
-    text = (out / "tokenizer.json").read_text()
-    for name, other in {"<|end|>": "</s>", "<|user|>": "[U]", "<|assistant|>": "[A]", "think>": "thinking>"}.items():
-        text = text.replace(name, other)
-        chat = (out / "tokenizer_config.json").read_text().replace(name, other)
-        (out / "tokenizer_config.json").write_text(chat)
-    data = json.loads(text)
-    size = len(data["model"]["vocab"])
-    order = {i: (i * 11 + 3) % size for i in range(size)}
-    assert len(set(order.values())) == size
-    data["model"]["vocab"] = {token: order[i] for token, i in data["model"]["vocab"].items()}
-    for added in data["added_tokens"]:
-        added["id"] = order.get(added["id"], added["id"])
-    data["added_tokens"].sort(key=lambda added: added["id"])
-    (out / "tokenizer.json").write_text(json.dumps(data))
-    weights = load_file(out / "model.safetensors")
-    rows = weights["model.embed_tokens.weight"].clone()
-    weights["model.embed_tokens.weight"][list(order.values())] = rows[list(order)]
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    edit_config(out, eos_token_id=order[1], pad_token_id=order[0])
-    (out / "generation_config.json").unlink()
-    return out
-
-
 def test_the_same_draft_with_other_ids_drafts_the_same(tmp_path: Path) -> None:
     """The pocket draft under other names: what it proposes is the same text, so as much is accepted, round by round."""
-    other = semspec.load("pocket", renamed(SHIPPED["pocket-draft"], tmp_path / "renamed"), device="cpu")
+    other = semspec.load("pocket", rename(SHIPPED["pocket-draft"], tmp_path / "renamed"), device="cpu")
     assert other.exchange is not None and other.exchange.kind == "text" and other.exchange.shared_share > 0.99
     pair, chats = semspec.load("pocket", device="cpu"), [[{"role": "user", "content": problem(i).text}] for i in (1, 2)]
     probes = str(PROBES)
