@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from semspec.tasks.answers import visible
@@ -45,7 +46,10 @@ class AcpProgGen(FileTask):
     max_new_tokens = 1000
 
     def problem(self, row: Row) -> Problem:
-        answer = json.loads(row["answer"]) if isinstance(row["answer"], str) else row["answer"]
+        answer = row["answer"]
+        if isinstance(answer, str):
+            with suppress(ValueError):
+                answer = json.loads(answer)
         if not isinstance(answer, dict) or not all(isinstance(answer.get(part), list) for part in ("pos", "neg")):
             raise row.error(f"has the answer {answer!r:.80}; give the lists pos and neg")
         examples = [(_question(world, CHANGES.format(action)), effects) for world, action, effects in EXAMPLES]

@@ -146,8 +146,9 @@ def test_effects_are_compared_as_sets(tmp_path: Path) -> None:
         assert not task.score(p, wrong), wrong
     assert effects("[(a b)]") == ({"a b"}, set()) and effects("[] [(c)]") == (set(), {"c"})
     assert all(str(message["content"]).count("[") == 2 for message in p.prompt[1:4:2])
-    with pytest.raises(BadRequest, match="the lists pos and neg"):
-        make("acp-prog-gen", put(tmp_path, "acp/acp_prog_gen.jsonl", [ROW | {"answer": ["x"]}])).problems(None, 0)
+    for wrong in (["x"], "{not json", {"pos": ["(a)"]}):
+        with pytest.raises(BadRequest, match="the lists pos and neg"):
+            make("acp-prog-gen", put(tmp_path, "acp/acp_prog_gen.jsonl", [ROW | {"answer": wrong}])).problems(None, 0)
 
 
 # -- needles
