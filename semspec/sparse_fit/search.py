@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from semspec.errors import BadRequest
@@ -21,7 +23,7 @@ from semspec.sparse.plan import SparsePlan
 from semspec.sparse_fit.calibrate import CalibrationConfig, build_plan, native, observe, room, verified_logits
 from semspec.sparse_fit.cost import cost
 from semspec.sparse_fit.quality import Tally
-from semspec.statistics import ratio
+from semspec.statistics import quantile
 from semspec.tasks import Task
 from semspec.text.tokenizer import encode
 
@@ -97,6 +99,13 @@ def apart(costs: dict[Levels, float], loss: Callable[[Levels], tuple[float, floa
     return (found[0], found[1], found[2])
 
 
+def mean_and_bound(losses: Sequence[float]) -> tuple[float, float]:
+    """Student's upper end. Not that of a ratio, whose logarithm has the interval: losses near 0 differ by powers of
+    ten from problem to problem, and that end would be anywhere."""
+    n = len(losses)
+    return fmean(losses), fmean(losses) + (quantile(n - 1) * stdev(losses) / sqrt(n) if n > 1 else 0.0)
+
+
 def search(
     pair: Pair, task: Task, n: int, limit: float, base: CalibrationConfig, grid: Grid, seed: int = 0, k: int = 8,
     max_new_tokens: int | None = None, by: str = "bytes", progress: Progress = lambda done, total: None,
@@ -134,9 +143,7 @@ def search(
                 tally = Tally()
                 for one, logits in zip(texts, dense, strict=True):
                     tally.compare(verified_logits(runner, [one], k)[0], logits)
-                found = ratio(tally.kl, [1.0] * len(tally.kl))
-                assert found is not None
-                measured[at] = found.value, found.high if found.high == found.high else found.value
+                measured[at] = mean_and_bound(tally.kl)
             return measured[at]
 
         best, tried = cheapest(costs, loss, limit, progress)

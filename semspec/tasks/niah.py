@@ -67,7 +67,9 @@ class Niah(Task):
 
         low = self.values
         if not fits(low):
-            raise BadRequest(f"{self.values} numbers do not fit in {most} tokens; give a longer --context, or niah:length=")
+            raise BadRequest(
+                f"{self.values} numbers do not fit in {most} tokens; give a longer --context, or niah:length="
+            )
         high = 2 * low
         while fits(high):
             low, high = high, 2 * high

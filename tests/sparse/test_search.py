@@ -14,7 +14,7 @@ import semspec
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.sparse_fit.calibrate import CalibrationConfig
-from semspec.sparse_fit.search import Grid, Levels, apart, cheapest, in_words, search
+from semspec.sparse_fit.search import Grid, Levels, apart, cheapest, in_words, mean_and_bound, search
 from tests.checkpoints import make_model, save
 from tests.sparse.test_calibrate import SMALL, Stories
 
@@ -67,6 +67,13 @@ def test_parts_that_are_harmless_alone_are_not_together() -> None:
     best, _ = cheapest(costs, loss, 0.4)
     assert best == (2, 0, 1) and loss(best)[0] <= 0.4
     assert cheapest(costs, loss, 0.0)[0] == (0, 0, 0), "no loss at all is dense"
+
+
+def test_the_bound_of_losses_that_differ_by_powers_of_ten() -> None:
+    losses = [1e-9, 1e-5, 3e-5, 1e-7]
+    value, bound = mean_and_bound(losses)
+    assert value == pytest.approx(sum(losses) / 4) and value < bound < 1e-4
+    assert mean_and_bound([0.5]) == (0.5, 0.5)
 
 
 def test_levels_are_checked() -> None:
