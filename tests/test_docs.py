@@ -219,3 +219,8 @@ def test_the_example_of_a_rule_runs() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 1
+
+
+def test_every_test_that_papers_names_is_there() -> None:
+    named = re.findall(r"`(\w+/test_\w+\.py)`", (ROOT / "docs" / "papers.md").read_text())
+    assert len(set(named)) > 8 and all((ROOT / "tests" / name).is_file() for name in named)

@@ -1,7 +1,8 @@
 """The probe: pooled states -> MLP -> calibrator -> a probability; on disk as safetensors and a card.
 
-The paper's network has three hidden layers with ReLU, dropout 0.3 after the first two, and a sigmoid. Features are
-standardised first (numbers learnt with the weights), since layers of one model differ in scale by orders of magnitude.
+The network is that of SemanticSpec's released code: three hidden layers with ReLU, dropout 0.3 after the first two, and
+a sigmoid. Ours: features are standardised first (numbers learnt with the weights), since layers of one model differ in
+scale by orders of magnitude.
 Where pooling is by attention, its queries are the head's as well. They begin at nothing, which makes a plain mean.
 """
 
