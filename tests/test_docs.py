@@ -19,6 +19,7 @@ from semspec import tasks, verify
 from semspec.bench.ablate import ablation
 from semspec.bench.arms import Arm, parse_arm
 from semspec.cli import main as cli
+from semspec.draft import REGISTRY as DRAFTERS
 from semspec.probe_fit import cluster
 from semspec.registry import parse_options
 from tests.test_imports import RANK
@@ -97,8 +98,14 @@ def check_inline(code: str) -> bool:
                 if OPTIONS[flag] == "method" and value:
                     parse_arm(value)
     elif spec := SPEC.fullmatch(code):
-        assert spec[1] in tasks.REGISTRY or spec[1] in RULES, f"there is neither a task nor a rule {spec[1]}"
-        tasks.make(code, ROOT) if spec[1] in tasks.REGISTRY else parse_arm(code)
+        kinds = [found for found in (tasks.REGISTRY, RULES, DRAFTERS, cluster.registry()) if spec[1] in found]
+        assert kinds, f"there is neither a task nor a rule, drafter or clusterer {spec[1]}"
+        if kinds[0] is tasks.REGISTRY:
+            tasks.make(code, ROOT)
+        elif kinds[0] is RULES:
+            parse_arm(code)
+        else:
+            parse_options(spec[1], kinds[0][spec[1]], code.partition(":")[2], hidden=("source",))
     elif SETTING.fullmatch(code):
         names = [item.split("=")[0] for item in code.split(",")]
         assert set(names) <= SETTINGS_OF, f"nothing has the options {set(names) - SETTINGS_OF}"
