@@ -106,6 +106,15 @@ def test_what_is_refused_is_said_and_can_be_asked_again(page: Any):
 
 
 @browser_only
+def test_thinking_can_be_cut_short(page: Any):
+    page.get_by_label("longest thinking").fill("10")
+    ask(page)
+    done(page)
+    thought, said = page.locator(".answer .markdown").all_inner_texts()
+    assert len(thought.split()) <= 10 and said
+
+
+@browser_only
 def test_examples_are_drawn_from_the_models_world(page: Any):
     texts = page.locator(".example").all_inner_texts()
     assert texts == [world.problem(i, n, "test").text for i, n in enumerate((3, 3, 4, 5))]

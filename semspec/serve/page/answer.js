@@ -2,6 +2,7 @@
 import { Speed } from "./chart.js";
 import { button, copy, element } from "./element.js";
 import { EMPTY, Figures, count } from "./figures.js";
+import { textOf } from "./keep.js";
 import { Markdown, Piece } from "./markdown.js";
 import { stream } from "./stream.js";
 
@@ -23,13 +24,13 @@ export class Answer {
   head() {
     const { title, name, own, lossless } = this.data.method;
     const kind = element("span", { class: `badge${lossless ? "" : " lossy"}` }, lossless ? "lossless" : "lossy");
-    const take = button("copy", "Copy the answer as it was written, without its thinking", () => copy(this.content, take));
+    const take = button("copy", "Copy the answer as written, without its thinking", () => copy(this.content, take));
     const words = element("span", { class: "by", title: name }, title, own ? element("small", {}, ` ${own}`) : "");
     return element("header", {}, words, kind, take);
   }
 
   text(channel) {
-    return this.data.spans.filter((span) => span.channel === channel).map((span) => span.text).join("");
+    return textOf(this.data.spans, channel);
   }
 
   get content() {
@@ -60,8 +61,8 @@ export class Answer {
         if (chunk.metrics) this.conclude(chunk.metrics);
         changed();
       });
-      const where = this.content ? "" : "inside its thinking ";
-      if (data.state === "length") data.note = `Cut off ${where}at ${body.max_tokens} tokens: allow a longer answer and ask again.`;
+      const where = `${this.content ? "" : "inside its thinking "}at ${body.max_tokens} tokens`;
+      if (data.state === "length") data.note = `Cut off ${where}: allow a longer answer and ask again.`;
     } catch (error) {
       data.state = error.name === "AbortError" ? "stopped" : "failed";
       data.note = data.state === "stopped" ? "Stopped." : error.message;
@@ -73,11 +74,16 @@ export class Answer {
   add(trace) {
     const why = new Map(trace.relaxed.map((relaxed) => [relaxed.token, relaxed]));
     for (const { text, origin, channel, token } of trace.spans) {
+      const span = { text, origin, channel };
       const last = this.data.spans.at(-1);
-      const { why: reason = "", instead = null } = why.get(token) ?? {};
-      if (origin !== "relaxed" && last?.origin === origin && last.channel === channel) last.text += text;
-      else if (origin === "relaxed") this.data.spans.push({ text, origin, channel, why: reason || "the rule accepts it", instead });
-      else this.data.spans.push({ text, origin, channel });
+      if (origin === "relaxed") {
+        span.why = why.get(token)?.why || "the rule accepts it";
+        span.instead = why.get(token)?.instead;
+      } else if (last?.origin === origin && last.channel === channel) {
+        last.text += text;
+        continue;
+      }
+      this.data.spans.push(span);
     }
   }
 

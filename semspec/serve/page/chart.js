@@ -20,7 +20,8 @@ export class Speed {
     const [[from], ...rest] = this.rounds;
     const took = seconds - from;
     if (!rest.length || took < APART || seconds - (this.points.at(-1)?.[0] ?? -1) < APART) return;
-    this.points.push([seconds, rest.reduce((sum, [, count]) => sum + count, 0) / took].map((x) => Math.round(100 * x) / 100));
+    const written = rest.reduce((sum, [, count]) => sum + count, 0);
+    this.points.push([seconds, written / took].map((x) => Math.round(100 * x) / 100));
     if (this.points.length > 2 * POINTS) this.points = this.points.filter((_, i) => i % 2);
   }
 }
@@ -50,15 +51,16 @@ export class Chart {
     made.push(svg("text", { x: EDGE.left, y: HEIGHT - 5 }, "0"));
     made.push(svg("path", { class: "alone", d: `M${EDGE.left} ${y(target)}H${width - EDGE.right}` }));
     for (const [i, line] of lines.entries()) {
-      const path = line.points.map(([seconds, rate], at) => `${at ? "L" : "M"}${x(seconds).toFixed(1)} ${y(rate).toFixed(1)}`);
-      if (line.points.length > 1) made.push(svg("path", { class: `line line-${i}`, d: path.join("") }));
+      const places = line.points.map(([seconds, rate]) => `${x(seconds).toFixed(1)} ${y(rate).toFixed(1)}`);
+      if (places.length > 1) made.push(svg("path", { class: `line line-${i}`, d: `M${places.join("L")}` }));
     }
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.picture.replaceChildren(...made);
     const told = lines.map((line, i) => [`line-${i}`, line.name, line.overall]);
     told.push(["alone", "target alone", target]);
     const words = told.map(([kind, name, rate]) => [kind, rate ? `${name} ${short(rate)}` : name]);
-    this.key.replaceChildren("tokens a second: ", ...words.map(([kind, text]) => element("span", { class: kind }, text)));
+    const key = words.map(([kind, text]) => element("span", { class: kind }, text));
+    this.key.replaceChildren("tokens a second: ", ...key);
     this.picture.setAttribute("aria-label", `tokens a second: ${words.map(([, text]) => text).join(", ")}`);
   }
 

@@ -54,7 +54,8 @@ export class Chat {
   // Asks all methods one after the other, so that neither slows the other down; all of them see the same history.
   async ask(question, { methods, settings, system, remember }, signal) {
     const before = remember ? this.turns.flatMap((turn) => turn.messages) : [];
-    const messages = [...(system ? [{ role: "system", content: system }] : []), ...before, { role: "user", content: question }];
+    const prompt = system ? [{ role: "system", content: system }] : [];
+    const messages = [...prompt, ...before, { role: "user", content: question }];
     const turn = new Turn({ question }, this.actions);
     for (const former of this.turns) former.detail.open = false;
     turn.detail.open = true;

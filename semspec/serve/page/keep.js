@@ -4,6 +4,7 @@ import { element } from "./element.js";
 const LONGEST_LINK = 30_000;
 const ORIGINS = ["draft", "relaxed", "target"];
 const STATES = ["done", "length", "stopped", "failed"];
+const COUNTS = ["tokens", "passes", "drafted", "accepted", "relaxed", "seconds"];
 const place = (model) => `semspec.chat.${model}`;
 
 // A browser may forbid storage; then nothing is kept.
@@ -64,12 +65,15 @@ export function save(name, text) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
+export const textOf = (spans, channel) =>
+  spans.filter((span) => span.channel === channel).map((span) => span.text).join("");
+
 export function asMarkdown(chat, model) {
   const parts = [`# ${model}`, chat.system && `System prompt: ${chat.system}`];
   for (const { question, answers } of chat.turns) {
     parts.push(`## ${question}`);
     for (const { method, spans, figures, note } of answers) {
-      const text = (channel) => spans.filter((span) => span.channel === channel).map((span) => span.text).join("").trim();
+      const text = (channel) => textOf(spans, channel).trim();
       const thoughts = text("reasoning");
       const took = `${figures.tokens} tokens, ${figures.seconds.toFixed(2)} s, ${figures.relaxed} relaxed`;
       parts.push(`**${method.title} (${method.name})**${method.own && `, ${method.own}`}: ${took}`);
@@ -93,16 +97,24 @@ function checked(chat) {
     instead: text(instead),
   });
   const answer = ({ method, spans, state, note, figures, points }) => ({
-    method: { name: text(method?.name), title: text(method?.title), own: text(method?.own), lossless: method?.lossless === true },
+    method: {
+      name: text(method?.name),
+      title: text(method?.title),
+      own: text(method?.own),
+      lossless: method?.lossless === true,
+    },
     spans: list(spans).map(span),
     state: STATES.includes(state) ? state : "stopped",
     note: text(note),
     figures: {
-      ...Object.fromEntries(["tokens", "passes", "drafted", "accepted", "relaxed", "seconds"].map((name) => [name, number(figures?.[name])])),
+      ...Object.fromEntries(COUNTS.map((name) => [name, number(figures?.[name])])),
       counts: list(figures?.counts).slice(0, 600).map(number),
     },
     points: list(points).filter(Array.isArray).map(([seconds, rate]) => [number(seconds), number(rate)]),
   });
-  const turns = chat.turns.slice(0, 1000).map(({ question, answers }) => ({ question: text(question), answers: list(answers).slice(0, 2).map(answer) }));
-  return { system: text(chat.system), turns };
+  const turn = ({ question, answers }) => ({
+    question: text(question),
+    answers: list(answers).slice(0, 2).map(answer),
+  });
+  return { system: text(chat.system), turns: list(chat.turns).map(turn) };
 }

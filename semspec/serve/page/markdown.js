@@ -1,5 +1,6 @@
-// Markdown as elements. A piece is a text and, for each of its characters, the token it belongs to; `leaf` turns a piece
-// of plain text into nodes. Nothing is loaded: an image is shown as a link, and only web and mail addresses are links.
+// Markdown as elements. A piece is a text and, for each of its characters, the token it belongs to; `leaf` turns a
+// piece of plain text into nodes. Nothing is loaded: an image is shown as a link, and only web and mail addresses are
+// links.
 import { button, copy, element } from "./element.js";
 
 const DEEPEST = 6; // lists and quotes in one another; what is deeper is plain text
@@ -143,7 +144,8 @@ function code({ lines, language, closed }, leaf) {
   const content = Piece.joined(lines.slice(1, closed ? -1 : undefined));
   const take = button("copy", "Copy this code", () => copy(content.text, take));
   const head = element("div", { class: "code-head" }, element("span", {}, language || "code"), take);
-  return element("div", { class: "code" }, head, element("pre", { tabIndex: 0 }, element("code", {}, ...leaf(content))));
+  const body = element("pre", { tabIndex: 0 }, element("code", {}, ...leaf(content)));
+  return element("div", { class: "code" }, head, body);
 }
 
 function items(lines, nested) {
@@ -219,7 +221,10 @@ function inline(piece, leaf, depth = 0) {
       if (depth >= DEEPEST || !opens(text, start, inside, mark)) continue;
       const end = partner(text, mark, inside + 1, (i) => closes(text, i, mark));
       if (end < 0) absent.add(mark);
-      else put(start, end + mark.length, element(MARKS[mark], {}, ...inline(piece.slice(inside, end), leaf, depth + 1)));
+      else {
+        const children = inline(piece.slice(inside, end), leaf, depth + 1);
+        put(start, end + mark.length, element(MARKS[mark], {}, ...children));
+      }
     } else if (mark.endsWith("[")) {
       const end = text.indexOf("](", inside);
       if (end < 0) absent.add("[").add("![");

@@ -88,7 +88,8 @@ export class Method {
 
   select(option, id, values, read) {
     const names = { true: "yes", false: "no" };
-    const made = element("select", { id }, ...values.map((value) => element("option", { value }, names[value] ?? value)));
+    const choices = values.map((value) => element("option", { value }, names[value] ?? value));
+    const made = element("select", { id }, ...choices);
     made.value = String(option.default);
     made.onchange = () => this.set(option.name, read(made.value), option.default);
     return made;
@@ -117,7 +118,8 @@ export class Method {
   number(option, id) {
     const whole = option.type === "int";
     const high = Math.max(whole ? 16 : 1, 2 * option.default);
-    const slider = element("input", { type: "range", min: 0, max: high, step: whole ? 1 : 0.01, "aria-label": `${option.label}, slider` });
+    const range = { type: "range", min: 0, max: high, step: whole ? 1 : 0.01 };
+    const slider = element("input", { ...range, "aria-label": `${option.label}, slider` });
     const field = element("input", { type: "number", step: whole ? 1 : "any", id });
     slider.value = field.value = option.default;
     const take = (input) => () => {

@@ -31,8 +31,10 @@ async function start() {
   }
   menu = await response.json();
   const pace = (1000 * menu.target_seconds_per_token).toFixed(1);
-  $("model").textContent = `${menu.model} · target alone ${pace} ms a token${menu.allow_lossy ? "" : " · lossless rules only"}`;
+  const only = menu.allow_lossy ? "" : " · lossless rules only";
+  $("model").textContent = `${menu.model} · target alone ${pace} ms a token${only}`;
   document.title = `${menu.model} · semspec`;
+  $("thinking").parentElement.hidden = !menu.thinks;
   $("longest").max = menu.max_new_tokens;
   $("longest").value = Math.min(Number($("longest").value), menu.max_new_tokens);
   methods = [new Method(menu, menu.default.verifier, "Method"), new Method(menu, other(), "Second method")];
@@ -94,19 +96,27 @@ async function send(text) {
   if (!text || stopping || viewing || !chat) return;
   const settings = { temperature: Number($("temperature").value), max_tokens: Number($("longest").value) };
   if ($("seed").value !== "") settings.seed = Number($("seed").value);
+  if ($("thinking").value !== "") settings.max_thinking_tokens = Number($("thinking").value);
   stopping = new AbortController();
   $("empty").hidden = true;
   $("status").textContent = "";
-  const asked = { methods: $("compare").checked ? methods : methods.slice(0, 1), settings };
-  const running = chat.ask(text, { ...asked, system: $("system").value.trim(), remember: $("remember").checked }, stopping.signal);
+  const asked = {
+    methods: $("compare").checked ? methods : methods.slice(0, 1),
+    settings,
+    system: $("system").value.trim(),
+    remember: $("remember").checked,
+  };
+  const running = chat.ask(text, asked, stopping.signal);
   settle();
   const turn = await running;
   stopping = null;
   settle();
   keep();
-  const { tokens, seconds } = turn.answers[0].data.figures;
-  $("status").textContent = turn.verdict.textContent || turn.answers[0].data.note || `${tokens} tokens in ${seconds.toFixed(1)} s`;
-  if (matchMedia("(pointer: fine)").matches) $("prompt").focus({ preventScroll: true }); // a phone would open its keyboard
+  const { note, figures } = turn.answers[0].data;
+  const took = `${figures.tokens} tokens in ${figures.seconds.toFixed(1)} s`;
+  $("status").textContent = turn.verdict.textContent || note || took;
+  // On a phone that would open the keyboard.
+  if (matchMedia("(pointer: fine)").matches) $("prompt").focus({ preventScroll: true });
 }
 
 // The same question again, with the methods and settings that are chosen now; where tokens are drawn, with other noise.
@@ -140,7 +150,8 @@ function tell(target) {
   if (!token) return;
   tip.replaceChildren("relaxed: ", token.dataset.why);
   if (token.dataset.instead) {
-    tip.append(element("br"), "the target would have written ", element("b", {}, JSON.stringify(token.dataset.instead)));
+    const instead = element("b", {}, JSON.stringify(token.dataset.instead));
+    tip.append(element("br"), "the target would have written ", instead);
   }
   const place = token.getBoundingClientRect();
   const left = Math.min(Math.max(8, place.left), innerWidth - tip.offsetWidth - 8);

@@ -12,7 +12,8 @@ export class Turn {
     this.verdict = element("p", { class: "verdict", role: "status" });
     this.chart = new Chart();
     this.drafts = element("div", { class: "drafts" });
-    this.detail = element("details", { class: "detail" }, element("summary", {}, "speed and drafts"), this.chart.root, this.drafts);
+    const title = element("summary", {}, "speed and drafts");
+    this.detail = element("details", { class: "detail" }, title, this.chart.root, this.drafts);
     this.detail.ontoggle = () => this.chart.redraw();
     this.tools = element("div", { class: "tools" });
     for (const { text, help, act, last } of actions) {
@@ -41,7 +42,9 @@ export class Turn {
   show(target) {
     for (const answer of this.answers) answer.show(target);
     this.verdict.textContent = this.compared();
-    const lines = this.answers.map((answer) => ({ name: answer.data.method.title, points: answer.speed.points, overall: answer.rate }));
+    const lines = this.answers.map(({ data, speed, rate }) => {
+      return { name: data.method.title, points: speed.points, overall: rate };
+    });
     if (this.detail.open) this.chart.draw(lines, target);
     else this.chart.last = [lines, target];
   }
@@ -62,24 +65,28 @@ export class Turn {
   }
 
   get data() {
-    const answers = this.answers.map(({ data }) => ({ ...data, state: data.state === "writing" ? "stopped" : data.state }));
-    return { question: this.question, answers };
+    const kept = ({ data }) => ({ ...data, state: data.state === "writing" ? "stopped" : data.state });
+    return { question: this.question, answers: this.answers.map(kept) };
   }
 }
 
 // Whether two answers agree: in their text, in what follows the thinking, or in the number that they end with.
 export function agreement(one, two) {
   if (one.content === two.content) {
-    return one.text("reasoning") === two.text("reasoning") ? "The same text, letter for letter." : "The same answer, after other thoughts.";
+    const same = one.text("reasoning") === two.text("reasoning");
+    return same ? "The same text, letter for letter." : "The same answer, after other thoughts.";
   }
-  const [first, second] = [one, two].map(({ content }) => content.match(/-?\d[\d,]*(\.\d+)?/g)?.at(-1).replaceAll(",", ""));
+  const last = ({ content }) => content.match(/-?\d[\d,]*(\.\d+)?/g)?.at(-1).replaceAll(",", "");
+  const [first, second] = [last(one), last(two)];
   if (!first || !second) return "Different answers.";
-  return first === second ? `Different words, the same number: ${first}.` : `Different answers: ${first} and ${second}.`;
+  if (first === second) return `Different words, the same number: ${first}.`;
+  return `Different answers: ${first} and ${second}.`;
 }
 
 function pace(one, two) {
   const [fast, slow] = one.rate >= two.rate ? [one, two] : [two, one];
   const { tokens, relaxed } = fast.data.figures;
   const cost = relaxed ? `, with ${relaxed} of ${tokens} tokens relaxed` : "";
-  return `${fast.data.method.title} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${slow.data.method.title}${cost}.`;
+  const [name, other] = [fast, slow].map(({ data }) => data.method.title);
+  return `${name} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${other}${cost}.`;
 }
