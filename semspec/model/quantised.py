@@ -134,6 +134,12 @@ class QuantisedLinear(Linear):
         )
         return one, two
 
+    def picked(self, index: Tensor) -> QuantisedLinear:
+        """Of stacked matrices, those of an index [n]."""
+        own = {name: getattr(self, name) for name in ("codes", "scales", "zeros", "gain")}
+        codes = own["codes"].view(torch.uint8)[index].view(self.codes.dtype)
+        return replace(self, **{k: None if t is None else t[index] for k, t in own.items()} | {"codes": codes})
+
     def with_rows(self, rows: int) -> QuantisedLinear:
         """The same with blocks of fewer outputs, which divide those of before."""
         count, times = math.ceil(self.size[0] / rows), self.block[0] // rows
@@ -149,10 +155,11 @@ def group_of(device: torch.device) -> int:
     return CPU_GROUP if device.type == "cpu" else GROUP
 
 
-def quantise(weight: Tensor, kind: Kind, bias: Tensor | None = None) -> QuantisedLinear:
-    """Plain weights [out, in] in fewer bits: a scale for each output, for int4 a scale and a zero for each group."""
+def quantise(weight: Tensor, kind: Kind, bias: Tensor | None = None, group: int | None = None) -> QuantisedLinear:
+    """Plain weights [out, in] in fewer bits: a scale for each output, for int4 a scale and a zero for each `group`, or
+    as much of it as divides the inputs."""
     inputs = weight.shape[1]
-    group = inputs if kind != "int4" else math.gcd(group_of(weight.device), inputs)
+    group = inputs if kind != "int4" else math.gcd(group or group_of(weight.device), inputs)
     if group < 2:
         raise ModelError(f"a matrix of {inputs} inputs cannot be stored as {kind}; load with another dtype")
     grouped = weight.float().unflatten(1, (-1, group))  # [out, groups, group]

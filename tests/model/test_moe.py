@@ -16,6 +16,7 @@ from semspec.model.experts import Experts, FeedForward, skip
 from semspec.model.kernels import moe, reference, sparse_mlp
 from semspec.model.kernels.tiles import Card
 from semspec.model.linear import DenseLinear
+from semspec.model.quantised import Kind, QuantisedLinear, quantise
 from tests.interpreter import allow_new_numpy
 
 allow_new_numpy()
@@ -123,6 +124,44 @@ def test_a_mixture_packed_is_the_same_mixture() -> None:
     ).sum(0)
     torch.testing.assert_close(ours, thin, atol=1e-3, rtol=1e-4)
     assert not torch.allclose(thin, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_a_mixture_of_quantised_experts_is_that_of_the_weights_they_stand_for(kind: Kind) -> None:
+    generator = torch.Generator().manual_seed(5)
+    networks = [network(generator, 32, 16) for _ in range(5)]
+    plain = []
+    for net in networks:
+        net.gate_up, net.down = (quantise(linear.weight.cpu(), kind) for linear in (net.gate_up, net.down))  # type: ignore[union-attr]
+        floats = (DenseLinear(linear.dequantised()) for linear in (net.gate_up, net.down))
+        plain.append(FeedForward(*floats, torch.nn.functional.silu))
+    router = DenseLinear(noise(generator, 5, 32).cpu())
+    mixture, exact = (Experts(router, each, 2, True) for each in (networks, plain))
+    x = noise(generator, 6, 32).cpu()
+    want, before = exact(x), mixture(x)
+    torch.testing.assert_close(before, want, atol=1e-4, rtol=1e-4)
+    mixture.pack()
+    assert isinstance(mixture.gate_up, QuantisedLinear) and isinstance(mixture.down, QuantisedLinear)
+    torch.testing.assert_close(mixture(x), before, atol=0, rtol=0)
+    counts = torch.tensor([2, 1, 2])  # of three sequences with two places each; one place is empty
+    made = moe.fused_moe(x, router(x), mixture.gate_up, mixture.down, "silu", 2, True, counts).sum(0)
+    want[3] = 0
+    torch.testing.assert_close(made, want, atol=1e-3, rtol=1e-4)
+
+
+def test_experts_of_several_layouts_are_dequantised() -> None:
+    generator = torch.Generator().manual_seed(5)
+    networks = [network(generator, 32, 16) for _ in range(2)]
+    kinds: tuple[Kind, Kind] = ("fp8", "int8")
+    for net, kind in zip(networks, kinds, strict=True):
+        net.gate_up = quantise(net.gate_up.weight.cpu(), kind)  # type: ignore[union-attr]
+        net.down = DenseLinear(net.down.weight.cpu())  # type: ignore[union-attr]
+    mixture = Experts(DenseLinear(noise(generator, 2, 32).cpu()), networks, 1, True)
+    x = noise(generator, 3, 32).cpu()
+    before = mixture(x)
+    mixture.pack()
+    assert isinstance(mixture.gate_up, torch.Tensor)
+    torch.testing.assert_close(mixture(x), before)
 
 
 def test_an_expert_of_more_tokens_than_a_tile_serves_all() -> None:

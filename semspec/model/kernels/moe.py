@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semspec.model.kernels import reference
 from semspec.model.kernels.gemm import activated, rounded
 from semspec.model.kernels.tiles import Card, card_of, fit_shared
+from semspec.model.quantised import QuantisedLinear
 
 ROWS = (16, 64)  # tokens of an expert in one tile, at least and at most; where it has more, it is read again
 
@@ -49,8 +51,8 @@ def height(rows: int, itemsize: int) -> int:
 def fused_moe(
     x: Tensor,
     logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | QuantisedLinear,
+    down: Tensor | QuantisedLinear,
     activation: str,
     chosen: int,
     renormalise: bool,
@@ -65,6 +67,8 @@ def fused_moe(
     experts. `skipping` is (betas [chosen - 1], most, marks [B]): tokens of marked sequences leave out experts, see
     `model.experts.skip`.
     """
+    if isinstance(gate_up, QuantisedLinear) or isinstance(down, QuantisedLinear):  # no kernel for these yet
+        return reference.fused_moe(x, logits, gate_up, down, activation, chosen, renormalise, counts, skipping)
     rows, width = x.shape
     experts, hidden = gate_up.shape[0], down.shape[2]
     assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous() and logits.is_contiguous()

@@ -159,13 +159,20 @@ def fused_moe(
         weights, index = skip(weights, index, betas, most, marked, renormalise)
     inside = (torch.arange(queries, device=x.device) < counts[:, None]).flatten()
     index = torch.where(inside[:, None], index, -1)
-    parts = x.new_zeros((chosen, *x.shape), dtype=weights.dtype)
-    gate_up, down = (w if isinstance(w, Tensor) else w.dequantised(x.dtype) for w in (gate_up, down))
-    for token, choice in (index >= 0).nonzero().tolist():
-        e = index[token, choice]
-        made = act_and_mul(F.linear(x[token, None], gate_up[e]), activation)
-        parts[choice, token] = F.linear(made, down[e])[0].to(weights.dtype) * weights[token, choice]
-    return parts
+    parts = []
+    for choice in range(chosen):  # nothing here must be seen by the host: a graph may hold it
+        e = index[:, choice]
+        made = act_and_mul(_picked(gate_up, e, x), activation)
+        made = _picked(down, e, made).to(weights.dtype) * weights[:, choice, None]
+        parts.append(torch.where(e[:, None] >= 0, made, 0))
+    return torch.stack(parts)
+
+
+def _picked(experts: Tensor | QuantisedLinear, index: Tensor, x: Tensor) -> Tensor:
+    """Each row through its expert; -1: through any."""
+    index = index.clamp(min=0).long()
+    own = experts[index] if isinstance(experts, Tensor) else experts.picked(index).dequantised(x.dtype)
+    return torch.bmm(own, x[:, :, None])[:, :, 0]
 
 
 def sparse_mlp(
