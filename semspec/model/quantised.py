@@ -136,9 +136,9 @@ class QuantisedLinear(Linear):
 
     def picked(self, index: Tensor) -> QuantisedLinear:
         """Of stacked matrices, those of an index [n]."""
-        own = {name: getattr(self, name) for name in ("codes", "scales", "zeros", "gain")}
-        codes = own["codes"].view(torch.uint8)[index].view(self.codes.dtype)
-        return replace(self, **{k: None if t is None else t[index] for k, t in own.items()} | {"codes": codes})
+        codes = self.codes.view(torch.uint8)[index].view(self.codes.dtype)
+        zeros, gain = (None if t is None else t[index] for t in (self.zeros, self.gain))
+        return replace(self, codes=codes, scales=self.scales[index], zeros=zeros, gain=gain)
 
     def with_rows(self, rows: int) -> QuantisedLinear:
         """The same with blocks of fewer outputs, which divide those of before."""
