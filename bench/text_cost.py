@@ -56,15 +56,15 @@ def host_us(exchange: Exchange, text: str, length: int) -> float:
     own = exchange.draft_speller.tokens(text)
     drafter = TranslatingDrafter(Given(own), exchange, [], 0)
     drafter.begin([])
-    at, spent = length, []
+    context, spent = tokens[:length], []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         try:
-            next(drafter.propose(tokens[:at], DraftRequest(DRAFTED)))
+            next(drafter.propose(context, DraftRequest(DRAFTED)))
         except StopIteration:
-            drafter.accept(at)
+            drafter.accept(len(context) + DRAFTED - 1)
         spent.append(time.perf_counter() - began)
-        at += DRAFTED - 1
+        context += tokens[len(context) : len(context) + DRAFTED]
     return 1e6 * statistics.median(spent[ROUNDS // 4 :])
 
 

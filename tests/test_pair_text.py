@@ -47,7 +47,7 @@ def test_the_text_is_the_targets_for_every_lossless_rule(pair: semspec.Pair) -> 
             assert [r.tokens for r in found] == expected
     greedy = [r.tokens for r in pair.generate(PROMPTS, verifier="none", **LONG)]
     for verifier in ("sampling", "block"):
-        assert [r.tokens for r in pair.generate(PROMPTS, verifier=verifier, **LONG)] == greedy
+        assert [r.tokens for r in pair.generate(PROMPTS, verifier=verifier, num_draft_tokens=4, **LONG)] == greedy
     unsure = pair.generate(PROMPTS, num_draft_tokens=12, draft_min_p=0.2, **LONG)
     assert [r.tokens for r in unsure] == greedy and sum(r.stats.drafted for r in unsure)
 
@@ -55,8 +55,8 @@ def test_the_text_is_the_targets_for_every_lossless_rule(pair: semspec.Pair) -> 
 def test_a_batch_equals_single_runs(pair: semspec.Pair) -> None:
     options = [
         Options(num_draft_tokens=3, **LONG),
-        Options(verifier="sampling", temperature=1.0, seed=5, **LONG),
-        Options(verifier="block", temperature=0.7, top_p=0.9, seed=6, **LONG),
+        Options(verifier="sampling", temperature=1.0, seed=5, num_draft_tokens=4, **LONG),
+        Options(verifier="block", temperature=0.7, top_p=0.9, seed=6, num_draft_tokens=4, **LONG),
         Options(verifier="fly:window=2", num_draft_tokens=8, **LONG),
     ]
     batch = pair.generate(PROMPTS, options)
@@ -68,20 +68,20 @@ def test_a_batch_equals_single_runs(pair: semspec.Pair) -> None:
 
 def test_streams_stop_strings_and_logprobs(pair: semspec.Pair) -> None:
     whole = pair.generate(PROMPTS[0], verifier="none", logprobs=2, **LONG)
-    found = list(pair.stream(PROMPTS[0], logprobs=2, **LONG))
+    found = list(pair.stream(PROMPTS[0], logprobs=2, num_draft_tokens=4, **LONG))
     assert "".join(event.text for event in found) == whole.text
     own = [lp for event in found for lp in event.logprobs or []]
     assert [lp.token for lp in own] == whole.tokens
     assert all(abs(a.logprob - b.logprob) < 1e-3 for a, b in zip(own, whole.logprobs, strict=True))
     stop = whole.text[10:13]
-    ended = pair.generate(PROMPTS[0], stop=stop, **LONG)
+    ended = pair.generate(PROMPTS[0], stop=stop, num_draft_tokens=4, **LONG)
     assert ended.finish_reason == "stop" and ended.text == whole.text[: whole.text.index(stop)]
 
 
 def test_a_session_reads_nothing_again(pair: semspec.Pair) -> None:
     with Session(pair) as session:
         for question in ("the sky", "one two", "blue"):
-            answer = "".join(event.text for event in session.ask(question, **LONG))
+            answer = "".join(event.text for event in session.ask(question, num_draft_tokens=4, **LONG))
             alone = pair.generate(session.messages[:-1], verifier="none", **LONG)
             assert answer == alone.text
         assert session.reused > 8
@@ -121,7 +121,7 @@ def test_the_same_draft_with_other_ids_drafts_the_same(tmp_path: Path) -> None:
         {}, {"verifier": "accept-all-steps"}, {"verifier": f"semantic+:probes={probes}"}, {"drafter": "cascade"},
         {"verifier": "sampling", "temperature": 0.8, "seed": 2},
     ):  # fmt: skip
-        found, same = (each.generate(chats, max_new_tokens=60, **given) for each in (other, pair))
+        found, same = (each.generate(chats, max_new_tokens=60, num_draft_tokens=6, **given) for each in (other, pair))
         sampled = given.get("verifier") == "sampling"  # the race for a token depends on its id
         if not sampled:
             assert [r.tokens for r in found] == [r.tokens for r in same]

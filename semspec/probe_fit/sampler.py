@@ -70,6 +70,11 @@ class Sampler:
     def __init__(self, pair: Pair, config: Config, steps: Steps) -> None:
         if pair.draft is None:
             raise BadRequest("probes are fitted for a pair; give a draft model as well")
+        if pair.exchange is not None:
+            raise BadRequest(
+                "probes are fitted for models with the same tokenizer, and these have two; fit the target's with a "
+                "draft of its family: a judge is the target's alone, so semantic+:probes=DIR then works here, too"
+            )
         self.config, self.steps, self.tokenizer = config, steps, pair.tokenizer
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
         layers = {"target": config.target_layers, "draft": config.draft_layers}

@@ -229,7 +229,7 @@ def test_an_empty_prompt_is_refused() -> None:
 
 @pytest.mark.parametrize("message", [{"role": "user"}, {"content": "hi"}, "hi"])
 def test_a_message_without_role_or_content_is_refused(message: object) -> None:
-    with pytest.raises(BadRequest, match="a chat message needs a role and a content, this one is"):
+    with pytest.raises(BadRequest, match="a chat message needs a role and a content, both text; this one is"):
         encode(TOKENIZER, [message])  # type: ignore[list-item]
 
 
