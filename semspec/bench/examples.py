@@ -29,8 +29,8 @@ def examples(samples: list[Sample], summary: dict[str, Any]) -> str:
         cards = "".join(_output(name, outputs[name], arm) for name, arm in summary["arms"].items() if name in outputs)
         head = f"<h3>Example: <code>{escape(problem)}</code></h3>{_question(outputs.values())}"
         blocks.append(f'{head}<div class="outputs">{cards}</div>')
-    key = ", ".join(f'<b class="{letter}">{word}</b>' for letter, word in KEY.items())
-    caption = f'<p class="soft">The bar shows which model wrote each token: {key}.</p>'
+    key = " ".join(f'<span class="key"><i class="{letter}"></i>{word}</span>' for letter, word in KEY.items())
+    caption = f'<p class="soft">The bar shows which model wrote each token: {key}</p>'
     return f"<h2>Examples</h2>{caption}{''.join(blocks)}"
 
 

@@ -100,7 +100,8 @@ class _Style:
             start = "center" if len(words) < 8 else "left"
             axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
             axes.plot([value], [y], "o", color=colour, markersize=6)
-            axes.annotate(words, (value, y), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=colour)
+            ink = colour if colour == self.theme["worse"] else self.theme["ink"]  # pale letters are hard to read
+            axes.annotate(words, (value, y), (0, 6), textcoords="offset points", ha=start, fontsize=7.5, color=ink)
         axes.set_yticks(range(len(rows)), [_name(name) for name, *_ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.6)
         axes.margins(x=0.12)
@@ -144,7 +145,7 @@ def front(style: _Style, axes: Any) -> bool:
         line = {"arrowstyle": "-", "color": style.theme["soft"], "linewidth": 0.6, "relpos": near} if far else None
         return axes.annotate(
             _name(name, 40), points[name], offset, textcoords="offset points", va="center", fontsize=7.5, ha=align,
-            color=style.verdict(name), arrowprops=line,
+            color=style.theme["worse" if style.arms[name]["quality"] == "worse" else "ink"], arrowprops=line,
         )  # fmt: skip
 
     place_names(axes, points, intervals, write)

@@ -83,6 +83,9 @@ figure { margin: 0; } figure img { width: 100%; height: auto; display: block; } 
 .outputs header { font-weight: 600; overflow-wrap: anywhere; }
 svg.origins { width: 100%; height: 7px; display: block; border-radius: 3px; margin-top: .4rem; }
 .d { fill: var(--d); color: var(--d); } .r { fill: var(--r); color: var(--r); } .t { fill: var(--t); color: var(--t); }
+.key { margin-left: .7rem; white-space: nowrap; }
+.key i { display: inline-block; width: 1.2rem; height: 7px; border-radius: 3px; background: currentColor;
+  margin-right: .35rem; }
 details { margin: .8rem 0; } summary { cursor: pointer; font-weight: 600; }
 details pre { overflow-x: auto; font-size: .78rem; }
 @media (max-width: 700px) { main { padding: 1.2rem .8rem 3rem; } .wide:has(.headline) { padding-inline: .7rem; }

@@ -194,6 +194,37 @@ def test_the_theme_is_kept(page: Any):
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == after != before
 
 
+CONTRAST = """() => {
+  const light = (c) => c.map((x) => (x /= 255) <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const numbers = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const ground = (e) => { for (; e; e = e.parentElement) {
+    const c = getComputedStyle(e).backgroundColor; if (!/, 0\\)$/.test(c)) return numbers(c) } };
+  const found = {};
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.checkVisibility() || e.disabled || e.closest("option, svg")) continue;
+    const [a, b] = [numbers(getComputedStyle(e).color), ground(e)].map(light).sort((x, y) => x - y);
+    found[`${e.tagName} ${e.className} ${e.textContent.trim().slice(0, 20)}`] = (b + 0.05) / (a + 0.05);
+  }
+  return found }"""
+
+
+@browser_only
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_follows_the_readers_system_and_can_be_read(page: Any, scheme: str):
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.check("#compare")
+    page.get_by_label("verifier").nth(1).select_option("fly")
+    page.fill("#longest", "60")
+    ask(page)
+    page.locator(".verdict").filter(has_text="as many").wait_for()
+    contrasts = page.evaluate(CONTRAST)
+    assert len(contrasts) > 40 and {name: c for name, c in contrasts.items() if c < 4.5} == {}
+    blinking = "(e) => { e.classList.add('writing'); return getComputedStyle(e.querySelector('.text'), '::after') }"
+    assert page.locator(".answer").first.evaluate(f"(e) => ({blinking})(e).animationName") == "none"
+
+
 @browser_only
 def test_everything_is_reached_by_keyboard(page: Any):
     page.check("#compare")
