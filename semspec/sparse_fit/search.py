@@ -116,6 +116,8 @@ def search(
     chosen = runner.shape.mixture.chosen if runner.shape.mixture else 1
     grid = replace(grid, experts=tuple(m for m in grid.experts if m < chosen))
     observer = observe(pair, task, n, base.attention, seed, k, max_new_tokens)
+    if not observer.observations.rounds:  # no text reached L0, so no block can be skipped
+        grid = replace(grid, rhos=grid.rhos[:1])
     problems = task.for_model(task.for_fitting().problems(n, seed + 1), pair.tokenizer, runner.capacity, max_new_tokens)
     texts: list[tuple[list[int], list[int]]] = []
     previous, runner.sparsity = runner.sparsity, None

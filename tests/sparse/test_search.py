@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -100,6 +101,13 @@ def test_a_real_model(kind: str, tmp_path: Path) -> None:
     assert asked == sorted(asked, reverse=True) and asked[2] < asked[0], "a larger loss buys more"
     assert (plan.experts is not None and plan.experts.most == 2) == ("moe" in kind)
     assert isinstance(pair.target, ModelRunner) and pair.target.sparsity is None and pair.target.free == 1
+
+
+def test_texts_that_are_too_short_for_blocks(tmp_path: Path) -> None:
+    pair = semspec.load(save(make_model("llama3.1"), tmp_path / "model"), device="cpu", slots=1, context=512)
+    base = CalibrationConfig(replace(SMALL, dense_below=400))
+    plan = search(pair, Stories(), 2, 100.0, base, Grid((1.0, 0.2), (0.0, 0.3)), k=4, max_new_tokens=12)
+    assert plan.attention is None and plan.ffn is not None
 
 
 def test_the_command(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
