@@ -244,8 +244,7 @@ def cost(
     quiet: args.NoMemoryLine = False,
 ) -> None:
     """Count the operations and bytes of verifying a draft with each part of a plan, against dense verification."""
-    from semspec.model import Source
-    from semspec.pair.loading import load
+    from semspec.pair.loading import find, load
     from semspec.sparse.plan import SparsePlan
     from semspec.sparse_fit.break_even import timer
     from semspec.sparse_fit.calibrate import native
@@ -254,7 +253,7 @@ def cost(
     plan, lengths = SparsePlan.load(sparse), sorted(set(at or (4096, 16384, 65536)))
     if lengths[0] < 1:
         raise BadRequest(f"a context of {lengths[0]} tokens: give 1 or more")
-    shape, clock = Source.find(target).shape, None
+    shape, clock = find(target).shape, None
     if shape is None:
         raise BadRequest(f"{target} runs through transformers, and a plan needs a model that semspec runs itself")
     if timed:

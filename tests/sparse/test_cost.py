@@ -157,5 +157,6 @@ def test_the_command(semspec, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert rows[0]["flops_ratio"] == 1 > rows[1]["flops_ratio"] > rows[3]["flops_ratio"]
     assert rows[3]["time_ratio"] is None
+    assert semspec("sparse", "cost", "pocket", "--sparse", tmp_path / "plan", "--at", 64).returncode == 0
     done = semspec("sparse", "cost", folder, "--sparse", tmp_path / "plan", "--at", 64, "--time", "--device", "cpu")
     assert done.returncode == 0 and json.loads(done.stdout)[1]["time_ratio"] > 0, done.stderr
