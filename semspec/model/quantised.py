@@ -22,6 +22,8 @@ from semspec.model.linear import Linear, evenly_spaced
 Kind = Literal["fp8", "int8", "int4", "fp4"]
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 15.0}  # code of a kind that we quantise to
 GROUP, CPU_GROUP = 128, 32  # inputs that share a scale of int4, at most; on a CPU smaller groups cost no time
+RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of a group's range that int4 tries to cover
+AT_A_TIME = 1 << 24  # weights that are quantised at once
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by code; bit 3 is the sign
 MIDDLE = 8  # the zero of int4 without zeros
 
@@ -162,23 +164,47 @@ def quantise(weight: Tensor, kind: Kind, bias: Tensor | None = None, group: int 
     group = inputs if kind != "int4" else math.gcd(group or group_of(weight.device), inputs)
     if group < 2:
         raise ModelError(f"a matrix of {inputs} inputs cannot be stored as {kind}; load with another dtype")
+    # A part at a time: the floats between take several times the memory of the weights.
+    parts = [_quantised(part, kind, group) for part in weight.split(max(1, AT_A_TIME // inputs))]
+    codes, scales, *zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    original = evenly_spaced(weight).clone()
+    return QuantisedLinear(kind, codes, scales, (1, group), zeros[0] if zeros else None, None, bias, original)
+
+
+def _quantised(weight: Tensor, kind: Kind, group: int) -> tuple[Tensor, ...]:
+    """Codes, scales and perhaps zeros."""
     grouped = weight.float().unflatten(1, (-1, group))  # [out, groups, group]
     low, high = grouped.amin(-1).clamp_(max=0), grouped.amax(-1).clamp_(min=0)
-    reach = high - low if kind == "int4" else torch.maximum(high, -low)
-    scales = (reach / LARGEST[kind]).clamp_(min=1e-12)
-    zeros = None
     if kind == "int4":
-        scales = scales.bfloat16()  # codes are then chosen for the rounded scale
-        zeros = (-low / scales.float()).half()
-    codes = grouped / scales.float()[..., None]
-    if zeros is not None:
-        codes = codes.add_(zeros.float()[..., None]).round_().clamp_(0, LARGEST[kind]).to(torch.uint8)
-        codes = pack_nibbles(codes.flatten(1))
-    elif kind == "int8":
-        codes = codes.flatten(1).round_().to(torch.int8)
-    else:
-        codes = codes.flatten(1).clamp_(-LARGEST[kind], LARGEST[kind]).to(torch.float8_e4m3fn)
-    return QuantisedLinear(kind, codes, scales, (1, group), zeros, None, bias, evenly_spaced(weight).clone())
+        return _int4(grouped, low, high)
+    scales = (torch.maximum(high, -low) / LARGEST[kind]).clamp_(min=1e-12)
+    codes = (grouped / scales[..., None]).flatten(1)
+    if kind == "int8":
+        return codes.round_().to(torch.int8), scales
+    return codes.clamp_(-LARGEST[kind], LARGEST[kind]).to(torch.float8_e4m3fn), scales
+
+
+def _int4(grouped: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
+    """Of the ranges tried for each group, the one that loses least: with a few large weights cut off, all others are
+    rounded more finely."""
+
+    def codes(scales: Tensor, zeros: Tensor) -> Tensor:
+        made = torch.addcmul(zeros.float()[..., None], grouped, scales.float().reciprocal()[..., None])
+        return made.round_().clamp_(0, LARGEST["int4"])
+
+    best: tuple[Tensor, Tensor, Tensor] | None = None  # loss, scales, zeros; [out, groups]
+    for share in RANGES:
+        scales = ((high - low) * (share / LARGEST["int4"])).clamp_(min=1e-12).bfloat16()
+        zeros = (-low * share / scales.float()).half()
+        found = (codes(scales, zeros) - zeros.float()[..., None]).mul_(scales.float()[..., None])
+        loss = found.sub_(grouped).square_().sum(-1)
+        if best is None:
+            best = loss, scales, zeros
+        else:
+            better = loss < best[0]
+            best = tuple(torch.where(better, new, old) for new, old in zip((loss, scales, zeros), best, strict=True))  # type: ignore[assignment]
+    assert best is not None
+    return pack_nibbles(codes(*best[1:]).to(torch.uint8).flatten(1)), *best[1:]
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

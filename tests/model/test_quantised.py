@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
+from semspec.model import quantised
 from semspec.model.kernels import reference_kernels
 from semspec.model.linear import evenly_spaced
 from semspec.model.quantised import FP4, Kind, QuantisedLinear, join, pack_nibbles, quantise, stack
@@ -100,7 +101,7 @@ def test_stacked_experts_share_their_memory(kind: Kind) -> None:
     assert close(made[2][0].dequantised(), made[2][1])
 
 
-@pytest.mark.parametrize(("kind", "error"), [("fp8", 2**-4), ("int8", 1 / 254), ("int4", 1 / 15)])
+@pytest.mark.parametrize(("kind", "error"), [("fp8", 2**-4), ("int8", 1 / 254), ("int4", 1 / 8)])
 def test_quantising_rounds_to_the_nearest_code(kind: Kind, error: float) -> None:
     torch.manual_seed(0)
     weight = torch.randn(10, 96) * torch.logspace(-3, 1, 10)[:, None]
@@ -112,6 +113,28 @@ def test_quantising_rounds_to_the_nearest_code(kind: Kind, error: float) -> None
     assert bool((off <= error * reach[..., None] * 1.01).all())
     assert torch.equal(linear.sample, evenly_spaced(weight))  # probes of the plain model fit
     assert linear.codes.nbytes * (8 if kind == "int4" else 4) == weight.nbytes
+
+
+def test_int4_loses_less_than_by_rounding_over_the_whole_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends of a bell are cut off; and a grid of sixteen values is kept as it is."""
+    torch.manual_seed(0)
+    weight = torch.randn(64, 256)
+    lost = (quantise(weight, "int4", group=128).dequantised() - weight).square().sum()
+    monkeypatch.setattr(quantised, "RANGES", (1.0,))
+    assert lost < 0.95 * (quantise(weight, "int4", group=128).dequantised() - weight).square().sum()
+    monkeypatch.undo()
+    grid = torch.randint(0, 16, (8, 64)) * 0.25 - 1.5
+    grid[:, ::32], grid[:, 1::32] = -1.5, 2.25
+    torch.testing.assert_close(quantise(grid, "int4", group=32).dequantised(), grid, atol=0.01, rtol=0)
+
+
+def test_a_large_matrix_is_quantised_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(11, 64)
+    for kind in ("fp8", "int8", "int4"):
+        whole = quantise(weight, kind)  # type: ignore[arg-type]
+        monkeypatch.setattr(quantised, "AT_A_TIME", 200)
+        assert torch.equal(quantise(weight, kind).dequantised(), whole.dequantised())  # type: ignore[arg-type]
+        monkeypatch.undo()
 
 
 def test_quantising_takes_weights_that_are_all_zero_or_all_of_one_sign() -> None:
