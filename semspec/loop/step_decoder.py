@@ -40,6 +40,8 @@ class StepDecoder(Decoder):
         self.step_start = len(self.context)  # where it began
         self.lead = job.rule.lead  # steps left for the target to write before the draft may
         self.drafting = self.lead == 0  # the draft writes next
+        self.takeover, self.taken = 0, list[int]()  # tokens left for the target to write, and those it has written
+        self.prolonged = False  # it was given more of them
         self.target_only = False  # the target writes the rest
         self.finishing = False  # because the thinking has ended, or the draft wanted to end it
         self.end_at: int | None = None  # where the text then ends at the latest
@@ -126,7 +128,10 @@ class StepDecoder(Decoder):
         elif ending:
             outcomes.append("handed over")
         self.record(event, outcomes, drafted)
+        if outcomes[-1:] == ["refused"]:
+            self.takeover = self.step_rule.takeover_tokens()
         self.track_steps(event.tokens, accepted)
+        self.take_over(event.tokens[event.accepted :])
         if ending and outcomes[-1:] == ["handed over"]:
             self.leave_to_target(ending)
         return event
@@ -169,13 +174,25 @@ class StepDecoder(Decoder):
             left = min(left, self.end_at - len(self.context))
         n = min(self.step_rule.rewrite_tokens, left - 1)
         if self.rewriter is None or n < 1:
-            event = yield from self.decode_target(min(DECODE_TOKENS, self.step.tokens_left), left, self.steps.stops)
+            n = min(DECODE_TOKENS, self.step.tokens_left, self.takeover or DECODE_TOKENS)
+            event = yield from self.decode_target(n, left, self.steps.stops)
         else:
             rule = self.allowed(self.rewriter)
             draft = yield from self.drafter.propose(self.context, rule.request(n, self.job.sampling, self.round))
             event = yield from self.check(draft, rule, left)
         self.track_steps(event.tokens)
+        self.take_over(event.tokens)
         return event
+
+    def take_over(self, tokens: Sequence[int]) -> None:
+        """Count what the target writes for a while; then the draft goes on, inside a step or not."""
+        if self.takeover and not self.target_only:
+            self.taken += tokens
+            self.takeover = max(0, self.takeover - len(tokens))
+            if not self.takeover:
+                self.takeover = 0 if self.prolonged else self.step_rule.prolong(self.taken)
+                self.prolonged, self.taken = self.takeover > 0, []
+                self.drafting = not self.takeover
 
     def track_steps(self, tokens: Sequence[int], accepted_steps: int = 0) -> None:
         """Follow step ends in committed tokens and decide which model writes next. The first steps are the draft's."""
@@ -191,6 +208,6 @@ class StepDecoder(Decoder):
             else:
                 marker = self.target_only and self.step.length == 1  # an end marker by itself is no step
                 self.stats.step_outcomes["target"] += not marker
-                self.drafting = self.lead == 0
+                self.drafting = self.lead == 0 and not self.takeover
             self.step = Step(self.steps)
             self.step_start = len(self.context) - len(tokens)

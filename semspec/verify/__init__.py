@@ -21,6 +21,7 @@ from semspec.verify.reflective import Reflective
 from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.semantic import Semantic
 from semspec.verify.semantic_plus import SemanticPlus
+from semspec.verify.spec_thinking import SpecThinking
 from semspec.verify.specreason import SpecReason
 from semspec.verify.speculative_cascade import SpeculativeCascade
 from semspec.verify.step_controls import AcceptAllSteps, AcceptNoStep, Oracle, RandomStep
@@ -35,7 +36,7 @@ register = REGISTRY.register
 
 LOSSLESS = (NoSpeculation, Exact, SpeculativeSampling, Block)
 LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective, TopOrRatio)
-STEPWISE = (Semantic, SemanticPlus, SpecReason, RandomStep, AcceptAllSteps, AcceptNoStep, Oracle)
+STEPWISE = (Semantic, SemanticPlus, SpecReason, SpecThinking, RandomStep, AcceptAllSteps, AcceptNoStep, Oracle)
 for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
     register(_rule)
 

@@ -14,6 +14,7 @@ test would accept a wrong digit with probability p/q instead of p.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -97,6 +98,14 @@ class StepRule(Rule):
     @property
     def keeps_draft_logits(self) -> bool:
         return self.steps > 1
+
+    def takeover_tokens(self) -> int:
+        """How many tokens the target writes in place of a rejected step before the draft goes on; 0: the whole step."""
+        return 0
+
+    def prolong(self, tokens: Sequence[int]) -> int:
+        """How many more, once it has written these."""
+        return 0
 
     def confidence(self, draft: Draft, sampling: Sampling) -> float:
         """The draft's confidence in the step it has just written, from 0 to 1: by default the geometric mean of its

@@ -366,3 +366,38 @@ def test_the_target_may_be_limited_once_it_writes_the_rest(end_tokens: int) -> N
             begins = first if closes else whole.index(CLOSE) + 1
             assert len(short) - begins == end_tokens and events[-1].finish_reason == "length"
     assert min(limited[True], limited[False]) > 0
+
+
+@dataclass(frozen=True)
+class Brief(Picky):
+    """The target writes three tokens in place of a rejected step, and four more if the last of those is a 5."""
+
+    name = "brief"
+
+    def takeover_tokens(self) -> int:
+        return 3
+
+    def prolong(self, tokens: Any) -> int:
+        return 4 * (tokens[-1] == 5)
+
+
+def test_the_target_takes_over_for_as_long_as_the_rule_says() -> None:
+    lengths: Counter[int] = Counter()
+    for seed in range(60):
+        models = {"target": language(seed), "draft": near(language(seed), language(seed + 1))}
+        ((events, _),) = run(job(Brief(lead=0, hand_over=False), 60), **models)
+        written, taken = text(events), 0
+        count: list[int] | None = None  # what the target has written since a step was rejected
+        for event in events:
+            outcomes = [step.outcome for step in event.drafted_steps]
+            if count is not None and (event.drafted or outcomes):
+                wanted = 7 if count[2:3] == [5] else 3
+                assert len(count) == wanted or CLOSE in written[:taken], (count, wanted)
+                lengths[len(count)] += 1
+                count = None
+            if outcomes[-1:] == ["refused"]:
+                count = []
+            if count is not None:
+                count += event.tokens[event.accepted :]
+            taken += len(event.tokens)
+    assert lengths[3] > 5 and lengths[7] > 0, lengths

@@ -13,6 +13,7 @@ from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT, TARGET, stream, uniform
 from semspec.types import Sampling
 from semspec.verify import make
+from semspec.verify.spec_thinking import SpecThinking
 from semspec.verify.specreason import REPLY, SpecReason
 from tests.verify.binding import RuleResources
 from tests.verify.build import One, build, random_one
@@ -124,3 +125,38 @@ def test_words_are_found_in_tokens(pair: semspec.Pair) -> None:
     found = pair.resources.tokens_with("a").nonzero()[:, 0].tolist()
     texts = [pair.tokenizer.decode([i]).lower() for i in range(pair.target.vocab)]
     assert found == [i for i, text in enumerate(texts) if "a" in text] and found
+
+
+class Words(RuleResources):
+    """Tokens that are words."""
+
+    vocabulary = ("so", "Wait", " hold", " on", " check", "ing", "final", " answer", "alternatively", ".")
+
+    def tokens_with(self, word: str) -> torch.Tensor:
+        return torch.tensor([word in text.lower() for text in self.vocabulary])
+
+
+def cued(texts: str, **options: int) -> bool:
+    """Whether a step of these words is taken over by the target."""
+    rule = SpecThinking(**options).bind(Words())  # type: ignore[arg-type]
+    ids = [next(i for i, text in enumerate(Words.vocabulary) if text.strip().lower() == word) for word in texts.split()]
+    rows = [[0.0] * 10 for _ in range(len(ids) + 1)]
+    both = build(One(rows, ids), One(rows + [[0.0] * 10] * 4, [0] * (len(ids) + 4)))
+    accepted = rule.verify(both).accepted.tolist()
+    assert accepted[1] == len(ids) + 4, "a step without cues"
+    return accepted[0] == 0
+
+
+def test_spec_thinking_looks_for_cues_at_the_start_of_a_step() -> None:
+    assert cued("so wait .") and cued("hold on .") and cued("so check ing") and cued("final answer")
+    assert not cued("so hold .") and not cued("hold . on") and not cued("final . answer so")
+    assert not cued("so so so wait", look=3) and cued("so so so wait", look=4)
+
+
+def test_spec_thinking_prolongs_where_the_target_checks() -> None:
+    rule = SpecThinking().bind(Words())
+    assert isinstance(rule, SpecThinking)
+    assert (rule.takeover_tokens(), rule.prolong([0, 4, 5]), rule.prolong([0, 1, 9])) == (20, 125, 0)
+    for spec in ("spec-thinking:look=0", "spec-thinking:takeover=0", "spec-thinking:recheck=-1"):
+        with pytest.raises(BadRequest, match="or more tokens"):
+            make(spec)

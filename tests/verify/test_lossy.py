@@ -264,7 +264,7 @@ def test_options_out_of_range_are_refused(spec: str, message: str):
 
 def test_every_loose_rule_says_that_it_is_lossy():
     loose = {"fly", "topk", "typical", "margin", "threshold", "ensemble", "cascade-rule", "adaptive", "reflective"}
-    loose |= {"top-or-ratio"}
+    loose |= {"top-or-ratio", "spec-thinking"}
     loose |= {"accept-all", "random"}
     loose |= {"semantic", "semantic+", "specreason", "random-step", "oracle"}
     loose |= {"accept-all-steps", "accept-no-step"}

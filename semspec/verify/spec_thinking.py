@@ -1,0 +1,77 @@
+"""`spec-thinking`: the draft writes on, and the target takes over for a while where a reasoning step has a cue. Lossy.
+
+A step is accepted unless its first `look` tokens have a cue: of doubt (wait, alternatively, hold on, another), of
+checking (verify, think again, recap, check) or of being done (yeah, yes, final answer, confident). Then the target
+writes `takeover` tokens in its place, and `recheck` more if those speak of checking; after that the draft goes on.
+Training-free, and blind to what a step says. Cues and lengths are the published ones. Ours: the target reads every step
+and adds a token after it (the released code lets it read when it takes over), a cue must be whole tokens, the draft may
+not end the thinking, and no prompt to recapitulate is inserted after many doubts.
+Source: Speculative Thinking, arXiv 2504.12329, and its released code; a baseline of SemanticSpec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.verify.base import Rule, RuleResources
+from semspec.verify.batch import Decisions, DraftBatch
+from semspec.verify.step_rule import StepRule
+
+CHECKING = ("verify", "think again", "recap", "check")
+CUES = (*CHECKING, "wait", "alternatively", "hold on", "another", "yeah", "yes", "final answer", "confident")
+
+
+@dataclass(frozen=True)
+class SpecThinking(StepRule):
+    name = "spec-thinking"
+    title = "Target at second thoughts"
+    several = False
+
+    steps: int = field(default=1, metadata={"main": False})
+    lead: int = 0
+    hand_over: bool = False
+    look: int = field(default=20, metadata={"label": "tokens in which cues count", "main": True})
+    takeover: int = field(default=20, metadata={"label": "tokens the target then writes", "main": True})
+    recheck: int = field(default=125, metadata={"label": "more of them where it checks"})
+    cues: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [cues, 2, V]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("look", 1), ("takeover", 1), ("recheck", 0)):
+            if getattr(self, name) < least:
+                raise BadRequest(f"spec-thinking's {name} is {getattr(self, name)}; give {least} or more tokens")
+
+    def bind(self, pair: RuleResources) -> Rule:
+        pairs = []
+        for cue in CUES:
+            first, *second = [pair.tokens_with(word) for word in cue.split()]
+            pairs.append(torch.stack([first, *(second or [torch.ones_like(first)])]))
+        return replace(self, cues=torch.stack(pairs))
+
+    def verify(self, drafts: DraftBatch) -> Decisions:
+        ids = torch.where(drafts.exists, drafts.ids, -1)
+        cued = self._cued(ids, len(CUES)) & (drafts.positions[:-1] < self.look)
+        return self.conclude(drafts, ~cued.any(-1), (cued.any(-1),))
+
+    def _cued(self, ids: Tensor, of: int) -> Tensor:
+        """[B, K] whether one of the first so many cues begins at each token; -1: no token"""
+        assert self.cues is not None, "bind the rule to a pair first"
+        cues = self.cues[:of].to(ids.device)
+        first = cues[:, 0][:, ids.clamp_min(0)] & (ids >= 0)  # [cues, B, K]
+        after = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -1)], 1)
+        second = cues[:, 1][:, after.clamp_min(0)] & (after >= 0)
+        return (first & (second | cues[:, 1].all(-1)[:, None, None])).any(0)
+
+    def takeover_tokens(self) -> int:
+        return self.takeover
+
+    def prolong(self, tokens: Sequence[int]) -> int:
+        return self.recheck if bool(self._cued(torch.tensor([list(tokens)]), len(CHECKING)).any()) else 0
+
+    def reason(self, evidence: Sequence[float]) -> str:
+        return "the step begins without a cue of doubt, checking or being done"
