@@ -19,6 +19,7 @@ from semspec.bench.plots import draw
 from semspec.bench.table import NOTHING, Cell, Column, Grid, notes, percent, title
 
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
+NAMED = 3  # pairs of models that a heading names
 WORDS = {  # captions, also for screen readers
     "accuracy": "Right answers of every arm with their 95 % intervals.",
     "speed": "Seconds of the target alone over seconds of each arm on the same problems, with 95 % intervals.",
@@ -134,9 +135,9 @@ def _page(runs: list[Run], sections: list[str]) -> str:
 
 
 def _heading(runs: list[Run]) -> str:
-    """The task and the models; of several runs, what they have in common."""
+    """The tasks and the models of all runs, unless these are too many for a heading."""
     tasks, pairs = ({str(of(summary)): None for _, _, summary in runs} for of in (lambda s: s["task"], described))
-    return f"{', '.join(tasks)} with {next(iter(pairs)) if len(pairs) == 1 else 'several models'}"
+    return f"{', '.join(tasks)} with {'; '.join(pairs) if len(pairs) <= NAMED else f'{len(pairs)} pairs of models'}"
 
 
 def _date(run: dict[str, Any]) -> str:

@@ -138,7 +138,8 @@ def test_several_runs_in_one_page(tmp_path: Path) -> None:
     again = made()
     again[2]["label"] = "decisions: pocket, cost: 32B/1.5B on H200"
     text = write_report([made(), again], tmp_path).read_text()
-    assert text.count('<table class="headline">') == 2 and "32B/1.5B" in text
+    assert text.count('<table class="headline">') == 2
+    assert "<h1>pocket with pocket on CPU; decisions of pocket, cost of 32B/1.5B on H200</h1>" in text
     assert (tmp_path / "run1-accuracy.png").exists() and (tmp_path / "run2-accuracy.png").exists()
 
 
