@@ -17,12 +17,13 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import torch
@@ -32,11 +33,12 @@ from semspec.tasks.pocket import Pocket
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {"off": True},
+    "default": {},
     "exact, k=4": {"verifier": "exact", "num_draft_tokens": 4},
     "block, k=4": {"verifier": "block", "num_draft_tokens": 4},
     "fly, k=15": {"verifier": "fly", "num_draft_tokens": 15},
 }
-LOSSLESS = ("none", "exact, k=4", "block, k=4")
+LOSSLESS = ("none", "default", "exact, k=4", "block, k=4")
 MAX_NEW_TOKENS = 120
 THREADS = 1  # of the model's arithmetic; the other core is for HTTP and the clients
 
@@ -46,6 +48,7 @@ class Run:
     """What one method did with one number of clients."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of the server, which other work on the machine disturbs less
     tokens: int = 0
     latencies: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -58,6 +61,7 @@ class Run:
             "errors": len(self.errors),
             "unequal_answers": self.unequal,
             "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "tokens_per_cpu_second": round(self.tokens / self.cpu_seconds, 1),
             "latency_p50": quantile(self.latencies, 50),
             "latency_p95": quantile(self.latencies, 95),
             "first_token_p50": quantile(self.first, 50),
@@ -72,12 +76,12 @@ def quantile(values: list[float], percent: int) -> float | None:
 
 
 class Load:
-    def __init__(self, url: str, prompts: list[Any]) -> None:
-        self.url, self.prompts = url, prompts
+    def __init__(self, url: str, pid: int, prompts: list[Any]) -> None:
+        self.url, self.pid, self.prompts = url, pid, prompts
         self.answers: dict[int, str] = {}  # of the target without drafts, one request at a time
 
     async def measure(self, method: str, clients: int, seconds: float) -> Run:
-        run, start = Run(), time.perf_counter()
+        run, start, cpu = Run(), time.perf_counter(), cpu_seconds(self.pid)
         end = start + seconds
         limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
         async with httpx.AsyncClient(base_url=self.url, timeout=300, limits=limits) as http:
@@ -88,7 +92,7 @@ class Load:
                     await self.ask(http, run, method, next(problems) % len(self.prompts))
 
             await asyncio.gather(*(client() for _ in range(clients)))
-        run.seconds = time.perf_counter() - start
+        run.seconds, run.cpu_seconds = time.perf_counter() - start, cpu_seconds(self.pid) - cpu
         return run
 
     async def reference(self) -> None:
@@ -121,15 +125,15 @@ class Load:
 
 
 @contextmanager
-def server(slots: int, context: int) -> Iterator[tuple[str, int]]:
-    """Start a server; its URL and process id."""
+def server(slots: int, context: int, log: TextIO) -> Iterator[tuple[str, int]]:
+    """Start a server that writes its log there; its URL and process id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "semspec", "serve", "pocket", "--allow-lossy"]
     command += ["--port", str(port), "--slots", str(slots), "--context", str(context)]
     env = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env)
+    process = subprocess.Popen(command, stderr=log, env=env)
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(600):
@@ -147,6 +151,11 @@ def server(slots: int, context: int) -> Iterator[tuple[str, int]]:
         process.wait(30)
 
 
+def cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def resident(pid: int) -> float:
     """MiB of memory that a process has now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -162,8 +171,8 @@ async def sample(pid: int, into: list[tuple[float, float]]) -> None:
 
 async def measure(clients: int, seconds: float, slots: int, context: int) -> dict[str, Any]:
     task = Pocket(split="test")
-    with server(slots, context) as (url, pid):
-        load = Load(url, [problem.prompt for problem in task.problems(24, 0)])
+    with tempfile.TemporaryFile("w+") as log, server(slots, context, log) as (url, pid):
+        load = Load(url, pid, [problem.prompt for problem in task.problems(24, 0)])
         memory: list[tuple[float, float]] = []
         rows = {}
         single = {}
@@ -180,8 +189,9 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
             print(json.dumps({method: rows[method]}), flush=True)
         sampler.cancel()
         metrics = httpx.get(url + "/metrics").text
+        log.seek(0)
+        ready = next(line for line in map(json.loads, log) if line["event"] == "ready")
     running = next(line for line in metrics.splitlines() if line.startswith("semspec:num_requests_running"))
-    warm = [mib for at, mib in memory if at >= memory[-1][0] / 4]  # after warm-up
     return {
         "clients": clients,
         "seconds": seconds,
@@ -191,7 +201,12 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
         "threads": THREADS,
         "methods": rows,
         "slots_in_use_at_the_end": float(running.split()[-1]),
-        "memory_mib": {"after_warm_up": warm[0], "at_the_end": warm[-1], "most": max(warm)},
+        "memory_mib": {
+            "ready": ready["resident_mib"],
+            "announced": ready["at_most_mib"],
+            "most": max(mib for _, mib in memory),
+            "at_the_end": memory[-1][1],
+        },
     }
 
 

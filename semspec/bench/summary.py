@@ -63,7 +63,8 @@ def summarise(run: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
         ),
     }
     for i, name in enumerate(others):
-        figures[name] |= judge(figures[name], {what: often for what, found in problems.items() if (often := found[i])})
+        excesses = {what: often for what, found in problems.items() if (often := found[i])}
+        figures[name] |= verdict(figures[name], excesses)
     return {
         "label": run.get("label", ""),
         "task": run.get("config", {}).get("task"),
@@ -194,7 +195,7 @@ def compare(arm: dict[str, Any], pairs: list[Row], batch: int) -> Figures:
     }
 
 
-def judge(found: Figures, excesses: dict[str, str]) -> Figures:
+def verdict(found: Figures, excesses: dict[str, str]) -> Figures:
     """The verdict on an arm's quality and speed. `excesses`: what happens to it more often than by chance."""
     p, scored, lost, gained = (found[k] for k in ("mcnemar_p_holm", "scored_in_common", "lost", "gained"))
     differs = p is not None and p < ALPHA

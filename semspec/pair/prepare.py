@@ -27,7 +27,7 @@ from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
 
 DEFAULT_NEW_TOKENS = 256
-ROW_COST = {"cpu": 0.1, "cuda": 0.005}  # of one more token in a pass, in passes of one token: about what was measured
+ROW_COST = {"cpu": 0.05, "cuda": 0.005}  # of one more token in a pass, in passes of one token: about what was measured
 UNKNOWN_DRAFT_COST = 0.1  # of a draft token, where the models' sizes are not known
 MIN_SHARED = 0.1  # of the smaller vocabulary, for rules that compare distributions
 

@@ -232,7 +232,11 @@ class Engine:
         end = self.clock()
         news: News = []
         for request in list(self._requests):
-            news += self._collect(pair, request, start, end)
+            try:
+                news += self._collect(pair, request, start, end)
+            except Exception as error:  # of its text or counts: nobody else's business
+                log.error("an answer failed: %s", type(error).__name__, exc_info=True)
+                self._end(request, error)
         if news:
             self._post(partial(self._deliver, news))
 

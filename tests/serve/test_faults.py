@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from semspec.serve.deltas import Delta, delta_of
 from semspec.serve.logs import JsonFormatter
 from semspec.serve.speculation import option_fields
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule
@@ -166,6 +167,22 @@ EXTREMES = {
     str: ("", "x" * 200),
     bool: (True, False),
 }
+
+
+def test_an_answer_that_cannot_be_put_into_words_fails_alone(pocket: Live, monkeypatch: pytest.MonkeyPatch):
+    def spoilt(pair: Any, choice: int, event: Any, start: int) -> Delta:
+        if event.logprobs is not None:
+            raise IndexError("no such token")
+        return delta_of(pair, choice, event, start)
+
+    monkeypatch.setattr("semspec.serve.engine.delta_of", spoilt)
+    body = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 30, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as clients:
+        good = clients.submit(pocket.post, "/v1/completions", body)
+        bad = clients.submit(pocket.post, "/v1/completions", body | {"logprobs": 2})
+    assert good.result().status_code == 200
+    assert bad.result().status_code == 500 and bad.result().json()["error"]["code"] == "crash"
+    assert pocket.idle() and pocket.engine.state == "ready"
 
 
 @pytest.mark.parametrize("verifier", ["sampling", "fly"])
