@@ -15,6 +15,7 @@ from semspec import tasks
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.pair import Pair
+from semspec.pair.loading import MORE_TOKENS
 from semspec.probe.identity import fingerprint
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import MODELS, Folder, Trace
@@ -45,7 +46,8 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers} | policy)
     traces = _traces(config, pair, folder, progress)
     reserved = config.max_step_tokens if config.samples else 0  # for what is sampled; a verified draft did fit
-    longest = min(runner.capacity for runner in sampler.runners.values()) - reserved
+    more = 1.0 if pair.exchange is None else MORE_TOKENS  # that a draft model with another tokenizer may need
+    longest = int(min(pair.target.capacity, sampler.runners["draft"].capacity / more)) - reserved
     if longest < 2:
         raise BadRequest(
             f"steps of {config.max_step_tokens} tokens leave no room for a prefix; load the models with a larger "
@@ -67,7 +69,7 @@ def _traces(config: Config, pair: Pair, folder: Folder, progress: Progress) -> l
     traces = folder.read_traces()
     if not config.by:
         if not traces:
-            traces = read_traces(Path(config.traces), pair.tokenizer)
+            traces = read_traces(Path(config.traces), pair.tokenizer, pair.exchange)
             folder.write_traces(traces)
         return traces
     task = tasks.make(config.task, Path(config.data) if config.data else None).for_fitting()

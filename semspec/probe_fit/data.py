@@ -44,6 +44,7 @@ class Trace:
     prompt: list[int]
     tokens: list[int]
     drafts: list[Drafted] | None = None  # if a rule wrote it: the steps that it verified on the way
+    draft_prompt: list[int] | None = None  # the prompt in the draft model's tokens, where these are others
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Prefix:
     history: str  # the trace so far, as text, in whole steps
     step_prefix: tuple[int, ...] = ()  # the last of the tokens, if they are of the step that is sampled
     drafted: tuple[int, ...] = ()  # how the draft went on, if that is not to be sampled
+    prompt: int = 0  # how many of the tokens are the prompt's
+    draft_prompt: list[int] | None = None  # which is this to a draft model with other tokens
 
 
 @dataclass(frozen=True, slots=True)

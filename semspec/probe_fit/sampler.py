@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from semspec.draft import ModelDrafter, TranslatingDrafter
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.model.prefix_cache import common_prefix
 from semspec.pair import Pair
 from semspec.probe.evidence import number_tokens
 from semspec.probe.features import resolve_layers
@@ -23,12 +25,14 @@ from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import EVIDENCE, MODELS, TOKENS, Prefix, Sample
 from semspec.probe_fit.observe import MEAN, Observe
 from semspec.sampling.noise import DRAFT, TARGET
+from semspec.text.reader import Reader
 from semspec.text.steps import Step, StepEnd, Steps
 from semspec.types import (
     Acquire,
     Decode,
     DecodeOutput,
     Draft,
+    DraftRequest,
     Request,
     Runner,
     Sampling,
@@ -64,18 +68,29 @@ class Seen:
     tokens: dict[str, Tensor] = field(default_factory=dict)
 
 
+class View(NamedTuple):
+    """A prefix and a step after it, in one model's own tokens."""
+
+    tokens: list[int]
+    length: int  # of the step
+    firm: int  # of the prefix; these are the same for every step
+
+    @property
+    def step(self) -> Draft:
+        return Draft(self.tokens[-self.length :])
+
+
 class Sampler:
     """Samples steps after prefixes and observes them with both models."""
 
     def __init__(self, pair: Pair, config: Config, steps: Steps) -> None:
         if pair.draft is None:
             raise BadRequest("probes are fitted for a pair; give a draft model as well")
-        if pair.exchange is not None:
+        if pair.exchange is not None and config.token_states:
             raise BadRequest(
-                "probes are fitted for models with the same tokenizer, and these have two; fit the target's with a "
-                "draft of its family: a judge is the target's alone, so semantic+:probes=DIR then works here, too"
+                "states of single tokens cannot be kept of models with different tokenizers; leave --token-states out"
             )
-        self.config, self.steps, self.tokenizer = config, steps, pair.tokenizer
+        self.config, self.steps, self.tokenizer, self.exchange = config, steps, pair.tokenizer, pair.exchange
         self.runners: dict[str, Runner] = {"target": pair.target, "draft": pair.draft}
         layers = {"target": config.target_layers, "draft": config.draft_layers}
         self.sampling = Sampling(config.temperature, top_p=config.top_p)
@@ -83,10 +98,10 @@ class Sampler:
         drawn = self.policy is None or self.policy["drawn"]
         self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
         self.layers = {m: resolve_layers(layers[m], runner.depth) for m, runner in self.runners.items()}
-        numbers = number_tokens(pair.tokenizer, pair.target.vocab)
+        tokenizers = [pair.tokenizer, pair.exchange.draft.tokenizer if pair.exchange else pair.tokenizer]
         self.observers = {
-            m: Observe(m, self.layers[m], numbers.to(runner.device), config.poolings)
-            for m, runner in self.runners.items()
+            m: Observe(m, self.layers[m], number_tokens(tokenizer, runner.vocab).to(runner.device), config.poolings)
+            for (m, runner), tokenizer in zip(self.runners.items(), tokenizers, strict=True)
         }
 
     def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:
@@ -153,8 +168,12 @@ class Sampler:
         slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
         try:
             for model in MODELS[:1] if prefix.drafted else MODELS:
+                drafter = self._drafter(prefix, slots[model]) if model == "draft" else None
                 for i in range(self.config.samples):
-                    tokens, end = yield from self.write_one(number, i, prefix, model, slots)
+                    if drafter is None:
+                        tokens, end = yield from self.write_one(number, i, prefix, model, slots)
+                    else:
+                        tokens, end = yield from self.write_translated(number, i, prefix, drafter)
                     out.append(Written(model, i, tuple(tokens), end))
         finally:
             self._release(slots)
@@ -176,22 +195,58 @@ class Sampler:
         self._rewind(prefix, slots)
         return tokens, step.end
 
+    def _drafter(self, prefix: Prefix, slot: int) -> TranslatingDrafter | None:
+        """For a draft model with other tokens."""
+        if self.exchange is None:
+            return None
+        inner = ModelDrafter(self.runners["draft"])
+        drafter = TranslatingDrafter(inner, self.exchange, prefix.draft_prompt or [], prefix.prompt)
+        drafter.begin([slot])
+        return drafter
+
+    def write_translated(
+        self, number: int, i: int, prefix: Prefix, drafter: TranslatingDrafter
+    ) -> Generator[Request, Any, tuple[list[int], StepEnd]]:
+        """One step by a draft model with other tokens."""
+        sampling = replace(self.sampling, seed=self._seed(number, i))
+        step, tokens = self.step_after(prefix), list[int]()
+        while step.end is None:
+            wanted = DraftRequest(step.tokens_left, sampling, STREAM["draft"], stop=self.steps.stops)
+            part: Draft = yield from drafter.propose(prefix.tokens + tokens, wanted)
+            tokens += part.tokens[: step.feed(part.tokens)]
+            if not part.tokens:  # what it writes cannot be spelled
+                break
+        drafter.accept(len(prefix.tokens))
+        return tokens, step.end or "length"
+
+    def view(self, model: str, prefix: Prefix, tokens: Tokens) -> View:
+        if model == "target" or self.exchange is None:
+            return View([*prefix.tokens, *tokens], len(tokens), len(prefix.tokens))
+        reader = Reader(self.exchange, prefix.draft_prompt or [], prefix.prompt)
+        reader.extend(prefix.tokens[prefix.prompt :])
+        before, firm = list(reader.ids), reader.firm
+        reader.extend(tokens)
+        return View(reader.ids, max(1, len(reader.ids) - common_prefix(before, reader.ids)), max(1, firm))
+
     def observe(self, prefix: Prefix, found: dict[Tokens, Seen]) -> SequenceGenerator:
         """Observe each of a prefix's steps with both models."""
         slots = dict(zip(MODELS, (yield Acquire([self.runners[m] for m in MODELS])), strict=True))
         try:
             for tokens, seen in found.items():
-                fed = [*prefix.tokens, *tokens[:-1]]
+                views = {m: self.view(m, prefix, tokens) for m in MODELS}
                 rows: tuple[ScoreOutput, ...] = yield tuple(
-                    Score(runner, slots[m], fed[runner.length(slots[m]) :], keep=len(tokens), layers=self.layers[m])
+                    Score(
+                        runner, slots[m], views[m].tokens[runner.length(slots[m]) : -1], views[m].length, self.layers[m]
+                    )
                     for m, runner in self.runners.items()
                 )
-                self._rewind(prefix, slots)
+                for m, runner in self.runners.items():
+                    runner.truncate(slots[m], min(runner.length(slots[m]), views[m].firm - 1))
                 for m, own in zip(MODELS, rows, strict=True):
                     if self.config.token_states:
                         seen.tokens |= {f"{m}.{layer}.{TOKENS}": own.hidden[layer].cpu() for layer in self.layers[m]}
                 verdicts: tuple[Verdict, ...] = yield tuple(
-                    VerifyRequest(self.observers[m], Draft(list(tokens)), own, self.drafting, len(prefix.tokens), 0)
+                    VerifyRequest(self.observers[m], views[m].step, own, self.drafting, len(prefix.tokens), 0)
                     for m, own in zip(MODELS, rows, strict=True)
                 )
                 for m, verdict in zip(MODELS, verdicts, strict=True):

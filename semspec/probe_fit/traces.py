@@ -16,8 +16,10 @@ from semspec.pair.result import Result
 from semspec.probe_fit.data import MODELS, Drafted, Prefix, Trace
 from semspec.tasks import Problem, Task
 from semspec.tasks.base import read_rows
+from semspec.text.exchange import Exchange
+from semspec.text.prompts import draft_prompt
 from semspec.text.steps import Step, Steps
-from semspec.text.tokenizer import encode
+from semspec.text.tokenizer import Prompt, encode
 
 
 def write_traces(
@@ -27,20 +29,28 @@ def write_traces(
     if not problems:
         return []
     assert how.max_new_tokens is not None
-    writer = Pair(pair.draft or pair.target, pair.tokenizer, eos=pair.eos) if by == "draft" else pair
+    writer = pair.draft_alone() if by == "draft" and pair.draft else pair
     prompts = [encode(pair.tokenizer, p.prompt) for p in problems]
+    own = [_draft_prompt(pair.exchange, p.prompt, prompt) for p, prompt in zip(problems, prompts, strict=True)]
     options = [
         replace(
             how, verifier="none" if by in MODELS else by, seed=seed, referee=task.referee(problem),
-            max_new_tokens=max(1, min(how.max_new_tokens, writer.target.capacity - len(prompt))),
+            max_new_tokens=max(1, min(how.max_new_tokens, writer.target.capacity - max(len(prompt), len(other or ())))),
         )
-        for seed, problem, prompt in zip(seeds, problems, prompts, strict=True)
+        for seed, problem, prompt, other in zip(seeds, problems, prompts, own, strict=True)
     ]  # fmt: skip
     results = writer.generate([p.prompt for p in problems], options)
+    answers = [result.tokens for result in results]
+    if by == "draft" and pair.exchange is not None:
+        answers = [pair.exchange.translate(tokens)[0] for tokens in answers]
     return [
-        Trace(p.id, prompt, result.tokens, None if by in MODELS else drafts_of(result))
-        for p, prompt, result in zip(problems, prompts, results, strict=True)
+        Trace(p.id, prompt, answer, None if by in MODELS else drafts_of(result), other)
+        for p, prompt, answer, result, other in zip(problems, prompts, answers, results, own, strict=True)
     ]
+
+
+def _draft_prompt(exchange: Exchange | None, prompt: Prompt, target: list[int]) -> list[int] | None:
+    return None if exchange is None else draft_prompt(exchange, prompt, target)
 
 
 def drafts_of(result: Result) -> list[Drafted]:
@@ -56,13 +66,14 @@ def drafts_of(result: Result) -> list[Drafted]:
     return drafts
 
 
-def read_traces(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Trace]:
+def read_traces(path: Path, tokenizer: PreTrainedTokenizerBase, exchange: Exchange | None = None) -> list[Trace]:
     """Traces from a file: rows with a `prompt` (text or chat messages), the answer's `text`, perhaps a `problem`."""
     traces = []
     for row in read_rows(path):
         prompt, text = row["prompt"], row["text"]
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        traces.append(Trace(str(row.get("problem", f"{path.stem}/{row.index}")), encode(tokenizer, prompt), tokens))
+        problem, read = str(row.get("problem", f"{path.stem}/{row.index}")), encode(tokenizer, prompt)
+        traces.append(Trace(problem, read, tokens, draft_prompt=_draft_prompt(exchange, prompt, read)))
     return traces
 
 
@@ -92,6 +103,7 @@ def cut(
                 [*trace.prompt, *trace.tokens[: draft.at]],
                 tokenizer.decode(trace.tokens[: draft.step_start], skip_special_tokens=True),
                 tuple(trace.tokens[draft.step_start : draft.at]), tuple(draft.tokens),
+                len(trace.prompt), trace.draft_prompt,
             )
             for number, draft in enumerate(found_at)
             if (draft.step_start or (first_steps and trace.prompt))
