@@ -84,7 +84,7 @@ class QuantisedLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.is_cuda and self.codes.dim() == 2:
-            from semspec.model.kernels.quantised import dequantise  # needs Triton
+            from semspec.model.kernels.dequantise import dequantise  # needs Triton
 
             return F.linear(x, dequantise(self, x.dtype), self.bias)
         return F.linear(x, self.dequantised(x.dtype), self.bias)

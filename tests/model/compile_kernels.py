@@ -12,7 +12,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, quantised, sample, sparse_mlp, tiles
+from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, moe, quantised, sample, sparse_mlp, tiles
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
@@ -128,7 +128,7 @@ def quantising(card: tiles.Card) -> dict[str, Any]:
         cut = quantised.QuantisedConfig.of(weights, rows, card, parts, not parts, 128, halves, several)
         constants = {
             "INPUTS": size[1], "BLOCK_M": cut.rows, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth,
-            "KIND": quantised.KINDS[kind], "GROUP": group, "GROUP_OUT": out, "ZEROS": zeros, "GAIN": True,
+            "KIND": codes.KINDS[kind], "GROUP": group, "GROUP_OUT": out, "ZEROS": zeros, "GAIN": True,
             "SPLITS": cut.splits, "BIASED": True, "GATED": not parts, "SILU": True, "SWAP": cut.rows > 64, "ASM": True,
         }  # fmt: skip
         types = operands | ({"out": WIDE} if cut.splits > 1 else {})

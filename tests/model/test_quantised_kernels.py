@@ -12,6 +12,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 from bench.gpu_checks_quantised import LAYOUTS, noise, products  # noqa: E402
 from semspec.model.kernels import quantised, tiles  # noqa: E402
+from semspec.model.kernels.dequantise import dequantise  # noqa: E402
 from semspec.model.quantised import QuantisedLinear, quantise  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
@@ -32,6 +33,7 @@ def test_products_equal_float64(monkeypatch_module: pytest.MonkeyPatch, data: st
     exact = linear.dequantised(torch.float64)
     quantised.prepare(linear)
     assert torch.equal(linear.dequantised(torch.float64), exact)
+    torch.testing.assert_close(dequantise(linear, torch.float32).double(), exact, rtol=1e-6, atol=1e-9)
     rows = data.draw(st.sampled_from([1, 9, 17, 40, 72]))
     products(linear, exact, torch.randn(rows, inputs, device=DEVICE))
 

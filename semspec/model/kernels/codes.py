@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FP8, INT8, INT4, FP4 = (tl.constexpr(kind) for kind in range(4))
+KINDS = {"fp8": 0, "int8": 1, "int4": 2, "fp4": 3}
+FP8, INT8, INT4, FP4 = (tl.constexpr(kind) for kind in KINDS.values())
 
 # Four codes at a time: prmt spreads bytes to the halves of two registers, then the bits of a bfloat16 are put together.
 # e4m3's exponent is a bfloat16's but for a factor of 2^120.

@@ -17,13 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from semspec.model.kernels import QUANTISED_ROWS
-from semspec.model.kernels.codes import INT4, half_codes, whole_codes
+from semspec.model.kernels.codes import INT4, KINDS, half_codes, whole_codes
 from semspec.model.kernels.early_launch import early, lines_ahead, prefetch, wait_for_previous
 from semspec.model.kernels.gemm import activated, rounded
 from semspec.model.kernels.tiles import Card, card_of, fit_shared
 from semspec.model.quantised import QuantisedLinear
 
-KINDS = {"fp8": 0, "int8": 1, "int4": 2, "fp4": 3}  # as in codes.py
 RUN = 256  # inputs of a run at most
 
 
@@ -119,21 +118,6 @@ def quantised_product(
         BIASED=bias is not None, GATED=gated, SILU=activation == "silu", SWAP=cut.rows > 64, ASM=_packed(x),
         AHEAD=lines_ahead(linear.size[0], inputs // halves, cut.splits), num_warps=cut.warps, num_stages=cut.stages,
         **early(x.device),
-    )  # fmt: skip
-    return out
-
-
-def dequantise(linear: QuantisedLinear, dtype: torch.dtype) -> Tensor:
-    """All weights as floats, [out, in]: what many rows are multiplied with."""
-    outputs, inputs = linear.size
-    halves = 2 if linear.kind in ("int4", "fp4") else 1
-    out = torch.empty((outputs, inputs), device=linear.codes.device, dtype=dtype)
-    zeros, gain = linear.zeros, linear.gain
-    _dequantise[(outputs, triton.cdiv(inputs // halves, 1024))](
-        linear.codes.view(torch.uint8), linear.scales, linear.scales if zeros is None else zeros,
-        linear.scales if gain is None else gain, out, INPUTS=inputs, KIND=KINDS[linear.kind],
-        GROUP=min(linear.block[1], inputs), GROUP_OUT=linear.block[0], HALF_RUN=linear.run // 2,
-        ZEROS=zeros is not None, GAIN=gain is not None, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -314,52 +298,3 @@ def _finished(sum, scale, gain, bias, n, exists, split, GROUP: tl.constexpr, GAI
     if BIASED:
         sum += tl.load(bias + n, mask=exists & (split == 0), other=0.0).to(tl.float32)[None, :]
     return sum
-
-
-@triton.jit
-def _dequantise(
-    codes, scales, zeros, gain, out, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_OUT: tl.constexpr, HALF_RUN: tl.constexpr, ZEROS: tl.constexpr, GAIN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    HALVES: tl.constexpr = 1 if KIND < INT4 else 2
-    MIDDLE: tl.constexpr = 8.0 if KIND == INT4 else 0.0  # is subtracted from codes of int4 already
-    row, i = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < INPUTS // HALVES
-    raw = tl.load(codes + row.to(tl.int64) * (INPUTS // HALVES) + i, mask=inside, other=0)
-    own = row // GROUP_OUT * tl.cdiv(INPUTS, GROUP)
-    times = 1.0
-    if GAIN:
-        times = tl.load(gain + row)
-    if KIND < INT4:
-        low = whole_codes(raw, tl.float32, KIND, False)
-        _store(out, low, scales, zeros, own, times, row, i, inside, INPUTS, GROUP, ZEROS, MIDDLE)
-    else:
-        low, high = half_codes(raw, tl.float32, KIND, False)
-        at = i // HALF_RUN * (2 * HALF_RUN) + i % HALF_RUN
-        _store(out, low, scales, zeros, own, times, row, at, inside, INPUTS, GROUP, ZEROS, 8.0 if KIND == INT4 else 0.0)
-        _store(
-            out,
-            high,
-            scales,
-            zeros,
-            own,
-            times,
-            row,
-            at + HALF_RUN,
-            inside,
-            INPUTS,
-            GROUP,
-            ZEROS,
-            8.0 if KIND == INT4 else 0.0,
-        )
-
-
-@triton.jit
-def _store(
-    out, value, scales, zeros, own, times, row, at, inside,
-    INPUTS: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MIDDLE: tl.constexpr,
-):  # fmt: skip
-    scale = tl.load(scales + own + at // GROUP, mask=inside, other=0.0).to(tl.float32)
-    if ZEROS:
-        value -= tl.load(zeros + own + at // GROUP, mask=inside, other=0.0).to(tl.float32) - MIDDLE
-    tl.store(out + row.to(tl.int64) * INPUTS + at, value * scale * times, mask=inside)
