@@ -22,7 +22,6 @@ from semspec.model.linear import Linear, evenly_spaced
 Kind = Literal["fp8", "int8", "int4", "fp4"]
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 15.0}  # code of a kind that we quantise to
 GROUP, CPU_GROUP = 128, 32  # inputs that share a scale of int4, at most; on a CPU smaller groups cost no time
-RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of a group's range that int4 tries to cover
 AT_A_TIME = 1 << 24  # weights that are quantised at once
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by code; bit 3 is the sign
 MIDDLE = 8  # the zero of int4 without zeros
@@ -176,35 +175,15 @@ def _quantised(weight: Tensor, kind: Kind, group: int) -> tuple[Tensor, ...]:
     grouped = weight.float().unflatten(1, (-1, group))  # [out, groups, group]
     low, high = grouped.amin(-1).clamp_(max=0), grouped.amax(-1).clamp_(min=0)
     if kind == "int4":
-        return _int4(grouped, low, high)
+        scales = ((high - low) / LARGEST[kind]).clamp_(min=1e-12).bfloat16()  # codes are chosen for the rounded scale
+        zeros = (-low / scales.float()).half()
+        codes = (grouped / scales.float()[..., None]).add_(zeros.float()[..., None])
+        return pack_nibbles(codes.round_().clamp_(0, LARGEST[kind]).to(torch.uint8).flatten(1)), scales, zeros
     scales = (torch.maximum(high, -low) / LARGEST[kind]).clamp_(min=1e-12)
     codes = (grouped / scales[..., None]).flatten(1)
     if kind == "int8":
         return codes.round_().to(torch.int8), scales
     return codes.clamp_(-LARGEST[kind], LARGEST[kind]).to(torch.float8_e4m3fn), scales
-
-
-def _int4(grouped: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
-    """Of the ranges tried for each group, the one that loses least: with a few large weights cut off, all others are
-    rounded more finely."""
-
-    def codes(scales: Tensor, zeros: Tensor) -> Tensor:
-        made = torch.addcmul(zeros.float()[..., None], grouped, scales.float().reciprocal()[..., None])
-        return made.round_().clamp_(0, LARGEST["int4"])
-
-    best: tuple[Tensor, Tensor, Tensor] | None = None  # loss, scales, zeros; [out, groups]
-    for share in RANGES:
-        scales = ((high - low) * (share / LARGEST["int4"])).clamp_(min=1e-12).bfloat16()
-        zeros = (-low * share / scales.float()).half()
-        found = (codes(scales, zeros) - zeros.float()[..., None]).mul_(scales.float()[..., None])
-        loss = found.sub_(grouped).square_().sum(-1)
-        if best is None:
-            best = loss, scales, zeros
-        else:
-            better = loss < best[0]
-            best = tuple(torch.where(better, new, old) for new, old in zip((loss, scales, zeros), best, strict=True))  # type: ignore[assignment]
-    assert best is not None
-    return pack_nibbles(codes(*best[1:]).to(torch.uint8).flatten(1)), *best[1:]
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def test_stacked_experts_share_their_memory(kind: Kind) -> None:
     assert close(made[2][0].dequantised(), made[2][1])
 
 
-@pytest.mark.parametrize(("kind", "error"), [("fp8", 2**-4), ("int8", 1 / 254), ("int4", 1 / 8)])
+@pytest.mark.parametrize(("kind", "error"), [("fp8", 2**-4), ("int8", 1 / 254), ("int4", 1 / 15)])
 def test_quantising_rounds_to_the_nearest_code(kind: Kind, error: float) -> None:
     torch.manual_seed(0)
     weight = torch.randn(10, 96) * torch.logspace(-3, 1, 10)[:, None]
@@ -115,14 +115,8 @@ def test_quantising_rounds_to_the_nearest_code(kind: Kind, error: float) -> None
     assert linear.codes.nbytes * (8 if kind == "int4" else 4) == weight.nbytes
 
 
-def test_int4_loses_less_than_by_rounding_over_the_whole_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends of a bell are cut off; and a grid of sixteen values is kept as it is."""
-    torch.manual_seed(0)
-    weight = torch.randn(64, 256)
-    lost = (quantise(weight, "int4", group=128).dequantised() - weight).square().sum()
-    monkeypatch.setattr(quantised, "RANGES", (1.0,))
-    assert lost < 0.95 * (quantise(weight, "int4", group=128).dequantised() - weight).square().sum()
-    monkeypatch.undo()
+def test_int4_keeps_a_grid_of_sixteen_values() -> None:
+    """So weights that were read from a file of four-bit groups stay as they are."""
     grid = torch.randint(0, 16, (8, 64)) * 0.25 - 1.5
     grid[:, ::32], grid[:, 1::32] = -1.5, 2.25
     torch.testing.assert_close(quantise(grid, "int4", group=32).dequantised(), grid, atol=0.01, rtol=0)
