@@ -63,6 +63,9 @@ Dtype = Annotated[
 DraftDtype = Annotated[
     str | None, _model(help="Dtype of the draft model; the target's by default.", autocompletion=lambda: DTYPES)
 ]
+DraftVocab = Annotated[
+    str | None, _model(help="Limit the draft model's head to so many tokens, or to a file of semspec vocabulary.")
+]
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 
@@ -130,6 +133,7 @@ class ModelArguments:
 @dataclass(frozen=True, kw_only=True)
 class PairArguments(ModelArguments):
     draft_device: DraftDevice = None
+    draft_vocab: DraftVocab = None
     sparse: Sparse = None
 
 

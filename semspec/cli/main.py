@@ -20,6 +20,7 @@ from semspec.cli import sparse as sparse_commands
 from semspec.cli.chat import chat
 from semspec.cli.generate import generate
 from semspec.cli.info import info
+from semspec.cli.vocabulary import vocabulary
 from semspec.errors import SemspecError
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.add_typer(probe_commands.app, name="probe")
 app.add_typer(sparse_commands.app, name="sparse")
 app.command()(serve_commands.serve)
 app.command()(info)
+app.command()(vocabulary)
 
 
 @app.callback(invoke_without_command=True)

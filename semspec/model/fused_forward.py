@@ -19,6 +19,7 @@ from semspec.model.config import Shape
 from semspec.model.experts import Experts, FeedForward
 from semspec.model.kernels import KernelFlags, Kernels
 from semspec.model.layer_ops import SparsityInputs
+from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.transformer import Layer, Transformer
@@ -156,6 +157,8 @@ class FusedForward:
     def head(self, normed: Tensor, out: Tensor) -> Tensor:
         """[B, Q, width] -> logits [B, Q, V], in the buffer given, of at least B x Q rows."""
         rows, head = normed.flatten(0, 1), self.transformer.head
+        if isinstance(head, LimitedHead):
+            return head.spread(self._product(head.inner, rows), out[: len(rows)]).view(*normed.shape[:2], -1)
         if isinstance(head, QuantisedLinear) and (made := self._product(head, rows)) is not None:
             return out[: len(rows)].copy_(made).view(*normed.shape[:2], -1)
         return self.transformer.head.write(rows, out[: len(rows)]).view(*normed.shape[:2], -1)

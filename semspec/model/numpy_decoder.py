@@ -24,6 +24,7 @@ from semspec.model.cache import Cache
 from semspec.model.experts import ACTIVATE, FeedForward
 from semspec.model.int4 import Int4Linear
 from semspec.model.int8 import Int8Linear
+from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.transformer import Layer, Transformer
 from semspec.types import Score, ScoreOutput
@@ -78,7 +79,8 @@ class NumpyDecoder:
             return None
         if transformer.device.type != "cpu" or transformer.dtype != torch.float32:
             return None
-        linears = [transformer.head, *(linear for layer in layers for linear in (layer.qkv, layer.out))]
+        head = transformer.head.inner if isinstance(transformer.head, LimitedHead) else transformer.head
+        linears = [head, *(linear for layer in layers for linear in (layer.qkv, layer.out))]
         if all(isinstance(linear, INTEGERS) for linear in linears):
             return NumpyDecoder(transformer, cache, integers=True)
         small = transformer.shape.parameters * transformer.dtype.itemsize <= cpu_gemm.CPU_CACHE_BYTES

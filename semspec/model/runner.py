@@ -48,13 +48,16 @@ class ModelRunner:
         slots: int = 8,
         context: int | None = None,
         vocab: int | None = None,
+        head_ids: Sequence[int] | None = None,
     ) -> ModelRunner:
+        """`vocab`: how many ids both models of a pair share; `head_ids`: the tokens that its head has, if not all."""
         path = locate(model)
         shape = Shape.read(path)
         where = choose_device(device)
         with open_checkpoint(path) as checkpoint:
             precision = Precision.choose(dtype, shape.dtype, where, is_quantised(checkpoint))
             transformer = Transformer(shape, checkpoint, where, precision.dtype, precision.weights)
+        transformer = transformer if head_ids is None else transformer.with_head(head_ids)
         return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab)
 
     @property

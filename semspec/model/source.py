@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,11 +84,19 @@ class Source:
         return MemoryPlan(name, where, weights, per_token, slots, context)
 
     def load(
-        self, device: str, dtype: str, slots: int, context: int | None, vocab: int | None = None
+        self,
+        device: str,
+        dtype: str,
+        slots: int,
+        context: int | None,
+        vocab: int | None = None,
+        head_ids: Sequence[int] | None = None,
     ) -> ModelRunner | TransformersRunner:
-        """`vocab`: how many ids both models of a pair share; logits are cut to these."""
+        """See ModelRunner.load."""
         if self.shape is not None:
-            return ModelRunner.load(self.path, device, dtype, slots, context, vocab)
+            return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids)
+        if head_ids is not None:
+            raise ModelError(f"{self.path}: draft_vocab is for the model types semspec runs itself; leave it out")
         where, precision = self._placed(device, dtype)
         if precision.weights != "plain":
             raise ModelError(f"{self.path}: dtype {dtype} is for the model types semspec runs itself; give float32")

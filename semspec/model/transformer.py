@@ -8,6 +8,7 @@ sequences matter: each attends to its own slot. What differs between families is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from semspec.model.cache import Cache
 from semspec.model.config import AttentionSpec, Shape
 from semspec.model.experts import ACTIVATE, Experts, FeedForward
 from semspec.model.layer_ops import DENSE, LayerOps
+from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.placement import Precision, Weights
 from semspec.model.weight_loader import Tensors, WeightLoader
@@ -99,6 +101,12 @@ class Transformer:
         rotaries = {spec.rotary for spec in shape.attention_specs}
         self.rotary_tables = {rotary: RotaryTables(rotary, device, dtype) for rotary in rotaries}
         self._floor = {n: torch.tensor((n * shape.norm_eps) ** 0.5) for n in (shape.width, shape.head_dim)}
+
+    def with_head(self, ids: Sequence[int]) -> Transformer:
+        """The same model, on the same memory, with a head for some tokens only."""
+        other = copy(self)
+        other.head = LimitedHead(self.head, self.embedding if self.shape.tied else None, ids, self.shape.vocab)
+        return other
 
     def forward(
         self,

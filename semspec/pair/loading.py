@@ -16,6 +16,7 @@ from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
 from semspec.text.exchange import Exchange, Side
+from semspec.text.frequent import head_ids
 from semspec.text.tokenizer import load_tokenizer
 from semspec.types import Runner
 
@@ -30,6 +31,7 @@ def load(
     draft_device: str | None = None,
     dtype: str = "auto",
     draft_dtype: str | None = None,
+    draft_vocab: int | str | Path | None = None,
     slots: int = 8,
     context: int | None = None,
     sparse: str | Path | SparsePlan | None = None,
@@ -40,7 +42,8 @@ def load(
     package. `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
-    draft model's may be another.
+    draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
+    of `semspec vocabulary`; answers stay lossless.
 
     `sparse` is a plan, or its folder, of what the target may skip when it scores a draft (docs/sparse.md).
 
@@ -67,6 +70,8 @@ def load(
         extra = per_token * attention.vectors_per_block // (2 * attention.block)
         plans[0] = replace(plans[0], per_token=per_token + extra)
     if draft is None:
+        if draft_vocab is not None:
+            raise BadRequest("draft_vocab is for a draft model, and there is none; give one or leave it out")
         _announce(plans, report)
         runner = source.load(device, dtype, slots, context)
         if plan is not None:
@@ -83,15 +88,17 @@ def load(
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
     shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
     shared = shared and source.shape is not None
+    ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
     draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context)
     _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], report)
     runner = source.load(device, dtype, slots, context, common)
     if plan is not None:
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
-        draft_runner: Runner = ModelRunner(runner.transformer, slots, runner.capacity, common)
+        transformer = runner.transformer if ids is None else runner.transformer.with_head(ids)
+        draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common)
     else:
-        draft_runner = draft_source.load(draft_device, draft_dtype, slots, draft_context, common)
+        draft_runner = draft_source.load(draft_device, draft_dtype, slots, draft_context, common, ids)
     shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
     return Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange)
 
