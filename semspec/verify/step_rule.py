@@ -59,7 +59,7 @@ class StepRule(Rule):
     rewrite_tokens: int = field(default=4, metadata={"label": "draft length there"})
     sample: bool = field(default=True, metadata={"label": "the draft samples its steps"})
     bonus: float = field(default=0.1, metadata={"label": "highest temperature after a step"})
-    delimiters: str = field(default="all", metadata={"label": "what ends a step: all or released"})
+    delimiters: str = field(default="all", metadata={"label": "what ends a step", "choices": ("all", "released")})
     end_tokens: int = field(default=0, metadata={"label": "most tokens after the thinking; 0: any"})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
 
