@@ -15,7 +15,7 @@ from rich.console import Console
 
 from semspec.cli import arguments
 from semspec.cli.arguments import draft_length
-from semspec.cli.progress import bar, interruptible, memory_line
+from semspec.cli.progress import bar, interruptible, memory_line, warn_if_busy
 from semspec.errors import BadRequest
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
@@ -76,6 +76,7 @@ def measure(out: Path | None, quiet: bool, as_json: bool, **settings: Any) -> No
     say = memory_line()
     if say and not find_spec("matplotlib"):
         say("no report will be drawn, only a table: a report needs matplotlib; pip install 'semspec[bench]'")
+    warn_if_busy()
     made = Bench(config, report=memory_line(quiet))
     with bar(f"bench {config.task}") as progress, interruptible(progress.kept(out)):
         made.run(out, progress)

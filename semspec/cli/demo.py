@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from semspec.cli.live import coloured
+from semspec.cli.progress import warn_if_busy
 from semspec.loop.stats import Stats
 from semspec.options import Options
 from semspec.pair import Pair
@@ -43,6 +44,7 @@ def demo(
     console: Console, problems: int = 6, seed: int = 0, num_draft_tokens: int = 6, device: str = "cpu"
 ) -> list[Arm]:
     """Solve problems with all four methods; print the first problem's answers, then one table."""
+    warn_if_busy()
     pair, task = load("pocket", device=device, slots=1, context=1024), Pocket(split="test")
     arms = [
         Arm("target only", Options(verifier="none")),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semspec.cli import arguments as args
+from semspec.cli.progress import warn_if_busy
 from semspec.errors import ModelError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Describe a model, with or without a draft: family, sizes, shared tokenizer, memory, and the time of a pass."""
+    if measure or profile:
+        warn_if_busy()
     found = gather(model, slots, measure or profile, profile)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
@@ -42,6 +45,7 @@ def info(
 def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool = False) -> dict[str, Any]:
     from semspec.loop import profile as costs
     from semspec.model.memory_plan import check, describe
+    from semspec.model.threads import choose_threads
     from semspec.pair.loading import exchange_of, find
     from semspec.pocket.shipped import shipped_pair
 
@@ -69,6 +73,7 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     if measure and found["memory"]["fits"]:
         each = zip(sources, kinds, plans, strict=False)
         runners = [s.load(device, kind, slots, p.context) for s, kind, p in each]
+        choose_threads(runners[0])
         found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
         found["drafts"] = break_even(*found["passes"])
         if profile:

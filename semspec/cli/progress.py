@@ -47,6 +47,14 @@ def memory_line(quiet: bool = False) -> Callable[[str], None] | None:
     return lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)
 
 
+def warn_if_busy() -> None:
+    """For commands that time something: say if that is in vain."""
+    from semspec.model.threads import busy
+
+    if warning := busy():
+        Console(stderr=True, soft_wrap=True).print(Text(warning, style="yellow"))
+
+
 @contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
     """Work that Ctrl-C may end; it is then said what is kept."""

@@ -65,4 +65,6 @@ class GgufCheckpoint:
             array = pairs.swapaxes(1, 2).reshape(shape)
         if self._dialect.norm_offset and "norm" in stem:
             array = array - np.float32(self._dialect.norm_offset)
-        return torch.tensor(array, device=device, dtype=dtype)
+        if not array.flags.writeable:  # of the file itself
+            array = array.copy()
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)

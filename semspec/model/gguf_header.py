@@ -7,18 +7,22 @@ allocated before it is known to lie inside the file; the tensors themselves are 
 from __future__ import annotations
 
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, quants
 
 from semspec.errors import ModelError
 
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
+PIECE = 1 << 18  # numbers dequantised at a time: what is computed on the way fits into a core's cache
 Kind = GGMLQuantizationType
 # What the package can dequantise: each such type is a class of its module.
 SUPPORTED = tuple(kind for kind in Kind if kind in (Kind.F32, Kind.F16) or hasattr(quants, kind.name))
@@ -56,8 +60,8 @@ class Header:
     @staticmethod
     def read(path: Path) -> Header:
         try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Cursor(path, data).header()
+            state = path.stat()
+            return _read(path, state.st_mtime_ns, state.st_size)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise ModelError(f"{path} cannot be opened: {error}") from error
 
@@ -66,7 +70,31 @@ class Header:
         block, width = GGML_QUANT_SIZES[entry.kind]
         shape = (*entry.shape[:-1], entry.shape[-1] // block * width)
         raw = np.memmap(self.path, mode="r", dtype=np.uint8, offset=entry.start, shape=shape)[rows]
-        return quants.dequantize(np.ascontiguousarray(raw), entry.kind)
+        return dequantised(np.ascontiguousarray(raw), entry.kind)
+
+
+@lru_cache(maxsize=2)  # a target's and a draft's: config, tokenizer and weights each ask for it
+def _read(path: Path, changed: int, size: int) -> Header:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Cursor(path, data).header()
+
+
+def dequantised(raw: np.ndarray, kind: Kind) -> np.ndarray:
+    """A tensor's bytes [..., bytes of a row] as numbers. The package takes sixteen rows at a time, one after the other;
+    larger pieces take half the time, and all threads share them."""
+    if kind in (Kind.F32, Kind.F16):
+        return quants.dequantize(raw, kind)
+    block, width = GGML_QUANT_SIZES[kind]
+    blocks = raw.reshape(-1, width)
+    made = np.empty((len(blocks), block), np.float32)
+
+    def fill(start: int) -> None:
+        piece = slice(start, start + PIECE // block)
+        made[piece] = quants.dequantize(blocks[piece].reshape(1, -1), kind).reshape(-1, block)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(fill, range(0, len(blocks), PIECE // block)))
+    return made.reshape(*raw.shape[:-1], -1)
 
 
 class _Cursor:

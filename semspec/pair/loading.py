@@ -10,8 +10,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError, did_you_mean
-from semspec.model import ModelRunner, Source
+from semspec.model import ModelRunner, Source, memory_plan
 from semspec.model.memory_plan import MemoryPlan, check, describe
+from semspec.model.placement import choose_device
+from semspec.model.threads import choose_threads
 from semspec.pair import Pair
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
@@ -50,6 +52,8 @@ def load(
     With `allow_lossy` off every answer keeps the target's distribution: lossy verifiers and sparse plans are refused.
 
     `report` is called with one line on the memory needed, before anything is loaded.
+
+    On a CPU torch is given one thread if that is faster here and now (docs/usage.md), unless OMP_NUM_THREADS is set.
     """
     if slots < 1:
         raise BadRequest(f"slots is {slots}; give 1 or more, the number of sequences decoded at a time")
@@ -64,6 +68,7 @@ def load(
     eos = source.stop | _end_of_text(source.path, tokenizer)
     channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
     layers = int(channels.thresholds.count_nonzero()) if channels else 0
+    dtype = _dtype(source, device, dtype, context, report)
     plans = [source.plan(device, dtype, slots, context, layers)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
@@ -74,6 +79,7 @@ def load(
             raise BadRequest("draft_vocab is for a draft model, and there is none; give one or leave it out")
         _announce(plans, report)
         runner = source.load(device, dtype, slots, context)
+        choose_threads(runner)
         if plan is not None:
             apply(plan, runner)
         return Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy)
@@ -92,6 +98,7 @@ def load(
     draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context)
     _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], report)
     runner = source.load(device, dtype, slots, context, common)
+    choose_threads(runner)
     if plan is not None:
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
@@ -120,6 +127,19 @@ def find(model: str | Path) -> Source:
     if near and str(model) not in SHIPPED and not Path(model).exists():
         raise ModelError(f"there is no model {model}; {near}")
     return Source.find(SHIPPED.get(str(model), model))
+
+
+def _dtype(source: Source, device: str, dtype: str, context: int | None, report: Callable[[str], None] | None) -> str:
+    """By default float32 on a CPU, in which `exact` is exact and decoding is fastest; bfloat16 where only that fits."""
+    if dtype != "auto" or choose_device(device).type != "cpu":
+        return dtype
+    plan = source.plan(device, dtype, 1, context)
+    free = memory_plan.available(plan.device)
+    if free is None or plan.total <= free:
+        return dtype
+    if report is not None:
+        report(f"{plan.name}: float32 would take {memory_plan.size(plan.total)}, so it is bfloat16 (--dtype)")
+    return "bfloat16"
 
 
 def _announce(plans: list[MemoryPlan], report: Callable[[str], None] | None) -> None:

@@ -287,3 +287,21 @@ def test_so_do_the_commands_that_work_for_long(
         assert isinstance(told.exception, ModelError | SystemExit), told.output  # nothing has been read
         lines = [line for line in told.stderr.splitlines() if " + KV of " in line and "too much" not in line]
         assert len(lines) == (0 if quiet else 1)
+
+
+def test_by_default_a_cpu_gets_float32_and_bfloat16_where_only_that_fits(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[str] = []
+    wide = semspec.load(target_folder, device="cpu", slots=1, report=said.append)
+    assert wide.target.transformer.dtype == torch.float32 and len(said) == 1
+    needed = Source.find(target_folder).plan("cpu", "auto", 1, None).total
+    monkeypatch.setattr(memory_plan, "available", lambda device: needed - 1)
+    narrow = semspec.load(target_folder, device="cpu", slots=1, report=said.append)
+    assert narrow.target.transformer.dtype == torch.bfloat16 and "so it is bfloat16" in said[1]
+    monkeypatch.setattr(memory_plan, "available", lambda device: needed // 4)
+    with pytest.raises(semspec.ModelError, match="too much"):
+        semspec.load(target_folder, device="cpu", slots=1)
+    monkeypatch.setattr(memory_plan, "available", lambda device: needed - 1)
+    with pytest.raises(semspec.ModelError, match="too much"):
+        semspec.load(target_folder, device="cpu", dtype="float32", slots=1)
