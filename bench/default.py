@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ import torch
 from bench.synthetic_e2e_text import make_tokenizer
 from semspec.bench.folder import surroundings
 from semspec.bench.shapes import SHAPES, random_runner
+from semspec.draft import DrafterKind, EarlyExit, NoDrafter, register
 from semspec.model.placement import choose_device
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import load
 from semspec.tasks.pocket import Pocket
 from semspec.text.tokenizer import encode
+from semspec.types import Draft, Drafter, DraftRequest, ProposalGenerator, Runner
 
 QUESTIONS = [
     "What is the capital of France, and what is it known for?",
@@ -42,6 +45,25 @@ QUESTIONS = [
     "Explain in simple words why the sky is blue.",
     "List five things to pack for a week in the mountains, and say why.",
 ]
+
+
+@dataclass(frozen=True)
+class Wrong(DrafterKind):
+    """Always has a proposal, which is never right: the worst that a lookup can do."""
+
+    name = "wrong"
+
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+        return WrongDrafter()
+
+
+class WrongDrafter(NoDrafter):
+    def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
+        return Draft(context[: request.max_tokens])
+        yield
+
+
+register(Wrong)
 ARMS: dict[str, dict[str, Any]] = {"none": {"verifier": "none"}, "default": {}, "k=8": {"num_draft_tokens": 8}}
 PROMPT_TOKENS = 64  # of a prompt of noise
 
@@ -62,7 +84,7 @@ def models(asked: argparse.Namespace) -> tuple[Pair, list[list[int]], dict[str, 
         runner.vocab = vocab
     rng = random.Random(0)
     prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(asked.prompts)]
-    noisy = {"temperature": 1.0, "top_k": 40, "ignore_eos": True}
+    noisy = {"temperature": 1.0, "ignore_eos": True} | ({"drafter": "wrong"} if asked.only_draft else {})
     return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
 
 
