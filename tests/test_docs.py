@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import typer
 
+import semspec
 from semspec import tasks, verify
 from semspec.bench.ablate import ablation
 from semspec.bench.arms import Arm, parse_arm
 from semspec.cli import main as cli
 from semspec.draft import REGISTRY as DRAFTERS
+from semspec.pocket import answer_of
 from semspec.probe_fit import cluster
 from semspec.registry import parse_options
 from tests.test_imports import RANK
@@ -231,3 +233,13 @@ def test_the_example_of_a_rule_runs() -> None:
 def test_every_test_that_papers_names_is_there() -> None:
     named = re.findall(r"`(\w+/test_\w+\.py)`", (ROOT / "docs" / "papers.md").read_text())
     assert len(set(named)) > 8 and all((ROOT / "tests" / name).is_file() for name in named)
+
+
+QUESTIONS = {q for page in PAGES for q in re.findall(r'"([A-Z][^"]*\d[^"]*\?)"', page.read_text())}
+
+
+def test_the_pocket_pair_answers_the_questions_of_the_docs() -> None:
+    pair = semspec.load("pocket", device="cpu", slots=4, context=512)
+    assert QUESTIONS
+    for result in pair.generate([[{"role": "user", "content": question}] for question in sorted(QUESTIONS)]):
+        assert result.finish_reason == "stop" and answer_of(result.text) is not None, result.text

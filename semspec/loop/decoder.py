@@ -136,7 +136,7 @@ class Decoder:
         n, before = self.draft_length.length(), dict(self.stats.seconds)
         # Do not learn from the seconds of a round in which a model reads more than its last token.
         prompt = len(self.pending()) > 1
-        timed = not prompt and not (n and self.undrafted)
+        timed = not prompt and not (n and self.undrafted and self.drafter.runners)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
             draft: Draft = yield from self.drafter.propose(self.context, request)

@@ -65,7 +65,7 @@ PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, bef
 MAX_EXCESS = 1.25  # the same for what drafts are charged with: a slow moment of the machine is not theirs
 RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
 EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
-ALLOWANCE = 0.01  # share of the target's time alone that drafts may cost in the long run,
+ALLOWANCE = 0.015  # share of the target's time alone that drafts may cost in the long run,
 RESERVE = 3.0  # and at first, in tokens of the target alone,
 MAX_RESERVE = 12.0  # and after they have saved as much
 MAX_DRAFT_TOKENS = 16  # longest draft that is considered
@@ -138,8 +138,9 @@ class AdaptiveLength:
         spent = made.draft + made.target
         lost = spent - made.tokens / self.rates[self.best]
         self.credit += EXPLORATION * spent - (max(lost, 0.0) if requested != self.best else 0.0)
-        expected = self.draft.of(requested) + self.target.of(requested) if requested else spent
-        tokens = min(spent, MAX_EXCESS * expected) * self.rates[0]  # of the target alone, in that time
+        measured = requested in self.target.median
+        most = MAX_EXCESS * (self.draft.of(requested) + self.target.of(requested)) if measured else spent
+        tokens = min(spent, most) * self.rates[0]  # of the target alone, in that time
         saved = made.tokens - tokens if requested else 0.0
         self.reserve = min(self.reserve + saved + ALLOWANCE * tokens, MAX_RESERVE)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import semspec
+from semspec.pocket import problem
 from semspec.serve.answers import Choice
 from semspec.serve.deltas import TokenOrigin, delta_of
 from semspec.serve.reasoning import Splitter
 from semspec.text.tokenizer import opens_thinking
 from tests.checkpoints import make_tokenizer
 from tests.fakes import FakeRunner, script
+from tests.serve.live import Live
 
 OPEN, CLOSE = "<think>", "</think>"  # as tokens of their own; the same text may also be spelled by others
 TOKENS = st.lists(st.sampled_from([(OPEN, True), (CLOSE, False), ("", True), ("", False)]) | st.sampled_from(
@@ -86,3 +90,25 @@ def test_markers_that_are_special_tokens_split_an_answer_too(opened_by_the_promp
         start += len(event.tokens)
     assert choice.texts["reasoning"].strip() == "the quick" and choice.texts["content"].strip() == "brown fox"
     assert not opens_thinking(tokenizer, [*prompt, *words[0]], (opens, closes)), "quoted further up"
+
+
+def test_thinking_can_be_bounded_and_a_length_that_ends_inside_it_is_told(pocket: Live) -> None:
+    question = problem(2, 3, "test").text
+    body = {"model": "pocket", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 200}
+
+    def ask(**more: Any) -> dict[str, Any]:
+        answer = pocket.post("/v1/chat/completions", body | more)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]
+
+    whole = ask()
+    assert whole["finish_reason"] == "stop" and "99" in whole["message"]["content"] and "stop_reason" not in whole
+    bounded = ask(max_thinking_tokens=9)
+    assert bounded["finish_reason"] == "stop" and bounded["message"]["content"].strip()
+    assert whole["message"]["reasoning_content"].startswith(bounded["message"]["reasoning_content"].rstrip())
+    assert bounded == ask(max_thinking_tokens=9, speculation={"off": True})
+    short = ask(max_tokens=9)
+    assert (short["finish_reason"], short["stop_reason"]) == ("length", "thinking")
+    assert short["message"]["content"] == ""
+    for wrong in (-1, "many", 2**40):
+        assert pocket.post("/v1/chat/completions", body | {"max_thinking_tokens": wrong}).status_code in (400, 422)
