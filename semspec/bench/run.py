@@ -60,6 +60,7 @@ class Config:
     draft_device: str | None = None
     dtype: str = "auto"
     draft_dtype: str | None = None
+    draft_vocab: str | None = None
     context: int | None = None
     sparse: str | None = None  # folder of the plan by which the target verifies drafts
 
@@ -93,6 +94,7 @@ class Bench:
             draft_device=config.draft_device,
             dtype=config.dtype,
             draft_dtype=config.draft_dtype,
+            draft_vocab=config.draft_vocab,
             slots=config.batch,
             context=config.context,
             sparse=config.sparse,
