@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -91,29 +92,37 @@ def answer(settings: dict[str, Any], n: int, part: int, parts: int) -> tuple[dic
     return bench._about(), samples
 
 
-def table(out: Path, n: int, processes: int, fitted_on: int) -> None:
+def fit_probes(pool: ProcessPoolExecutor, out: Path, processes: int, problems: int) -> list[dict[str, Any]]:
+    """All of PROBES, on one collection."""
+    seeds = [(out / "fit", 1000 + i, max(3, problems // processes)) for i in range(processes)]
+    parts = list(pool.map(collect_part, *zip(*seeds, strict=True)))
+    joined = join([Folder(path) for path in parts], out / "fit" / "all").path
+    which = [(joined, out / "probes", name, model) for name in PROBES for model in ("target", "draft")]
+    return list(pool.map(train_one, *zip(*which, strict=True)))
+
+
+def table(out: Path, n: int, processes: int, fitted_on: int, match: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    folders = {name: str(out / "probes" / name) for name in PROBES}
+    names = {method.format(**folders): method.format(**{k: k for k in folders}) for method in SAMPLED}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        each = max(3, fitted_on // processes)
-        seeds = [(out / "fit", 1000 + i, each) for i in range(processes)]
-        parts = list(pool.map(collect_part, *zip(*seeds, strict=True)))
-        joined = join([Folder(path) for path in parts], out / "fit" / "all").path
-        which = [(joined, out / "probes", name, model) for name in PROBES for model in ("target", "draft")]
-        fits = list(pool.map(train_one, *zip(*which, strict=True)))
-        folders = {name: str(out / "probes" / name) for name in PROBES}
-        document: dict[str, Any] = {"runs": [], "versus": [], "fits": fits}
-        methods = [method.format(**folders) for method in SAMPLED]
-        for settings, against in (
-            ({"methods": GREEDY}, GREEDY[0]),
-            ({"methods": methods, "temperature": 0.6, "top_p": 0.95}, "semantic"),
+        document: dict[str, Any] = {"runs": [], "versus": [], "fits": []}
+        if fitted_on:
+            document["fits"] = fit_probes(pool, out, processes, fitted_on)
+        for methods, against, how in (
+            (list(names), "semantic", {"temperature": 0.6, "top_p": 0.95}),
+            (GREEDY, GREEDY[0], {}),
         ):
-            found = list(pool.map(answer, *zip(*((settings, n, i, processes) for i in range(processes)), strict=True)))
+            kept = [m for m in methods if re.search(match, m) and (fitted_on or "probes=" not in m)]
+            shares = [({"methods": kept, **how}, n, i, processes) for i in range(processes)]
+            found = list(pool.map(answer, *zip(*shares, strict=True)))
             run, samples = found[0][0], [sample for _, some in found for sample in some]
-            names = {method.format(**folders): method.format(**{k: k for k in folders}) for method in SAMPLED}
             for row in (*run["arms"], *samples):
                 key = "name" if "name" in row else "arm"
                 row[key] = names.get(row[key], row[key])
             document["runs"].append(summarise(run, samples))
-            document["versus"].append({"against": against, "arms": compare_to(run, samples, against)})
+            if against in kept:
+                document["versus"].append({"against": against, "arms": compare_to(run, samples, against)})
             document.setdefault("about", {k: run[k] for k in ("created", "label", "versions", "hardware", "git")})
             (out / "table.json").write_text(json.dumps(document, indent=1) + "\n")
             show(document["runs"][-1])
@@ -124,7 +133,10 @@ def show(run: dict[str, Any]) -> None:
         right, tau = arm["accuracy"], arm["tau_pooled"] or 0
         within = f"[{100 * right['low']:.1f}, {100 * right['high']:.1f}]"
         steps = (arm.get("steps_accepted") or {}).get("share")
-        print(f"{name:52} {100 * right['share']:5.1f} {within:14} tau {tau:6.2f} passes {arm['target_passes']} {steps}")
+        print(
+            f"{name:52} {100 * right['share']:5.1f} {within:14} tau {tau:6.2f} passes {arm['target_passes']} {steps}",
+            flush=True,
+        )
 
 
 def timed(out: Path, n: int, device: str, shape: str) -> None:
@@ -147,11 +159,14 @@ if __name__ == "__main__":
     options.add_argument("out", type=Path)
     options.add_argument("--problems", type=int)
     options.add_argument("--processes", type=int, default=16)
-    options.add_argument("--fitted-on", type=int, default=192, help="Problems that probes are fitted on.")
+    options.add_argument(
+        "--fitted-on", type=int, default=192, help="Problems that probes are fitted on; 0: no such arms."
+    )
+    options.add_argument("--match", default="", help="Only arms with this in their names, a regular expression.")
     options.add_argument("--device", default="auto")
     options.add_argument("--shape", default="32B/1.5B")
     given = options.parse_args()
     if given.what == "table":
-        table(given.out, given.problems or 1000, given.processes, given.fitted_on)
+        table(given.out, given.problems or 1000, given.processes, given.fitted_on, given.match)
     else:
         timed(given.out, given.problems or 24, given.device, given.shape)

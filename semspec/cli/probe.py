@@ -90,7 +90,7 @@ def import_(
     from semspec.probe_fit.imported import import_probe
 
     if len(files) != 2:
-        raise BadRequest(f"{len(files)} files are given; give two: the target's weights, then the draft's")
+        raise BadRequest("give two files of weights: the target's, then the draft's")
     pair = Collecting(target, out, draft, device=device, slots=1).load()
     if pair.draft is None:
         raise BadRequest("semantic needs both models' probes; name the draft model with --draft")
