@@ -1,8 +1,8 @@
 """The pocket target with a draft that has another tokenizer, beside the shipped pair: equality, tau, quality, speed.
 
-    python -m bench.text_exchange --draft FOLDER --out results/text-exchange.json
+    python -m bench.text_exchange --device cuda --out results/text-exchange.json    # 1,000 problems
 
-The draft is made by recipes/pocket with `--other-tokenizer`. Everything is greedy and in float32.
+Another draft is made by recipes/pocket with `--other-tokenizer`. Everything is greedy and in float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def seconds(pair: Pair, problems: list[Any], verifier: str) -> float:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     how: dict[str, Any] = {"device": arguments.device, "dtype": "float32", "slots": arguments.batch}
-    pairs = {"shipped": semspec.load("pocket", **how), "other": semspec.load("pocket", arguments.draft, **how)}
+    pairs = {"other": semspec.load("pocket", arguments.draft, **how), "shipped": semspec.load("pocket", **how)}
     problems = [problem(seed, split="test") for seed in range(arguments.problems)]
     few, some = problems[: arguments.equal], problems[: arguments.timed]
     alone = answers(pairs["shipped"], problems, "none", arguments.batch)
@@ -65,25 +65,30 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "target alone": quality(alone, problems),
     }  # fmt: skip
     for name, pair in pairs.items():
+        found[name] = row = {}
         exact = answers(pair, few, RULES[0], arguments.batch)
-        same = sum(a.tokens == b.tokens for a, b in zip(exact, alone, strict=False))
-        plus = answers(pair, problems, RULES[1], arguments.batch)
-        draft = answers(pair.draft_alone(), problems, "none", arguments.batch)
+        row["same text as the target"] = sum(a.tokens == b.tokens for a, b in zip(exact, alone, strict=False))
+        row["exact:k=8"] = quality(exact, few)
+        report(arguments, found)
+        row["semantic+"] = quality(answers(pair, problems, RULES[1], arguments.batch), problems)
+        report(arguments, found)
+        row["draft alone"] = quality(answers(pair.draft_alone(), problems, "none", arguments.batch), problems)
         times = {rule.partition(":")[0]: seconds(pair, some, rule) for rule in ("none", *RULES)}
-        found[name] = {
-            "same text as the target": same,
-            "exact:k=8": quality(exact, few),
-            "semantic+": quality(plus, problems),
-            "draft alone": quality(draft, problems),
-            "speedup": {rule: times["none"] / spent for rule, spent in times.items() if rule != "none"},
-        }
-        print(name, json.dumps(found[name]), flush=True)
+        row["speedup"] = {rule: times["none"] / spent for rule, spent in times.items() if rule != "none"}
+        report(arguments, found)
     return found
+
+
+def report(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    """What is known so far: a run that is cut loses nothing of it."""
+    print(json.dumps(found, ensure_ascii=False), flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument("--draft", default="pocket-other-draft")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--equal", type=int, default=200, help="of these, those whose text is compared token by token")
@@ -91,10 +96,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    found = measure(arguments)
-    print(json.dumps(found, indent=1, ensure_ascii=False))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    measure(arguments)
 
 
 if __name__ == "__main__":

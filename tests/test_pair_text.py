@@ -129,6 +129,21 @@ def test_the_same_draft_with_other_ids_drafts_the_same(tmp_path: Path) -> None:
         assert min(r.stats.tau for r in found) > 1.2
 
 
+def test_the_shipped_draft_with_another_tokenizer() -> None:
+    """Words in pieces, line ends apart: the text is the target's, and a good part of it comes from the draft."""
+    pair = semspec.load("pocket", "pocket-other-draft", device="cpu")
+    assert pair.exchange is not None and pair.exchange.kind == "text"
+    chats = [[{"role": "user", "content": problem(i, split="test").text}] for i in range(4)]
+    expected = pair.generate(chats, verifier="none", max_new_tokens=80)
+    found = pair.generate(chats, verifier="exact", num_draft_tokens=8, max_new_tokens=80)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    assert sum(r.stats.tau for r in found) / 4 > 3
+    steps = pair.generate(chats, verifier="semantic+", max_new_tokens=80)  # the target's own judge
+    assert sum(r.stats.step_outcomes["accepted"] for r in steps) > 0
+    with pytest.raises(ModelError, match="belongs to model"):
+        pair.generate(chats[0], verifier="semantic")
+
+
 def test_rules_say_what_they_need(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pair = semspec.load(folders["target"], folders["bytes"], device="cpu")
     monkeypatch.setattr(prepare, "MIN_SHARED", 1.1)

@@ -106,7 +106,7 @@ def load(
         draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common)
     else:
         draft_runner = draft_source.load(draft_device, draft_dtype, slots, draft_context, common, ids)
-    shipped = PROBES if (target, draft) == ("pocket", "pocket-draft") and PROBES.is_dir() else None
+    shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
     return Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange)
 
 

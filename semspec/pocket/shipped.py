@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 _MODELS = Path(__file__).parent / "models"
-SHIPPED: dict[str, Path] = {"pocket": _MODELS / "target", "pocket-draft": _MODELS / "draft"}
+SHIPPED: dict[str, Path] = {
+    "pocket": _MODELS / "target",
+    "pocket-draft": _MODELS / "draft",
+    "pocket-other-draft": _MODELS / "other-draft",  # with another tokenizer
+}
 PROBES = _MODELS / "probes"
 
 
