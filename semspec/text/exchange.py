@@ -25,6 +25,7 @@ from semspec.text.tokenizer import difference, thinking_markers
 
 NEARLY = 0.99  # share of the plain tokens that must have the same ids for ids to be exchanged
 SAMPLED = 512  # tokens of each vocabulary whose text the other must be able to spell
+MAX_STOPS = 16  # sets of stop tokens to remember
 UNSPELLED = 0.5  # share of these from which a pair is refused
 
 
@@ -39,6 +40,9 @@ class Side:
     @cached_property
     def entries(self) -> dict[int, str]:
         return {i: token for token, i in self.tokenizer.get_vocab().items() if i < self.vocab}
+
+    def name(self, token: int) -> str:
+        return self.entries.get(token, f"id {token}")  # a config may name an end that the tokenizer does not have
 
     @cached_property
     def added(self) -> frozenset[int]:
@@ -128,9 +132,9 @@ class Exchange:
 
     def facts(self) -> dict[str, Any]:
         """What is exchanged and what is mapped to what, in names of tokens."""
-        ours, theirs = self.target.entries, self.draft.entries
-        named = [(ours[t], d if d is None else theirs[d]) for t, d in self.to_draft.items() if t in self.target.added]
-        only = [theirs[d] for d, t in self.to_target.items() if t is None and d in theirs]
+        ours, theirs = self.target.name, self.draft.name
+        named = [(ours(t), d if d is None else theirs(d)) for t, d in self.to_draft.items() if t in self.target.added]
+        only = [theirs(d) for d, t in self.to_target.items() if t is None]
         return {
             "exchange": self.kind,
             "shared_tokens": len(self.shared[0]),
@@ -198,7 +202,9 @@ class Exchange:
             near = (d for d in self.draft.entries if any(byte in spell(d) for byte in last))
             found = {d for d in near if not stop.isdisjoint(self.target_speller.tokens(_whole_characters(spell(d))))}
             found |= {d for d, t in self.to_target.items() if t in stop}
-            self._stops = {stop: frozenset(found)}
+            if len(self._stops) == MAX_STOPS:
+                self._stops.clear()
+            self._stops[stop] = frozenset(found)
         return self._stops[stop]
 
     # -- tokens that both have, for rules that compare distributions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semspec.errors import BadRequest
 from semspec.text.exchange import Exchange, Side
 from semspec.text.reader import Reader
 from semspec.text.tokenizer import Prompt, encode, opens_thinking
@@ -26,7 +25,7 @@ def draft_prompt(exchange: Exchange, prompt: Prompt | list[int], target: list[in
         return _translated(exchange, target)
     try:
         own = encode(exchange.draft.tokenizer, prompt)
-    except BadRequest:  # no chat template, or one that refuses these messages
+    except Exception:  # no chat template, or one that fails on these messages, which the target's takes
         return _translated(exchange, target)
     return own if isinstance(prompt, str) else _as_open(exchange, own, target)
 
