@@ -51,6 +51,7 @@ class Trimmer:
         self._last, self._idle = 0.0, False
 
     def __call__(self, idle: bool) -> None:
+        self._idle &= idle
         since = time.monotonic() - self._last
         if _malloc_trim is None or since < CHECK_SECONDS:
             return
