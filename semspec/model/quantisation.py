@@ -109,9 +109,10 @@ def _quantisation(method: str, settings: Any) -> Quantisation:
     if make is None:
         raise NotSupported(f"supported are {', '.join(sorted(METHODS))}")
     ignored = [str(name) for key in IGNORED for name in settings.get(key) or []]
-    for pattern in ignored:
+    schemes = tuple((tuple(targets), scheme) for targets, scheme in make(settings))
+    for pattern in (*ignored, *(target for targets, _ in schemes for target in targets)):
         _matches(pattern, "")  # a pattern that is none is told now
-    return Quantisation(method, tuple((tuple(targets), scheme) for targets, scheme in make(settings)), tuple(ignored))
+    return Quantisation(method, schemes, tuple(ignored))
 
 
 def _matches(pattern: str, module: str) -> bool:
@@ -171,14 +172,14 @@ def _compressed_tensors(settings: Settings) -> Schemes:
 
 
 def _modelopt(settings: Settings) -> Schemes:
-    size = settings.get("group_size") or 16
+    block = _pair((1, settings.get("group_size") or 16))
     known = {
         "FP8": Scheme("fp8", 8, (0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8", 8, (1, 0)),
         "FP8_PB_WO": Scheme("fp8", 8, (128, 128)),
         "MXFP8": Scheme("fp8", 8, (1, 32)),
-        "NVFP4": Scheme("modelopt-nvfp4", 4, (1, size)),
-        "W4A16_NVFP4": Scheme("modelopt-nvfp4", 4, (1, size)),
+        "NVFP4": Scheme("modelopt-nvfp4", 4, block),
+        "W4A16_NVFP4": Scheme("modelopt-nvfp4", 4, block),
     }
     return [(EVERY, known[_one_of(settings, "quant_algo", known)])]
 
@@ -188,7 +189,7 @@ def _awq(settings: Settings) -> Schemes:
     _one_of(settings, "version", ("gemm", "GEMM"), "gemm")
     _one_of(settings, "bits", (4,))
     symmetric = not settings.get("zero_point", True)
-    return [(EVERY, Scheme("awq", 4, (1, max(settings["group_size"], 0)), symmetric=symmetric))]
+    return [(EVERY, Scheme("awq", 4, _pair((1, settings["group_size"])), symmetric=symmetric))]
 
 
 def _gptq(settings: Settings) -> Schemes:
@@ -198,7 +199,7 @@ def _gptq(settings: Settings) -> Schemes:
     bits = _one_of(settings, "bits", (4, 8))
     if settings.get("dynamic"):
         raise NotSupported("it has settings for single matrices (dynamic)")
-    scheme = Scheme("gptq", bits, (1, max(settings["group_size"], 0)), old_zeros=form == "gptq")
+    scheme = Scheme("gptq", bits, _pair((1, settings["group_size"])), old_zeros=form == "gptq")
     return [(EVERY, replace(scheme, act_order=bool(settings.get("desc_act"))))]
 
 

@@ -164,9 +164,10 @@ def test_a_name_in_a_list_means_whole_parts_of_a_name() -> None:
 def test_a_pattern_that_is_none_and_settings_of_another_form_are_refused(copied: Made) -> None:
     folder = copied("float-quantized, channel") / "quantised"
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    group = config["config_groups"]["group_0"]
     for change in (
-        {"ignore": ["re:("]}, {"config_groups": 3}, {"config_groups": {"group_0": {"targets": ["Linear"]}}},
-        {"ignore": 4},
+        {"ignore": ["re:("]}, {"config_groups": 3}, {"config_groups": {"a": group | {"targets": ["re:("]}}},
+        {"config_groups": {"group_0": {"targets": ["Linear"]}}}, {"ignore": 4},
     ):  # fmt: skip
         edit_config(folder, quantization_config=config | change)
         with pytest.raises(ModelError, match=r"the quantisation \(compressed-tensors\) in config.json cannot be read"):
