@@ -102,7 +102,7 @@ def test_with_a_target_in_the_environment_the_only_argument_is_the_prompt(
 
 def test_a_name_with_a_typo_is_answered_with_the_right_one(semspec, target_folder: Path):
     done = semspec("info", "pocke")
-    assert done.returncode == 3 and done.stderr == "semspec: there is no model pocke; did you mean pocket?\n"
+    assert done.returncode == 3 and done.stderr.endswith("semspec: there is no model pocke; did you mean pocket?\n")
     typo = str(target_folder)[:-1] + "x"
     assert f"did you mean {target_folder.name}" in semspec("generate", typo, "x").stderr
 
@@ -135,7 +135,7 @@ def test_a_terminal_gets_the_table_and_a_pipe_the_document(semspec, tmp_path: Pa
     bench = ["bench", "--task", "pocket", "--problems", 1, "--out", tmp_path / "[x]", "--max-new-tokens", 4, "-q"]
     monkeypatch.setattr("semspec.cli.bench.find_spec", lambda name: None)
     done = semspec(*bench)
-    assert json.loads(done.stdout)["runs"] and "pip install 'semspec[bench]'" in done.stderr.splitlines()[0]
+    assert json.loads(done.stdout)["runs"] and "pip install 'semspec[bench]'" in done.stderr
     assert f"report: {tmp_path}/[x]/" in done.stderr, "brackets are no markup"
     monkeypatch.setattr("semspec.cli.bench.to_terminal", lambda: True)
     assert semspec("compare", tmp_path / "[x]").stdout == ""
