@@ -64,7 +64,8 @@ DraftDtype = Annotated[
     str | None, _model(help="Dtype of the draft model; the target's by default.", autocompletion=lambda: DTYPES)
 ]
 DraftVocab = Annotated[
-    str | None, _model(help="Limit the draft model's head to so many tokens, or to a file of semspec vocabulary.")
+    str | None,
+    _model(help="Limit the draft model's head to this many tokens, or to those in a file made by semspec vocabulary."),
 ]
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
@@ -80,7 +81,11 @@ Drafter = Annotated[
 ]
 NumDraftTokens = Annotated[
     str | None,
-    _speculation("--num-draft-tokens", "-k", help="Draft length, auto or auto-repeatable; else the verifier's."),
+    _speculation(
+        "--num-draft-tokens",
+        "-k",
+        help="Draft length: a number, auto or auto-repeatable; by default the verifier's own.",
+    ),
 ]
 MaxDraftTokens = Annotated[int, _speculation(help="Longest draft of an automatic length.")]
 DraftMinP = Annotated[float, _speculation(help="End a draft when its top token's probability is below this; 0: off.")]

@@ -36,17 +36,22 @@ def bench(
     models: BenchModels,
     task: Annotated[
         str,
-        typer.Option(help="pocket, gsm8k, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks),
+        typer.Option(help="Task, e.g. pocket, gsm8k, math500, pocket:steps=5.", autocompletion=arguments.tasks),
     ] = "pocket",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; an unfinished one is continued.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run, always needed; an unfinished run is continued.")
+    ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="exact, block:k=4, ...; may be repeated.", autocompletion=arguments.verifiers),
+        typer.Option(
+            help="Verifier with options, e.g. block:k=4; may be repeated. Default: exact.",
+            autocompletion=arguments.verifiers,
+        ),
     ] = None,
     n: Annotated[int | None, typer.Option("--problems", help="Number of problems; all by default.")] = None,
     data: arguments.Data = None,
     repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
-    seed: Annotated[int, typer.Option(help="Chooses problems and noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the problems and the noise.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
     num_draft_tokens: arguments.NumDraftTokens = None,
     drafter: arguments.Drafter = "auto",
@@ -118,7 +123,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="Where the report goes; the first run's folder by default.")] = None,
     against: Annotated[
-        str | None, typer.Option(help="Also pair every arm with this method, e.g. random:rate=0.5.")
+        str | None, typer.Option(help="Also compare every method with this one, e.g. random:rate=0.5.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, as Markdown.")] = None,
     as_json: Json = False,

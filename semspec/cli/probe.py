@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from semspec.probe_fit.config import Config
     from semspec.probe_fit.train import Training
 
-app = typer.Typer(help="Fit the probes that predict what a step's meaning is worth to a model.", no_args_is_help=True)
+app = typer.Typer(
+    help="Fit probes, the small networks by which semantic and semantic+ accept steps.", no_args_is_help=True
+)
 
 
 @app.command()
 @spread
 def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
-    """Everything: sample steps of both models, label them by meaning, train and measure a probe for each."""
+    """Everything: sample steps of both models, label them by meaning, train and measure the probes."""
     config, trainings = what.config(), how.trainings()
     _check(config, clusters, what.device, trainings)
     pair = what.load()
@@ -55,10 +57,10 @@ def collect(what: Collecting) -> None:
 def label(
     folder: Collection,
     clusters: Clusters = "canonical",
-    target: Annotated[str | None, typer.Option(help="The target model; only judge asks it.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target model; needed by --clusters judge only.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Sort collected steps by meaning and count."""
+    """Cluster collected steps by meaning, and count how often each meaning was sampled."""
     _label(folder, clusters, device, Collecting(target, folder, device=device).load() if target else None)
 
 
@@ -108,7 +110,7 @@ def train(
     layers: Annotated[str, typer.Option(help="Of the target's collected layers, those to use; all by default.")] = "",
     draft_layers: Annotated[str, typer.Option(help="Of the draft's collected layers, those to use.")] = "",
 ) -> None:
-    """Train, calibrate and measure both probes, and the judge of semantic+, on a labelled collection."""
+    """Train, calibrate and measure both probes, and the judge probe of semantic+, on a labelled collection."""
     _train(folder, how.device, how.trainings(layers, draft_layers))
 
 
@@ -117,11 +119,11 @@ def calibrate(
     probes: Fitted,
     folder: Unseen,
     risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ accepts.")],
-    confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Probability with which that bound holds.")] = 0.95,
     bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
     splits: Annotated[int, typer.Option(help="Also try the bound on so many random halves of the collection.")] = 0,
 ) -> None:
-    """Choose the threshold of semantic+ from a bound on risk, and keep it with the judge."""
+    """Choose the threshold of semantic+ from a bound on bad steps, and store it with the judge probe."""
     from semspec.probe import Probe
     from semspec.probe_fit.data import Folder
     from semspec.probe_fit.evaluate import reservation, scored_steps
@@ -156,7 +158,7 @@ def measure(
     folder: Unseen,
     labels: Labels = "cross",
     leave_one_out: LeaveOut = False,
-    only: Annotated[str, typer.Option(help="Measure one of them: target, draft or judge.")] = "",
+    only: Annotated[str, typer.Option(help="Measure one probe only: target, draft or judge.")] = "",
 ) -> None:
     """Measure finished probes on another collection, beside cheaper predictors, with intervals."""
     from semspec.probe import Probe

@@ -21,10 +21,27 @@ JUDGE_WIDTHS = {False: (64, 32), True: (256, 64)}  # by whether it sees states: 
 Collection = Annotated[Path, typer.Argument(help="Folder of a collection.")]
 Fitted = Annotated[Path, typer.Argument(help="Folder in which probes were fitted.")]
 Unseen = Annotated[Path, typer.Argument(help="Labelled collection of other problems, made with another --seed.")]
-Clusters = Annotated[str, typer.Option(help="canonical, nli:model=..., embedding:model=..., or judge.")]
+Clusters = Annotated[
+    str,
+    typer.Option(
+        help="What finds steps of the same meaning: canonical (the task's own parser), nli or embedding (with "
+        ":model=NAME after it), or judge (the target is asked)."
+    ),
+]
 Device = arguments.Device
-Labels = Annotated[str, typer.Option(help="For the target's probe: own, cross (and the draft's steps) or combined.")]
-LeaveOut = Annotated[bool, typer.Option("--leave-one-out/--count-itself", help="Does a step count for itself?")]
+Labels = Annotated[
+    str,
+    typer.Option(
+        help="For the target's probe: own samples, cross (also the draft's steps) or combined (both models' samples)."
+    ),
+]
+LeaveOut = Annotated[
+    bool,
+    typer.Option(
+        "--leave-one-out/--count-itself",
+        help="Whether the share of samples that mean the same as a step counts that step itself.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,7 @@ class Collecting:
     task: Annotated[
         str,
         typer.Option(
-            help="Whose problems: pocket, math500, ... with options: pocket:steps=5.", autocompletion=arguments.tasks
+            help="Task whose problems are taken, e.g. pocket, math500, pocket:steps=5.", autocompletion=arguments.tasks
         ),
     ] = "pocket"
     n: Annotated[int | None, typer.Option("--problems", help="Number of problems.")] = 64
@@ -45,35 +62,35 @@ class Collecting:
     traces: Annotated[
         str,
         typer.Option(
-            help="What writes the answers to cut: target, draft, both, or a .jsonl of them. Or a rule of steps, as "
-            "semantic+: then the draft's steps that it verifies are collected."
+            help="What writes the answers whose prefixes are taken: target, draft, both, or a .jsonl file of answers. "
+            "Or a step rule, e.g. semantic+: then the draft's steps that it verifies are collected."
         ),
     ] = "target"
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None
     per_problem: Annotated[str, typer.Option(help="Prefixes of each problem: a number, or all.")] = "8"
     first_steps: Annotated[
-        bool, typer.Option(help="Also after the prompt alone; not for rules that leave first steps to the target.")
+        bool, typer.Option(help="Also sample first steps; not needed by rules that leave those to the target.")
     ] = True
     samples: Annotated[
         int,
         typer.Option(
-            help="Steps sampled from each model after each prefix; where a rule writes, from the target alone, and "
-            "0 will do for a judge of what is valid."
+            help="Steps sampled from each model after each prefix. With a step rule for --traces: from the target "
+            "alone; 0 is enough for --judge-labels valid."
         ),
     ] = 20
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of sampling.")] = 0.6
-    top_p: Annotated[float, typer.Option(help="Sample from the best tokens of this mass.")] = 0.95
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Sampling temperature.")] = 0.6
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 0.95
     max_step_tokens: Annotated[int, typer.Option(help="Longest step, in tokens.")] = 500
-    layers: Annotated[str, typer.Option(help="Layers of the target to keep, e.g. 16,last.")] = "last"
-    draft_layers: Annotated[str, typer.Option(help="Layers of the draft to keep.")] = "last"
+    layers: Annotated[str, typer.Option(help="Layers of the target whose states are stored, e.g. 16,last.")] = "last"
+    draft_layers: Annotated[str, typer.Option(help="Layers of the draft whose states are stored.")] = "last"
     poolings: Annotated[
-        str, typer.Option(help="Of a step's states, what to keep: mean, last, second-last, last-prompt.")
+        str, typer.Option(help="What is stored of a step's states: mean, last, second-last, last-prompt.")
     ] = "mean,last"
     delimiters: Annotated[
         str, typer.Option(help="What ends a step: all (any blank line), or released (SemanticSpec's eight tokens).")
     ] = "all"
     token_states: Annotated[
-        bool, typer.Option("--token-states", help="Keep every token's states, for --pooling attention; takes disk.")
+        bool, typer.Option("--token-states", help="Store every token's states, for --pooling attention; takes disk.")
     ] = False
     seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
     shard: Annotated[
@@ -83,7 +100,7 @@ class Collecting:
     device: Device = "auto"
     draft_device: arguments.DraftDevice = None
     dtype: arguments.Dtype = "auto"
-    context: Annotated[int | None, typer.Option("--context", help="Tokens a sequence may have.")] = None
+    context: Annotated[int | None, typer.Option("--context", help="Maximum tokens of a sequence.")] = None
     quiet: arguments.NoMemoryLine = False
 
     def config(self) -> Config:
@@ -115,42 +132,54 @@ class Teaching:
     labels: Labels = "cross"
     leave_one_out: LeaveOut = False
     pooling: Annotated[
-        str, typer.Option(help="Of a step's states: mean, last, second-last, last-prompt, or attention (learnt).")
+        str,
+        typer.Option(
+            help="What a probe sees of a step's states: mean, last, second-last, last-prompt, or attention (learnt)."
+        ),
     ] = "mean"
     target_evidence: Annotated[
-        str, typer.Option(help="What the target's probe sees of logits beside states; nothing, as in the paper.")
+        str,
+        typer.Option(
+            help="What the target's probe sees of logits, as in --evidence; nothing by default, as in the paper."
+        ),
     ] = ""
     target_states: Annotated[
         bool, typer.Option(help="Let the target's probe see states; without, --target-evidence alone.")
     ] = True
     calibration: Annotated[str, typer.Option(help="isotonic, temperature or none.")] = "isotonic"
     judge_states: Annotated[
-        bool, typer.Option(help="Let the judge of semantic+ see states beside the evidence of the logits.")
+        bool, typer.Option(help="Let the judge probe (of semantic+) see states, not only --evidence.")
     ] = False
     evidence: Annotated[
         str,
-        typer.Option(help="What the judge sees of logits: tokens, numbers, entropy, length, draft."),
+        typer.Option(
+            help="What the judge probe sees of logits: tokens, numbers, entropy, length, draft.",
+            show_default="all but draft",
+        ),
     ] = "tokens,numbers,entropy,length"
     judge_labels: Annotated[
-        str, typer.Option(help="What the judge learns: written (by the target too) or valid (where the task can tell).")
+        str,
+        typer.Option(
+            help="What the judge probe learns: written (would the target write it?) or valid (if the task can tell)."
+        ),
     ] = "written"
-    only: Annotated[str, typer.Option(help="Train one of them: target, draft or judge.")] = ""
-    epochs: Annotated[int, typer.Option(help="Longest training.")] = 100
-    widths: Annotated[str, typer.Option(help="Hidden layers of the target's and draft's probes: 1024,512,256.")] = ""
-    dropout: Annotated[float, typer.Option(help="After the first two hidden layers.")] = 0.3
+    only: Annotated[str, typer.Option(help="Train one probe only: target, draft or judge.")] = ""
+    epochs: Annotated[int, typer.Option(help="Maximum epochs of training.")] = 100
+    widths: Annotated[
+        str, typer.Option(help="Hidden layers of the target's and draft's probes, e.g. 1024,512,256.")
+    ] = ""
+    dropout: Annotated[float, typer.Option(help="Dropout after the first two hidden layers.")] = 0.3
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3
     batch: Annotated[int, typer.Option(help="Steps in a batch of training.")] = 128
-    patience: Annotated[int, typer.Option(help="Epochs without a better one after which training ends.")] = 15
-    standardise: Annotated[bool, typer.Option(help="Inputs with mean 0 and spread 1.")] = True
-    split: Annotated[str, typer.Option(help="Into training and test by problem, or by sample.")] = "problem"
+    patience: Annotated[int, typer.Option(help="Training ends after so many epochs without a better one.")] = 15
+    standardise: Annotated[bool, typer.Option(help="Scale inputs to mean 0 and deviation 1.")] = True
+    split: Annotated[str, typer.Option(help="What is split into training and test: problem or sample.")] = "problem"
     endings: Annotated[bool, typer.Option("--endings", help="Also learn from steps that end the thinking.")] = False
     paper: Annotated[
         bool,
-        typer.Option(
-            "--paper", help="Target's and draft's probe as SemanticSpec's released code trains them; no judge."
-        ),
+        typer.Option("--paper", help="Train as SemanticSpec's released code does, without a judge probe."),
     ] = False
-    train_seed: Annotated[int, typer.Option(help="Splits the problems and begins the training.")] = 42
+    train_seed: Annotated[int, typer.Option(help="Seed of the split and of the training.")] = 42
     device: Device = "auto"
 
     def trainings(self, layers: str = "", draft_layers: str = "") -> dict[str, tuple[str, Training]]:

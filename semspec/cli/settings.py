@@ -7,8 +7,9 @@ override those. A variable is one value, whatever spaces it has; the file has li
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def name_variables(command: Any, names: tuple[str, ...]) -> None:
     for parameter in command.get_params(typer.Context(command)):
         if getattr(parameter, "is_flag", False):  # help would say <bool>, as if a value could be given
             parameter.metavar = ""
+        if hasattr(parameter, "display_type"):
+            parameter.display_type = partial(_type_of_one, parameter.display_type)
     for key, parameter in settable(command):
         if not parameter.envvar:
             own = "_".join((PREFIX, *names, key)).upper().replace("-", "_")
@@ -63,6 +66,11 @@ def name_variables(command: Any, names: tuple[str, ...]) -> None:
     _take_former_names(command)
     for name, below in commands(command):
         name_variables(below, (*names, name))
+
+
+def _type_of_one(display_type: Callable[[Any], str], context: Any) -> str:
+    """<path> where help would say <list[Path]>: each value is given by itself."""
+    return re.sub(r"list\[(\w+)\]", lambda found: found[1].lower(), display_type(context))
 
 
 def _take_former_names(command: Any) -> None:

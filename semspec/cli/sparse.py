@@ -38,55 +38,68 @@ def calibrate(
     preset: Annotated[
         str, typer.Option(help="default: ours; paper: the paper's rules. Options below change single parts.")
     ] = "default",
-    rho: Annotated[float | None, typer.Option(help="Share of the KV cache to read beyond L0; 1: all. [0.1]")] = None,
-    dense_below: Annotated[
-        int | None, typer.Option(help="L0, the context length up to which all is read. [1024; paper: 4096]")
+    rho: Annotated[
+        float | None, typer.Option(help="Share of the KV cache to read beyond L0; 1: all. Default: 0.1.")
     ] = None,
-    block: Annotated[int | None, typer.Option(help="Tokens in a block of the KV cache. [16; paper: 64]")] = None,
-    sinks: Annotated[int | None, typer.Option(help="First blocks that are always read. [1]")] = None,
-    recent: Annotated[int | None, typer.Option(help="Latest blocks that are always read. [2]")] = None,
+    dense_below: Annotated[
+        int | None, typer.Option(help="L0, the context length up to which all is read. Default: 1024; paper: 4096.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Tokens in a block of the KV cache. Default: 16; paper: 64.")
+    ] = None,
+    sinks: Annotated[int | None, typer.Option(help="First blocks that are always read. Default: 1.")] = None,
+    recent: Annotated[int | None, typer.Option(help="Latest blocks that are always read. Default: 2.")] = None,
     score: Annotated[
         str | None,
         typer.Option(
             help="How blocks are scored: q.k of the first token and the mean key (first, the paper's), largest "
             "attention share of any token (share), or the same with the keys' variance added (reach). "
-            "[reach; paper: first]"
+            "Default: reach; paper: first."
         ),
     ] = None,
     spread: Annotated[
         str | None,
-        typer.Option(help="Take the best blocks over all heads (pairs), or equally many of each head (heads). [pairs]"),
+        typer.Option(
+            help="Take the best blocks over all heads (pairs), or equally many of each head (heads). Default: pairs."
+        ),
     ] = None,
     rest: Annotated[
         str | None,
         typer.Option(
             help="What stands in for blocks that are not read: nothing, or their mean key and value (mean). "
-            "[mean; paper: nothing]"
+            "Default: mean; paper: nothing."
         ),
     ] = None,
     reuse: Annotated[
         float | None,
-        typer.Option(help="Layers whose blocks overlap this much (Jaccard) with the last anchor's reuse them. [0.7]"),
+        typer.Option(
+            help="Layers whose blocks overlap this much (Jaccard) with the last anchor's reuse them. Default: 0.7."
+        ),
     ] = None,
-    shallow: Annotated[int | None, typer.Option(help="First layers that always select for themselves. [4]")] = None,
-    ffn: Annotated[float | None, typer.Option(help="Share of a token's FFN channels to skip. [0: off]")] = None,
+    shallow: Annotated[
+        int | None, typer.Option(help="First layers that always select for themselves. Default: 4.")
+    ] = None,
+    ffn: Annotated[float | None, typer.Option(help="Share of a token's FFN channels to skip. Default: 0, off.")] = None,
     ffn_threshold: Annotated[
         float | None,
-        typer.Option(help="Skip FFN channels with an activation below this, in every layer. [0: off; paper: 0.05]"),
+        typer.Option(
+            help="Skip FFN channels with an activation below this, in every layer. Default: 0, off; paper: 0.05."
+        ),
     ] = None,
     ffn_by: Annotated[
         str | None,
-        typer.Option(help="Skip channels by token, or by the union of a draft's tokens. [union; paper: token]"),
+        typer.Option(help="Skip channels by token, or by the union of a draft's tokens. Default: union; paper: token."),
     ] = None,
     experts: Annotated[
         int | None,
-        typer.Option(help="Maximum experts of a token to skip. [0: off; paper: 3, where there are experts]"),
+        typer.Option(help="Maximum experts of a token to skip. Default: 0, off; paper: 3, where there are experts."),
     ] = None,
     quantile: Annotated[
-        float | None, typer.Option(help="Quantile that sets the experts' thresholds. [0.5, the paper's medians]")
+        float | None,
+        typer.Option(help="Quantile that sets the experts' thresholds. Default: 0.5, the paper's medians."),
     ] = None,
     refresh: Annotated[
-        int | None, typer.Option(help="Sparse passes between dense ones that redo them. [0: never]")
+        int | None, typer.Option(help="Sparse passes between dense ones that redo them. Default: 0, never.")
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Time it on this device, and turn off what is not faster.")
@@ -143,8 +156,12 @@ def quality(
     verifier: args.Verifier = "exact",
     drafter: args.Drafter = "auto",
     max_new_tokens: MaxNewTokens = None,
-    rho: Annotated[list[float] | None, typer.Option(help="Budget of attention; may be repeated.")] = None,
-    dense_below: Annotated[list[int] | None, typer.Option(help="L0 of attention; may be repeated.")] = None,
+    rho: Annotated[
+        list[float] | None, typer.Option(help="Share of the KV cache to read beyond L0; may be repeated.")
+    ] = None,
+    dense_below: Annotated[
+        list[int] | None, typer.Option(help="L0, the context length up to which all is read; may be repeated.")
+    ] = None,
     ffn_threshold: Annotated[
         list[float] | None, typer.Option(help="Skip channels with an activation below this; may be repeated.")
     ] = None,
@@ -199,11 +216,19 @@ def search(
     k: K = 8,
     max_new_tokens: MaxNewTokens = None,
     preset: Annotated[str, typer.Option(help="Rules of the parts: default or paper, as of `calibrate`.")] = "default",
-    dense_below: Annotated[int | None, typer.Option(help="L0. [1024; paper: 4096]")] = None,
-    block: Annotated[int | None, typer.Option(help="Tokens in a block. [16; paper: 64]")] = None,
-    rho: Annotated[list[float] | None, typer.Option(help="Levels of blocks, falling. [0.5, 0.25, 0.1]")] = None,
-    ffn: Annotated[list[float] | None, typer.Option(help="Levels of channels, rising. [0.2, 0.4, 0.6]")] = None,
-    experts: Annotated[list[int] | None, typer.Option(help="Levels of experts, rising. [1, 2, 3]")] = None,
+    dense_below: Annotated[int | None, typer.Option(help="L0. Default: 1024; paper: 4096.")] = None,
+    block: Annotated[int | None, typer.Option(help="Tokens in a block. Default: 16; paper: 64.")] = None,
+    rho: Annotated[
+        list[float] | None,
+        typer.Option(help="Values of rho to try, falling; may be repeated. Default: 0.5, 0.25, 0.1."),
+    ] = None,
+    ffn: Annotated[
+        list[float] | None,
+        typer.Option(help="Shares of channels to try, rising; may be repeated. Default: 0.2, 0.4, 0.6."),
+    ] = None,
+    experts: Annotated[
+        list[int] | None, typer.Option(help="Numbers of experts to try, rising; may be repeated. Default: 1, 2, 3.")
+    ] = None,
     by: Annotated[str, typer.Option(help="What to save: bytes or flops.")] = "bytes",
     device: args.Device = "auto",
     dtype: args.Dtype = "auto",
@@ -236,7 +261,9 @@ def search(
 def cost(
     target: args.Target,
     sparse: Annotated[Path, typer.Option(help="Folder of the plan.")],
-    at: Annotated[list[int] | None, typer.Option(help="Context length; may be repeated. [4096, 16384, 65536]")] = None,
+    at: Annotated[
+        list[int] | None, typer.Option(help="Context length; may be repeated. Default: 4096, 16384, 65536.")
+    ] = None,
     k: K = 8,
     timed: Annotated[bool, typer.Option("--time", help="Load the model and time the passes as well.")] = False,
     device: args.Device = "auto",
