@@ -1,7 +1,8 @@
 """Products with weights of four bits, for CPUs: torch's own, which reads half the bytes of int8 and rounds inputs to
 bfloat16. A row's result does not depend on the other rows of the batch.
 
-Where torch's product does not take a matrix (outputs that are no multiple of 16, small groups), it is stored as int8.
+Where torch's product does not take a matrix (outputs that are no multiple of 16, small groups, a last group that is
+smaller than the others), it is stored as int8.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ OUTPUTS = 16  # a matrix has a multiple of these
 
 
 def cpu_int4(linear: QuantisedLinear) -> Linear:
-    suits = linear.block[0] == 1 and linear.block[1] in GROUPS and linear.size[0] % OUTPUTS == 0
+    (outputs, inputs), (rows, group) = linear.size, linear.block
+    suits = rows == 1 and group in GROUPS and inputs % group == 0 and outputs % OUTPUTS == 0
     return Int4Linear(linear) if suits else Int8Linear(linear.dequantised(), linear.bias)
 
 

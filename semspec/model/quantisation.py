@@ -83,7 +83,7 @@ class Quantisation:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text()) if path.is_file() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.parent}: the {path.name} cannot be read: {error}") from error
 
 
@@ -108,11 +108,19 @@ def _quantisation(method: str, settings: Any) -> Quantisation:
     make = METHODS.get(str(kind))
     if make is None:
         raise NotSupported(f"supported are {', '.join(sorted(METHODS))}")
-    ignored = [str(name) for key in IGNORED for name in settings.get(key) or []]
+    ignored = [name for key in IGNORED for name in _names(settings.get(key))]
     schemes = tuple((tuple(targets), scheme) for targets, scheme in make(settings))
+    for _, scheme in schemes:
+        if type(scheme.bits) is not int:
+            raise NotSupported(f"weights of {scheme.bits!r} bits")
     for pattern in (*ignored, *(target for targets, _ in schemes for target in targets)):
         _matches(pattern, "")  # a pattern that is none is told now
     return Quantisation(method, schemes, tuple(ignored))
+
+
+def _names(found: Any) -> list[str]:
+    """A list of names; one by itself may stand without a list."""
+    return [found] if isinstance(found, str) else list(map(str, found or []))
 
 
 def _matches(pattern: str, module: str) -> bool:
@@ -168,7 +176,7 @@ def _compressed_tensors(settings: Settings) -> Schemes:
             raise NotSupported(f"format {form!r} with {bits} bits")
         order = weights.get("actorder")
         act_order = order is True or str(order).lower() in ("group", "dynamic")
-        yield list(map(str, group["targets"])), replace(scheme, layout=layout, act_order=act_order)
+        yield _names(group["targets"]), replace(scheme, layout=layout, act_order=act_order)
 
 
 def _modelopt(settings: Settings) -> Schemes:
@@ -205,7 +213,7 @@ def _gptq(settings: Settings) -> Schemes:
 
 def _pair(block: Any) -> tuple[int, int]:
     rows, columns = block
-    if min(rows, columns) < -1 or not (isinstance(rows, int) and isinstance(columns, int)):
+    if type(rows) is not int or type(columns) is not int or min(rows, columns) < -1:
         raise ValueError(f"blocks of {block}")
     return max(rows, 0), max(columns, 0)
 

@@ -8,7 +8,6 @@ of the file's; then names and shapes are checked against the model that the prob
 from __future__ import annotations
 
 import hashlib
-import pickle
 import re
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from semspec.probe import Features, Probe, fingerprint
 from semspec.probe.head import Head
 from semspec.types import Runner, Score
 
-NAME = re.compile(r"fc(\d+)\.(weight|bias)\Z")
+NAME = re.compile(r"fc([1-9][0-9]{0,3})\.(weight|bias)\Z")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def import_probe(file: Path, runner: Runner, pooling: str = "mean") -> Probe:
@@ -59,14 +59,21 @@ def _read(file: Path) -> dict[str, Tensor]:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ModelError(f"{file} does not exist; give a file of weights") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError, IndexError) as error:
+    except Exception as error:  # a damaged pickle may fail in any way
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(
-            f"{file} cannot be read as plain weights, and nothing else is read from such a file: "
-            f"{str(error).splitlines()[0][:200]}"
+            f"{file} cannot be read as plain weights, and nothing else is read from such a file: {why}"
         ) from error
     if not isinstance(found, dict) or not found:
         raise ModelError(f"{file} holds a {type(found).__name__}; give a state dict, as torch.save(model.state_dict())")
     return found
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether it is floats in memory. One that is expanded from fewer than it has may be larger than any memory."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
+        return False
+    return 0 < tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _layers(file: Path, tensors: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -78,7 +85,9 @@ def _layers(file: Path, tensors: dict[str, Tensor]) -> list[tuple[Tensor, Tensor
             raise ModelError(
                 f"{file} has an entry {str(name)[:60]!r}; a probe has fc1.weight, fc1.bias, fc2.weight, ..."
             )
-        if not tensor.dtype.is_floating_point or not bool(torch.isfinite(tensor).all()):
+        if not _plain(tensor):
+            raise ModelError(f"{name} of {file} is no plain tensor of floats; save the probe's layers as they are")
+        if not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"{name} of {file} has entries that are no finite numbers")
         numbers.add(int(match[1]))
     depth = len(numbers)

@@ -6,7 +6,7 @@ event loop.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -106,19 +106,24 @@ def _without_null(given: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_well_formed)]
-Token = Annotated[int, Field(ge=0, lt=2**31)]
+Token = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 Stops = Annotated[list[StopString], Field(fail_fast=True), _at_most(16)]
 
 
 class Lenient(BaseModel):
-    """Takes null for any field that has a default."""
+    """Takes null for any field that has a default, and true and false for no number."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_null(cls, given: Any) -> Any:
-        return _without_null(given)
+        found = _without_null(given)
+        for name in [k for k, v in found.items() if isinstance(v, bool)] if isinstance(found, dict) else ():
+            kind = cls.model_fields[name].annotation if name in cls.model_fields else bool
+            if bool not in (kind, *get_args(kind)):
+                raise ValueError(f"{name} is true or false, which it cannot be; give a number or a text")
+        return found
 
 
 class StreamOptions(Lenient):

@@ -39,6 +39,8 @@ def test_a_matrix_that_torch_does_not_take_is_stored_as_int8() -> None:
         assert isinstance(cpu_int4(odd), Int8Linear)
     blocks = QuantisedLinear("int4", torch.zeros(32, 32, dtype=torch.uint8), torch.ones(2, 2), (16, 32))
     assert isinstance(cpu_int4(blocks), Int8Linear)
+    ragged = QuantisedLinear("int4", torch.zeros(32, 48, dtype=torch.uint8), torch.ones(32, 2), (1, 64))
+    assert cpu_int4(ragged)(torch.ones(1, 96)).shape == (1, 32), "the last group has 32 inputs only"
 
 
 def test_a_torch_without_the_product_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

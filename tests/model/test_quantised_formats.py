@@ -174,6 +174,24 @@ def test_a_pattern_that_is_none_and_settings_of_another_form_are_refused(copied:
             Source.find(folder)
 
 
+def test_numbers_of_another_type_and_deep_nesting_are_refused(tmp_path: Path) -> None:
+    file, gptq = tmp_path / "config.json", {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    for change in ({"bits": 4.0}, {"bits": 8.0}, {"group_size": True}, {"group_size": "128"}, {"group_size": -2}):
+        file.write_text(json.dumps({"quantization_config": gptq | change}))
+        with pytest.raises(ModelError, match=r"\(gptq\)"):
+            Quantisation.read(tmp_path)
+    file.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(ModelError, match=r"config.json cannot be read"):
+        Quantisation.read(tmp_path)
+
+
+def test_a_name_without_a_list_is_one_name(tmp_path: Path) -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "modules_to_not_convert": "lm_head"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    found = Quantisation.read(tmp_path)
+    assert found is not None and found.ignored == ("lm_head",)
+
+
 def test_a_scale_beside_plain_weights_is_refused(copied: Made) -> None:
     folder = copied("float-quantized, channel") / "quantised"
     rewritten(folder, lambda tensors: tensors.update({f"{ONE}weight": tensors[f"{ONE}weight"].float()}))

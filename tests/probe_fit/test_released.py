@@ -194,6 +194,37 @@ def test_a_plain_pickle_and_no_file_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "touched").exists()
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"fc01.weight": torch.zeros(1, 8), "fc1.bias": torch.zeros(1)},
+        {"fc\u0661.weight": torch.zeros(1, 8), "fc1.bias": torch.zeros(1)},
+        {f"fc{'9' * 5000}.weight": torch.zeros(1, 8)},
+        {"fc1.weight": torch.zeros(1).expand(1, 10**12), "fc1.bias": torch.zeros(1)},
+        {"fc1.weight": torch.zeros(1, 8).to_sparse(), "fc1.bias": torch.zeros(1)},
+        {"fc1.weight": torch.zeros(1, 8, device="meta"), "fc1.bias": torch.zeros(1)},
+        {"fc1.weight": torch.zeros(1, 8).to(torch.float8_e4m3fn), "fc1.bias": torch.zeros(1)},
+    ],
+)
+def test_odd_names_and_tensors_are_refused(tmp_path: Path, odd: dict[str, torch.Tensor]) -> None:
+    torch.save(odd, tmp_path / "probe.pt")
+    with pytest.raises(ModelError, match=r"has an entry|is no plain tensor"):
+        import_probe(tmp_path / "probe.pt", Wide(8))
+
+
+def test_a_damaged_file_is_refused_however_it_fails(tmp_path: Path) -> None:
+    random, file = Random(0), tmp_path / "probe.pt"
+    for zipped in (True, False):
+        torch.save({"fc1.weight": torch.ones(1, 8)}, file, _use_new_zipfile_serialization=zipped)
+        good = file.read_bytes()
+        for _ in range(200):
+            damaged = bytearray(good)
+            damaged[random.randrange(min(len(good), 1000))] = random.randrange(256)
+            file.write_bytes(damaged)
+            with pytest.raises(ModelError):  # at the latest because the bias is not there
+                import_probe(file, Wide(8))
+
+
 # -- training
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
+from pydantic import ValidationError
 from schemathesis import GenerationMode
 
+from semspec.serve.schema import CompletionRequest
 from tests.serve.live import Live
 
 QUICKLY = settings(
@@ -63,3 +66,22 @@ def hasten(case: Any) -> None:
 
 def _ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    "field",
+    ["max_thinking_tokens", "max_tokens", "n", "seed", "top_k", "temperature", "logprobs", "deadline"]
+    + [f"speculation.{name}" for name in ("num_draft_tokens", "loop_repeats", "draft_min_p", "draft_max_entropy")],
+)
+def test_true_is_no_number(field: str, given: bool):
+    outer, _, inner = field.partition(".")
+    with pytest.raises(ValidationError, match=f"{inner or outer} is true or false"):
+        CompletionRequest(model="m", prompt="x", **{outer: {inner: given} if inner else given})
+
+
+@pytest.mark.parametrize("name", ["prompt", "stop_token_ids"])
+def test_true_is_no_token(name: str):
+    with pytest.raises(ValidationError):
+        CompletionRequest(**{"model": "m", "prompt": "x", name: [True, 5]})
+    assert CompletionRequest(model="m", prompt="x", ignore_eos=True, stream=False).ignore_eos
