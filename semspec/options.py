@@ -17,6 +17,7 @@ from semspec.verify import Rule
 AUTO = "auto"
 REPEATABLE = "auto-repeatable"
 DRAFTERS = (AUTO, *draft.REGISTRY)
+LONGEST_DRAFT = 512  # of an automatic length, which weighs every length up to it in every round
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; give a whole number")
         for name in ("temperature", "top_p", "min_p", "draft_min_p", "draft_max_entropy"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) and not (name == "draft_max_entropy" and value is None):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number and not (name == "draft_max_entropy" and value is None):
                 raise BadRequest(f"{name} is {value!r}; give a number")
         if not isinstance(self.stop, str) and not _all_of(self.stop, str):
             raise BadRequest(f"stop is {self.stop!r}; give a text or a list of texts")
@@ -71,8 +73,8 @@ class Options:
             raise BadRequest(
                 f"num_draft_tokens is {self.num_draft_tokens}; give 1 or more, or use verifier 'none' for no drafts"
             )
-        if self.max_draft_tokens < 1:
-            raise BadRequest(f"max_draft_tokens is {self.max_draft_tokens}; give 1 or more")
+        if not 1 <= self.max_draft_tokens <= LONGEST_DRAFT:
+            raise BadRequest(f"max_draft_tokens is {self.max_draft_tokens}; give 1 to {LONGEST_DRAFT}")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
         if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
@@ -91,6 +93,11 @@ class Options:
         rule = verify.make(self.verifier)
         if isinstance(length := self.draft_length(), int):
             rule.for_draft_length(length)
+        elif rule.min_draft_tokens() > LONGEST_DRAFT:
+            raise BadRequest(
+                f"verifier {rule.name!r} with these options needs drafts of {rule.min_draft_tokens()} tokens, and "
+                f"automatic ones have at most {LONGEST_DRAFT}; give num_draft_tokens as a number"
+            )
         if getattr(rule, "refereed", False) and self.referee is None:
             raise BadRequest(
                 f"verifier {rule.name!r} asks a referee which steps are valid; give one with `referee`, or use a task "

@@ -36,8 +36,8 @@ class Sampling:
             raise BadRequest(f"temperature is {self.temperature}; give 0 (greedy) or a positive number up to 100")
         if self.temperature < COLDEST:
             object.__setattr__(self, "temperature", 0.0)
-        if self.top_k < 0:
-            raise BadRequest(f"top_k is {self.top_k}; give 0 (off) or a positive number of tokens")
+        if not 0 <= self.top_k < 2**31:
+            raise BadRequest(f"top_k is {self.top_k}; give 0 (off) or a positive number of tokens, of at most 31 bits")
         if not 0.0 < self.top_p <= 1.0:
             raise BadRequest(f"top_p is {self.top_p}; give a number above 0 and at most 1 (1 is off)")
         if not 0.0 <= self.min_p <= 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -277,6 +278,14 @@ class Anything(Exact):
         ),
         (PROMPT, {"drafter": "magic"}, "there is no drafter 'magic'; the drafters are: auto, cascade, model, ngram"),
         (PROMPT, {"seed": 1.5}, "seed is 1.5; give a whole number"),
+        (PROMPT, {"top_k": 10**30}, "give 0 (off) or a positive number of tokens, of at most 31 bits"),
+        (PROMPT, {"temperature": True}, "temperature is True; give a number"),
+        (PROMPT, {"max_draft_tokens": 10**12, "num_draft_tokens": "auto"}, "give 1 to 512"),
+        (
+            PROMPT,
+            {"verifier": "fly:window=999999", "num_draft_tokens": "auto"},
+            "give num_draft_tokens as a number",
+        ),
         (PROMPT, {"top_k": 2.5}, "top_k is 2.5; give a whole number"),
         (PROMPT, {"logprobs": True}, "logprobs is True; give a whole number"),
         (PROMPT, {"temperature": "warm"}, "temperature is 'warm'; give a number"),
@@ -487,6 +496,16 @@ def test_bad_load_options_say_what_to_do(target_folder: Path, options: dict, mes
     with pytest.raises(BadRequest) as refusal:
         semspec.load(target_folder, **({"device": "cpu"} | options))
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("named", ['"abc"', "[[1]]", "{}", "1.5", "[true]", '{"a":' * 100_000])
+def test_ends_of_text_that_are_no_tokens_are_refused(named: str, target_folder: Path, tmp_path: Path):
+    folder = shutil.copytree(target_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {named}}}')
+    with pytest.raises(ModelError, match=r"generation_config\.json (cannot be read|names an eos_token_id)"):
+        semspec.load(folder, device="cpu")
+    (folder / "generation_config.json").write_text('{"eos_token_id": -1}')
+    assert -1 not in semspec.load(folder, device="cpu").eos
 
 
 def test_submitted_prompts_are_accepted_all_or_none_and_may_be_tokens(pair: semspec.Pair):

@@ -140,7 +140,7 @@ def test_the_shipped_draft_with_another_tokenizer() -> None:
     assert sum(r.stats.tau for r in found) / 4 > 3
     steps = pair.generate(chats, verifier="semantic+", max_new_tokens=80)  # the target's own judge
     assert sum(r.stats.step_outcomes["accepted"] for r in steps) > 0
-    with pytest.raises(ModelError, match="belongs to model"):
+    with pytest.raises(BadRequest, match="the draft probe that came with this pair was not made for the model it has"):
         pair.generate(chats[0], verifier="semantic")
 
 

@@ -65,7 +65,7 @@ def load(
     plan = SparsePlan.load(Path(sparse)) if isinstance(sparse, str | Path) else sparse
     source = find(target)
     tokenizer = load_tokenizer(source.path)
-    eos = source.stop | _end_of_text(source.path, tokenizer)
+    eos = _end_of_text(source, tokenizer)
     channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
     layers = int(channels.thresholds.count_nonzero()) if channels else 0
     dtype = _dtype(source, device, dtype, context, report)
@@ -117,7 +117,7 @@ def exchange_of(
     sides = []
     for one, known in ((source, tokenizer), (draft_source, None)):
         own = known or load_tokenizer(one.path)
-        sides.append(Side(own, one.vocab, one.stop | _end_of_text(one.path, own)))
+        sides.append(Side(own, one.vocab, _end_of_text(one, own)))
     return Exchange.of(*sides)
 
 
@@ -149,14 +149,17 @@ def _announce(plans: list[MemoryPlan], report: Callable[[str], None] | None) -> 
     check(plans)
 
 
-def _end_of_text(path: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-text tokens that the tokenizer and generation_config.json name besides the model's config."""
-    ids = [tokenizer.eos_token_id]
-    settings = path / "generation_config.json"
+def _end_of_text(source: Source, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End-of-text tokens that the model's config, the tokenizer and generation_config.json name."""
+    ids = [*source.stop, tokenizer.eos_token_id]
+    settings = source.path / "generation_config.json"
     if settings.is_file():
         try:
             named = json.loads(settings.read_text()).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise ModelError(f"{settings} cannot be read: {error}") from error
-        ids += named if isinstance(named, list) else [named]
-    return frozenset(i for i in ids if i is not None)
+        named = named if isinstance(named, list) else [named]
+        if not all(i is None or type(i) is int for i in named):
+            raise ModelError(f"{settings} names an eos_token_id that is no token id; give a whole number or a list")
+        ids += named
+    return frozenset(i for i in ids if i is not None and i >= 0)  # some write -1 for none

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, ModelError
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
@@ -114,7 +114,7 @@ class Resources:
                 "this pair has no probes, which semantic verification needs; make them with `semspec probe fit`, "
                 "and name their folder: semantic:probes=DIR"
             )
-        return self._probe(place / "target", self.target), self._probe(place / "draft", self.draft)
+        return self._probe(place / "target", self.target, folder), self._probe(place / "draft", self.draft, folder)
 
     def judge_probe(self, folder: str = "") -> Probe:
         """The probe that judges whole steps, from a folder that has one; by default the one that came with the pair."""
@@ -124,12 +124,21 @@ class Resources:
                 "this pair has no judge, which semantic+ needs; make one with `semspec probe fit`, and name its "
                 "folder: semantic+:probes=DIR"
             )
-        return self._probe(place / "judge", self.target)
+        return self._probe(place / "judge", self.target, folder)
 
     def _folder(self, folder: str) -> Path | None:
         return Path(folder) if folder else self.probe_folder
 
-    def _probe(self, path: Path, runner: Runner) -> Probe:
+    def _probe(self, path: Path, runner: Runner, folder: str) -> Probe:
         if path not in self._probes:
-            self._probes[path] = Probe.load(path, fingerprint(runner), runner.device)
+            try:
+                self._probes[path] = Probe.load(path, fingerprint(runner), runner.device)
+            except ModelError as error:
+                if folder:
+                    raise
+                # Whoever asks for the rule did not name them, and cannot know what came with the pair.
+                raise BadRequest(
+                    f"the {path.name} probe that came with this pair was not made for the model it has; make one with "
+                    "`semspec probe fit`, and name its folder where the rule takes `probes`"
+                ) from error
         return self._probes[path]
