@@ -58,13 +58,14 @@ class Side:
 
     @cached_property
     def thinking(self) -> tuple[int, int] | None:
-        return thinking_markers(self.tokenizer)
+        markers = thinking_markers(self.tokenizer)
+        return markers if markers and max(markers) < self.vocab else None
 
     @property
     def end(self) -> int | None:
-        """The token that ends a turn."""
-        own = self.tokenizer.eos_token_id
-        return own if own in self.eos or not self.eos else min(self.eos)
+        """The token that ends a turn. A tokenizer may have one that its model has not."""
+        own, known = self.tokenizer.eos_token_id, [i for i in self.eos if i < self.vocab]
+        return own if own in known or (not self.eos and own in self.entries) else min(known, default=None)
 
     def meaning(self, other: Side) -> dict[int, int | None]:
         """Which of the other's tokens mean the same as this one's tokens outside the plain vocabulary; None: a control
@@ -94,7 +95,8 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.to_draft, self.to_target = self.target.meaning(self.draft), self.draft.meaning(self.target)
-        self.target_speller, self.draft_speller = Speller(self.target.tokenizer), Speller(self.draft.tokenizer)
+        self.target_speller = Speller(self.target.tokenizer)
+        self.draft_speller = Speller(self.draft.tokenizer, self.draft.vocab)
         ours, theirs = self.target.entries, self.draft.entries
         outside = self.target.added | self.draft.added
         plain = {i for i in ours.keys() | theirs.keys() if i not in outside}

@@ -27,7 +27,8 @@ def draft_prompt(exchange: Exchange, prompt: Prompt | list[int], target: list[in
         own = encode(exchange.draft.tokenizer, prompt)
     except Exception:  # no chat template, or one that fails on these messages, which the target's takes
         return _translated(exchange, target)
-    return own if isinstance(prompt, str) else _as_open(exchange, own, target)
+    own = own if isinstance(prompt, str) else _as_open(exchange, own, target)
+    return [t for t in own if t < exchange.draft.vocab] or _translated(exchange, target)
 
 
 def encode_for_pair(exchange: Exchange, prompt: Prompt | list[int]) -> PairPrompt:

@@ -41,15 +41,16 @@ def cut(text: str) -> tuple[list[str], str]:
 
 
 class Speller:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: int | None = None) -> None:
+        """`vocab`: leave out tokens from this id on, which a tokenizer may have and its model has not."""
+        self.tokenizer, self.vocab = tokenizer, vocab
         self._bytes = lru_cache(None)(TokenBytes(tokenizer).of)
-        self._piece = lru_cache(CACHED)(self._tokenize)
+        self._piece = lru_cache(CACHED)(self._known)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend if hasattr(backend, "encode") else None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Speller:
-        return Speller(copy.deepcopy(self.tokenizer, memo))  # without what it has cached
+        return Speller(copy.deepcopy(self.tokenizer, memo), self.vocab)  # without what it has cached
 
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to a text."""
@@ -72,6 +73,10 @@ class Speller:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         finally:
             self._backend.encode_special_tokens = False
+
+    def _known(self, piece: str) -> tuple[int, ...]:
+        found = self._tokenize(piece)
+        return found if self.vocab is None else tuple(token for token in found if token < self.vocab)
 
     def _tokenize(self, piece: str) -> tuple[int, ...]:
         wanted, fallback = piece.encode(), None

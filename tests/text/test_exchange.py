@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -320,3 +321,19 @@ def test_a_tokenizer_that_cannot_spell_the_other_is_refused() -> None:
         exchange(EXACT["bytes, many merges"](), letters("xyz"))
     with pytest.raises(ModelError, match=r"tokens of the draft, such as .* cannot be spelled"):
         exchange(letters("the"), letters("the quick brown fox jumps"))
+
+
+@pytest.mark.parametrize("less", [(1, 0), (0, 1), (0, 9)])
+def test_tokens_that_a_model_has_no_row_for_are_neither_fed_nor_proposed(less: tuple[int, int]) -> None:
+    tokenizers = byte_level(300, special=("<end 0>",)), byte_level(380, special=("<end 1>",))
+    assert all(t.eos_token_id == len(t) - 1 for t in tokenizers)
+    sides = [Side(t, len(t) - n, frozenset([t.eos_token_id])) for t, n in zip(tokenizers, less, strict=True)]
+    found = Exchange(sides[0], sides[1])
+    for mapped, side in ((found.to_draft, sides[1]), (found.to_target, sides[0])):
+        assert all(token is None or token < side.vocab for token in mapped.values())
+    assert found.rows_for_target(torch.zeros(1, sides[1].vocab)).shape == (1, sides[0].vocab)
+    text = tokenizers[1].decode(range(sides[1].vocab - 20, sides[1].vocab + less[1])) + "<end 1>"
+    pair = encode_for_pair(found, text)
+    reader = Reader(found, pair.draft, 0)
+    reader.extend(pair)
+    assert reader.ids and max(reader.ids) < sides[1].vocab
