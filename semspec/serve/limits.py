@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from semspec.errors import BadRequest
 from semspec.options import Options
 
+LONGEST_STEP = 512  # tokens of a reasoning step: what step rules draft by default, or as published
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from semspec.pair import Pair
-from semspec.text.steps import MAX_STEP_TOKENS
+from semspec.serve.limits import LONGEST_STEP
 
 MIB = 2**20
 TRIM_SECONDS = 10.0  # between two trims; one takes some milliseconds
@@ -38,7 +38,7 @@ def working_bytes(pair: Pair, draft_tokens: int) -> int:
     target = pair.target
     if target.device.type != "cpu":
         return LAZY
-    rows = target.free * (1 + max(draft_tokens, MAX_STEP_TOKENS if pair.draft is not None else 0))
+    rows = target.free * (1 + max(draft_tokens, LONGEST_STEP if pair.draft is not None else 0))
     logits = rows * target.vocab * FLOAT * COPIES
     return LAZY + logits + pair.executor.budget * target.capacity * FLOAT  # the mask of a pass over a long context
 

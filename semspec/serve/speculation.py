@@ -10,9 +10,8 @@ from semspec.draft import DrafterKind
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.registry import current_name
-from semspec.serve.limits import Settings
+from semspec.serve.limits import LONGEST_STEP, Settings
 from semspec.serve.schema import SHARED, SpeculationBase
-from semspec.text.steps import MAX_STEP_TOKENS
 from semspec.verify import REGISTRY, Rule
 from semspec.verify.step_rule import StepRule
 
@@ -105,7 +104,7 @@ def _check(rule: Rule, settings: Settings) -> None:
     limit = settings.limits.draft_tokens
     lengths = {"min_draft_tokens": (rule.min_draft_tokens(), limit)}
     if isinstance(rule, StepRule):
-        lengths["max_step_tokens"] = rule.max_step_tokens, max(limit, MAX_STEP_TOKENS)
+        lengths["max_step_tokens"] = rule.max_step_tokens, max(limit, LONGEST_STEP)
         # Its own default gives way to the limit, see `_capped`.
         lengths["rewrite_tokens"] = rule.rewrite_tokens, max(limit, type(rule).rewrite_tokens)
         if rule.rewrite:

@@ -36,6 +36,14 @@ def asked(settings: Settings = LOOSE, **speculation: Any) -> Options:
     return apply(Speculation.model_validate(speculation), settings)
 
 
+def test_what_rules_do_by_default_or_as_published_is_allowed():
+    for name, rule in REGISTRY.items():
+        if not getattr(rule, "refereed", False):
+            asked(verifier=name)
+        if "paper" in {f.name for f in option_fields(rule)}:
+            assert asked(verifier=name, paper=True).verifier.paper  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "speculation",
     [
