@@ -123,7 +123,9 @@ class AdaptiveLength:
         requested = min(made.requested, self.max_tokens)
         if self.rates and not made.prompt:
             self._keep_account(made, requested)
-        if requested and not made.drafted:  # nothing was found, which says nothing about drafts
+        if requested and not made.drafted:  # nothing was found, which says nothing about drafts but what they cost
+            if made.timed and made.draft > 0:
+                self.draft.add(requested, made.draft)
             return
         if requested:
             self._count(requested, made.tokens - 1)

@@ -321,3 +321,14 @@ def test_a_measurement_of_zero_seconds_is_corrected():
     for _ in range(5):
         draft.add(4, 0.4)
     assert draft.of(4) > 0.3 and draft.of(8) > 0.6
+
+
+def test_a_model_that_never_proposes_anything_is_not_asked_for_ever():
+    """As one whose tokenizer cannot spell what the target writes: each empty draft costs as much as ten tokens."""
+    policy, spent, tokens = AdaptiveLength(), 0.0, 0
+    for i in range(2000):
+        n = policy.length()
+        made = Round(n, 0, 1, 10.0, 1.0, timed=i > 0) if n else Round(0, 0, 4, 0.0, 4.0, timed=i > 0)
+        policy.observe(made)
+        spent, tokens = spent + made.draft + made.target, tokens + made.tokens
+    assert spent < 1.05 * tokens, "in tokens of the target alone"
