@@ -103,6 +103,9 @@ class Preparer:
 
     def _draft_length(self, rule: Rule, options: Options) -> int | DraftLengthPolicy:
         length = options.draft_length()
+        if options.num_draft_tokens is None and not isinstance(length, int) and plan_of(self.target):
+            # A sparse plan sees drafts as wholes, so the text depends on where they end: not on a clock, unless asked.
+            length = min(rule.default_draft_tokens(), options.max_draft_tokens)
         if isinstance(length, int):
             return length
         lengths = options.max_draft_tokens, rule.min_draft_tokens()

@@ -218,6 +218,8 @@ class EventStream(Response):
             try:
                 async with asyncio.timeout(left):  # a client that reads slowly is not waited for any longer
                     await unless_gone(self.http, self._send(send))
+                    if scope.get("gone"):  # while the rest of the answer was written to nobody
+                        raise Gone
             except (OSError, Gone):  # a TimeoutError is an OSError
                 scope["journal"]["status"] = Gone.STATUS
         if self.request.finished < self.request.count:

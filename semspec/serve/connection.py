@@ -49,6 +49,8 @@ class Connection(H11Protocol):
         for timer in (self._request_timer, self._delivery_timer):
             if timer is not None:
                 timer.cancel()
+        if self._answering:  # writing to it goes on without an error
+            cast(dict[str, Any], self.scope)["gone"] = True
         self.clients[self._address] -= 1
         if not self.clients[self._address]:
             del self.clients[self._address]

@@ -27,7 +27,7 @@ from semspec.probe.head import Probe
 from semspec.sampling import noise
 from semspec.sampling.draw import choose, process
 from semspec.text.steps import DELIMITERS, MAX_STEP_TOKENS
-from semspec.types import Draft, Sampling
+from semspec.types import COLDEST, Draft, Sampling
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
@@ -75,8 +75,8 @@ class StepRule(Rule):
             raise BadRequest(f"{self.name}'s ahead is {self.ahead}; give a probability from 0 to 1")
         if self.rewrite_tokens < 1:
             raise BadRequest(f"{self.name}'s rewrite_tokens is {self.rewrite_tokens}; give 1 or more")
-        if self.bonus <= 0:
-            raise BadRequest(f"{self.name}'s bonus is {self.bonus}; give a temperature above 0")
+        if not self.bonus >= COLDEST:
+            raise BadRequest(f"{self.name}'s bonus is {self.bonus}; give a temperature of at least {COLDEST:g}")
         if self.delimiters not in DELIMITERS:
             raise BadRequest(f"{self.name}'s delimiters is {self.delimiters!r}; give {' or '.join(DELIMITERS)}")
         if self.end_tokens < 0:

@@ -148,7 +148,7 @@ def test_methods_are_read_with_their_draft_length_and_drafter():
     assert (options.num_draft_tokens, options.draft_min_p, options.draft_max_entropy) == ("auto", 0.4, None)
     assert [a.name for a in arms_for(["exact", "none", "exact"], True, 8, "auto")] == ["none", "draft", "exact"]
     assert [a.name for a in arms_for(["exact"], False, 8, "auto")] == ["none", "exact"]
-    for given, spec, used in [(None, "fly", 15), (None, "exact", 8), (4, "fly", 4), (4, "fly:k=6", 6)]:
+    for given, spec, used in [(None, "fly", 15), (None, "exact", "auto"), (4, "fly", 4), (4, "fly:k=6", 6)]:
         arm = parse_arm(spec, given)
         assert arm.to_dict()["num_draft_tokens"] == arm.options().draft_length() == used, "what is used is recorded"
     assert parse_arm("fly:loop_repeats=0,loop_period=64").options().repetition_guard() == RepetitionGuard(0, 64)

@@ -16,7 +16,7 @@ import torch
 from semspec import verify
 from semspec.draft import EarlyExit, ModelDrafter
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.draft_length import DraftLengthPolicy
+from semspec.loop.draft_length import DraftLengthPolicy, Round
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.types import DecodeOutput, Sampling
@@ -52,8 +52,8 @@ class Restless:
     def length(self) -> int:
         return self.n
 
-    def observe(self, requested: int, tokens: int, draft: float, target: float, timed: bool = True) -> None:
-        self.n = (requested + 2 * tokens) % 4
+    def observe(self, made: Round) -> None:
+        self.n = (made.requested + 2 * made.tokens) % 4
 
 
 def p_value(
@@ -71,6 +71,7 @@ def p_value(
         stats, job = Stats(), Job([1], rule, policy(), LENGTH, Sampling(1.0, seed=seed))
         tasks.append(executor.submit(kind(job, target, ModelDrafter(draft, EarlyExit(min_p)), stats).decode(), stats))
     executor.run()
+    assert not any(task.error for task in tasks)
     counts = torch.zeros(VOCAB**LENGTH)
     for task in tasks:
         tokens = [t for event in task.events for t in event.tokens]

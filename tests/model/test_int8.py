@@ -90,6 +90,6 @@ def test_logits_are_the_same_to_the_last_bit_however_a_text_is_cut_into_passes(
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_drafts_are_lossless_for_the_model_in_integers(target_folder: Path, draft_folder: Path, dtype: str) -> None:
     pair = semspec.load(target_folder, draft_folder, device="cpu", dtype=dtype, slots=2)
-    options = {"max_new_tokens": 120, "ignore_eos": True}
+    options = {"max_new_tokens": 120, "ignore_eos": True, "num_draft_tokens": 4}
     plain, drafted = (pair.generate("the quick brown", verifier=v, **options) for v in ("none", "exact"))
     assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0

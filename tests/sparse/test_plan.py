@@ -98,5 +98,5 @@ def test_a_plan_belongs_to_its_model(runner: ModelRunner) -> None:
 
 def test_weights_of_one_byte_are_refused(tmp_path: Path) -> None:
     model = ModelRunner.load(save(make_model("llama3"), tmp_path), device="cpu", dtype="int8", slots=1, context=64)
-    with pytest.raises(BadRequest, match="int8"):
+    with pytest.raises(BadRequest, match="weights of floating point"):
         apply(SparsePlan(attention=AttentionPlan()), model)
