@@ -37,7 +37,6 @@ class Clusterer(ABC):
     """Fields, but for `source`, are options: "embedding:threshold=0.9" sets the field `threshold`."""
 
     name: ClassVar[str]
-    needs_pair: ClassVar[bool] = False
 
     source: Source
 

@@ -147,7 +147,6 @@ class Judge(Pairwise):
     """The same, if the target says so: it reads both in either order, and "yes" must weigh more than "no"."""
 
     name = "judge"
-    needs_pair = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

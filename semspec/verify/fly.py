@@ -22,6 +22,7 @@ Source: Li et al. 2025, arXiv 2511.22972, its released code, and vLLM's pull req
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -64,6 +65,10 @@ class Fly(Rule):
             raise BadRequest(f"fly's window is {self.window}; give 0 (no window) or a number of following matches")
         if self.theta < 0:
             raise BadRequest(f"fly's theta is {self.theta}; give 0 (no gate) or a positive entropy")
+        if self.reading == "code":
+            text = "fly's reading=code is now called released; the old name goes with the next release"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            object.__setattr__(self, "reading", "released")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise BadRequest(f"fly's {name} is {getattr(self, name)!r}; give {' or '.join(known)}")

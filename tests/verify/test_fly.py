@@ -3,7 +3,9 @@ out in plain Python for one draft at a time; and our own switches."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -223,3 +225,15 @@ def test_special_tokens_are_protected_unless_the_released_behaviour_is_asked_for
     one = One([UNDECIDED, *[hot(3)] * 7], [1, *[3] * 6])
     assert decide(make("fly"), [one], protected=frozenset({1})) == [(0, 2, [])]
     assert decide(make("fly:protect=false"), [one], protected=frozenset({1})) == [(7, 3, [0])]
+
+
+def test_the_former_name_of_a_reading_is_taken_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="now called released"):
+        assert make("fly:reading=code") == make("fly:reading=released")
+
+
+def test_the_former_name_of_what_lossy_rules_share_is_taken_with_a_warning() -> None:
+    sys.modules.pop("semspec.verify.loose", None)
+    with pytest.warns(DeprecationWarning, match=r"now semspec\.verify\.lossy"):
+        loose = importlib.import_module("semspec.verify.loose")
+    assert loose.conclude is importlib.import_module("semspec.verify.lossy").conclude
