@@ -22,7 +22,7 @@ from semspec.serve.hosts import HostCheck
 from semspec.serve.limits import BodyLimit, Settings
 from semspec.serve.logs import Journal
 from semspec.serve.metrics import Metrics
-from semspec.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest, TokenizeRequest
 
 PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {

@@ -23,12 +23,11 @@ from semspec.serve.http_errors import HttpError, as_http_error
 from semspec.serve.in_flight import InFlightRequest
 from semspec.serve.limits import Settings
 from semspec.serve.reasoning import Splitter
-from semspec.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from semspec.serve.tokenization import Tokenization
 
 T = TypeVar("T")
 MAX_TOKENIZE = 8  # requests of /tokenize at a time
-MIN_TEMPERATURE = 1e-4  # below it, logits divided by it leave nothing but the greedy choice
 
 
 class Service:
@@ -59,7 +58,8 @@ class Service:
         """Checks come in the order of their cost: nothing is tokenized for a request that cannot be accepted."""
         limits = self.settings.limits
         self.check_model(body.model)
-        options = self._options(body)
+        options = body.onto(speculation.apply(body.speculation, self.settings))
+        options = replace(options, logprobs=body.num_top_logprobs)
         chat = isinstance(body, ChatRequest)
         count = body.n * (1 if chat else len(body.prompts))
         if count > limits.choices:
@@ -117,21 +117,6 @@ class Service:
     def close(self) -> None:
         if self._tokenization is not None:
             self._tokenization.close()
-
-    def _options(self, body: ChatRequest | CompletionRequest) -> Options:
-        temperature = 1.0 if body.temperature is None else body.temperature
-        return replace(
-            speculation.apply(body.speculation, self.settings),
-            temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(body.top_k, 0),  # -1 means off in vLLM
-            min_p=body.min_p,
-            stop=body.stops,
-            stop_ids=body.stop_token_ids,
-            ignore_eos=body.ignore_eos,
-            max_thinking_tokens=body.max_thinking_tokens,
-            logprobs=body.num_top_logprobs,
-        )
 
     def _fit(self, prompt: list[int], options: Options, max_new_tokens: int | None) -> Options:
         """With as many new tokens as are asked for, or as the context has room for."""

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from semspec.errors import BadRequest, SemspecError
-from semspec.serve.schema import Speculation
+from semspec.serve.schema.speculation import Speculation
 
 KINDS = {
     400: "invalid_request_error",

@@ -11,7 +11,7 @@ from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.registry import current_name
 from semspec.serve.limits import LONGEST_STEP, Settings
-from semspec.serve.schema import SHARED, SpeculationBase
+from semspec.serve.schema.speculation import SHARED, SpeculationBase
 from semspec.verify import REGISTRY, Rule
 from semspec.verify.step_rule import StepRule
 

@@ -18,7 +18,7 @@ import semspec
 from semspec import BadRequest
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.logs import JsonFormatter
-from semspec.serve.schema import Message
+from semspec.serve.schema.messages import Message
 from tests.serve.live import Live, serving, until
 
 ASK = [{"role": "user", "content": "Mia has 4 bags with 6 pens each. How many pens does Mia have?"}]

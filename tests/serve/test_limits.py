@@ -19,7 +19,7 @@ import semspec
 from semspec import BadRequest
 from semspec.cli.serve import keys
 from semspec.serve.limits import Limits, Settings
-from semspec.serve.schema import Speculation
+from semspec.serve.schema.speculation import Speculation
 from semspec.serve.speculation import apply
 from semspec.verify import make
 from tests.serve.live import JSON, Live, serving, until

@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from pydantic import ValidationError
 from schemathesis import GenerationMode
 
-from semspec.serve.schema import CompletionRequest
+from semspec.serve.schema.requests import CompletionRequest
 from tests.serve.live import Live
 
 QUICKLY = settings(

@@ -22,7 +22,8 @@ from semspec.serve.engine import Engine
 from semspec.serve.hosts import HostCheck, host_names, parse_host
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.metrics import Metrics
-from semspec.serve.schema import ChatRequest, CompletionRequest, Speculation
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest
+from semspec.serve.schema.speculation import Speculation
 from semspec.serve.speculation import apply, option_fields
 from semspec.serve.tokenization import Tokenization
 from semspec.verify import REGISTRY

@@ -1,0 +1,72 @@
+"""What all bodies have in common: kinds of values, and how null and values that ask for nothing are read.
+
+Lists stop being validated at their first bad item, and long ones before it: a body of garbage must not hold up the
+event loop.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+MAX_FIELDS = 64  # of one object
+
+
+def _well_formed(text: str) -> str:
+    """JSON can spell halves of characters, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has half a character in it (a lone surrogate); send whole ones") from None
+    return text
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Checks a list's length before its items."""
+
+    def check(items: Any) -> Any:
+        if isinstance(items, list) and len(items) > count:
+            raise ValueError(f"there are {len(items)} items; send at most {count}")
+        return items
+
+    return BeforeValidator(check)
+
+
+def without_neutral(given: Any, neutral: dict[str, tuple[Any, ...]]) -> Any:
+    """Without fields that ask for nothing; those that ask for something we cannot do are refused."""
+    if not isinstance(given, dict):
+        return given
+    for name, nothing in neutral.items():
+        if given.get(name) is not None and given[name] not in nothing:
+            raise ValueError(f"{name} is not supported by this server; leave it out")
+    return {k: v for k, v in given.items() if k not in neutral}
+
+
+def _without_null(given: Any) -> Any:
+    """A null is as good as nothing, but for max_tokens, which it makes unlimited."""
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_FIELDS:
+        raise ValueError(f"there are {len(given)} fields; send at most {MAX_FIELDS}")
+    return {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
+
+
+Text = Annotated[str, AfterValidator(_well_formed)]
+Token = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+
+
+class Lenient(BaseModel):
+    """Takes null for any field that has a default, and true and false for no number."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, given: Any) -> Any:
+        found = _without_null(given)
+        for name in [k for k, v in found.items() if isinstance(v, bool)] if isinstance(found, dict) else ():
+            kind = cls.model_fields[name].annotation if name in cls.model_fields else bool
+            if bool not in (kind, *get_args(kind)):
+                raise ValueError(f"{name} is true or false, which it cannot be; give a number or a text")
+        return found

@@ -1,0 +1,58 @@
+"""How tokens are chosen and where an answer ends, from a request's fields to `Options`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from semspec.options import Options
+from semspec.serve.schema.base import Lenient, Text, Token, at_most
+
+MIN_TEMPERATURE = 1e-4  # below it, logits divided by it leave nothing but the greedy choice
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "best_of": (1,),
+    "echo": (False,),
+}
+"""Fields we do not have, with the values that ask for nothing."""
+StopString = Annotated[Text, Field(min_length=1, max_length=500)]
+Stops = Annotated[list[StopString], Field(fail_fast=True), at_most(16)]
+
+
+class SamplingFields(Lenient):
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopString | Stops | None = None
+    stop_token_ids: Annotated[list[Token], Field(fail_fast=True), at_most(64)] = Field(default_factory=list)
+    ignore_eos: bool = False
+    max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="Tokens of thinking after which its end is forced and the answer follows."
+    )
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def onto(self, options: Options) -> Options:
+        """The options, changed as the request asks."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return replace(
+            options,
+            temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k, 0),  # -1 means off in vLLM
+            min_p=self.min_p,
+            stop=self.stops,
+            stop_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            max_thinking_tokens=self.max_thinking_tokens,
+        )
