@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 if TYPE_CHECKING:
+    from semspec import hf
     from semspec import verify as verifiers
     from semspec.draft import register as register_drafter
     from semspec.errors import BadRequest, BatchFailed, ModelError, SemspecError
@@ -41,6 +42,7 @@ _HOME = {name: (module, name) for module, names in _HOMES.items() for name in na
     "register_task": ("semspec.tasks", "register"),
     "register_clusterer": ("semspec.probe_fit.cluster", "register"),
 }
+_MODULES = {"verifiers": "semspec.verify", "hf": "semspec.hf"}
 
 __all__ = [
     "BadRequest",
@@ -56,6 +58,7 @@ __all__ = [
     "Session",
     "Stats",
     "Stream",
+    "hf",
     "load",
     "register_clusterer",
     "register_drafter",
@@ -66,8 +69,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "verifiers":
-        return import_module("semspec.verify")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name == "register":
         warn("semspec.register is now register_rule; the old name goes with the next release", DeprecationWarning, 2)
         name = "register_rule"

@@ -25,6 +25,7 @@ ROWS = [
     "loop",
     "options",
     "pair",
+    "hf",
     "semspec",  # the public names
     "tasks",
     "probe_fit bench serve",
