@@ -63,7 +63,7 @@ class ScoreOutput:
     """Rows for the last `keep` tokens fed: row i predicts the token after fed token i."""
 
     logits: Tensor  # [keep, V]
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [keep, d]
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [Score.kept_states, d]
 
     @staticmethod
     def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
@@ -224,11 +224,9 @@ class Event:
 
 
 class Runner(Protocol):
-    """One model with a KV cache for several sequences (slots). Nothing else calls a model.
-
-    `score` feeds tokens and returns what follows each; `decode` feeds tokens and continues autoregressively. After
-    either, the slot holds all tokens fed; the last token that `decode` returns is not fed yet.
-    """
+    """One model with a KV cache for several sequences (slots). Nothing else calls a model. `score` feeds tokens
+    and returns what follows each; `decode` feeds tokens and continues autoregressively. After either, the slot holds
+    all tokens fed; the last token that `decode` returns is not fed yet."""
 
     vocab: int
     capacity: int  # tokens a slot can hold
@@ -276,6 +274,11 @@ class Score:
     keep: int
     layers: tuple[int, ...] = ()  # whose hidden states to return
     drafting: bool = False  # for a drafter; its seconds are counted as the draft's
+    states: int = 0  # last tokens whose hidden states to return, if more than `keep`
+
+    @property
+    def kept_states(self) -> int:
+        return max(self.keep, self.states)
 
 
 @dataclass(slots=True, eq=False)
@@ -330,7 +333,7 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes for one sequence. `propose` is a generator, so that the passes of draft models are batched too."""
+    """Proposes for one sequence. `propose` is a generator, so that draft models are batched. See draft/reading.py."""
 
     runners: list[Runner]  # each needs one slot, given to `begin` in this order
 

@@ -85,11 +85,12 @@ class FakeRunner:
         for i, token in enumerate(request.tokens):
             assert 0 <= token < self.vocab
             self.held[request.slot].append(token)
-            if i >= len(request.tokens) - request.keep:
+            if i >= len(request.tokens) - request.kept_states:
                 rows.append(self.logits(self.held[request.slot]))
         assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
         logits = torch.tensor(rows).view(len(rows), self.vocab)
-        return ScoreOutput(logits, {layer: logits + layer for layer in request.layers})
+        kept = logits[len(logits) - request.keep :]
+        return ScoreOutput(kept, {layer: logits + layer for layer in request.layers})
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         before = len(self.diary)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from semspec.draft.reading import ReadingDrafter
 from semspec.loop.draft_length import TARGET_ONLY_TOKENS, DraftLengthPolicy, FixedLength, Round
 from semspec.loop.repetition import RepetitionGuard
 from semspec.loop.stats import Stats
@@ -89,6 +91,10 @@ class Decoder:
         self.state: Tensor | None = None  # the rule's state for this sequence
         self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
+        self.reader = drafter if isinstance(drafter, ReadingDrafter) else None
+        self.layers = self.reader.layers if self.reader else ()  # of the target, that the drafter reads
+        self.unobserved: list[dict[int, Tensor]] = []  # their states in passes since the last commit
+        self.observed = 0  # tokens of the context whose states the drafter has
 
     def decode(self) -> SequenceGenerator:
         slots: list[int] = []
@@ -122,7 +128,7 @@ class Decoder:
         assert self.thinking is not None
         tokens, logprobs = [self.thinking.end], None
         if self.job.logprobs is not None:
-            rows: ScoreOutput = yield Score(self.target, self.slot, self.pending(), keep=1)
+            rows: ScoreOutput = yield from self.read(self.pending(), keep=1)
             logprobs = logprobs_of(rows.logits, tokens, self.job.logprobs)
         self.thinking.cut = True
         _, finish = self.cut(tokens, left)
@@ -155,9 +161,7 @@ class Decoder:
         """Score, verify, commit."""
         job = self.job
         draft, layout = self.fit(draft, rule)
-        rows: ScoreOutput = yield Score(
-            self.target, self.slot, self.pending() + layout, keep=1 + len(layout), layers=rule.layers
-        )
+        rows: ScoreOutput = yield from self.read(self.pending() + layout, keep=1 + len(layout), layers=rule.layers)
         if not draft.tokens:  # nothing to verify: the target's own token follows
             rule = EXACT
         own = rule is job.rule
@@ -195,15 +199,37 @@ class Decoder:
 
     def decode_target(self, n: int, left: int, pause: frozenset[int] = frozenset()) -> Generator[Request, Any, Event]:
         """The target generates a few tokens without a draft, up to one at which to pause."""
-        job = self.job
+        job, pending = self.job, self.pending()
+        if self.layers and len(pending) > 1:  # a decode returns no states of what it reads before its first token
+            yield from self.read(pending[:-1], keep=0)
+            pending = pending[-1:]
         out: DecodeOutput = yield Decode(
-            self.target, self.slot, self.pending(), min(n, left), job.sampling, TARGET, job.stop | pause,
-            logprobs=job.logprobs,
+            self.target, self.slot, pending, min(n, left), job.sampling, TARGET, job.stop | pause,
+            logprobs=job.logprobs, layers=self.layers,
         )  # fmt: skip
+        self.unobserved.append(out.hidden)
         count, finish = self.cut(out.tokens, left)
         for _ in range(count):
             self.stats.observe(drafted=0, accepted=0)
         return self.commit(out.tokens[:count], out.logprobs, finish)
+
+    def read(self, tokens: list[int], keep: int, layers: tuple[int, ...] = ()) -> Generator[Request, Any, ScoreOutput]:
+        """The target reads tokens. Returns what was asked for; a drafter that reads the target gets all states."""
+        if not self.layers:
+            return (yield Score(self.target, self.slot, tokens, keep, layers))
+        both = tuple(sorted({*self.layers, *layers}))
+        rows: ScoreOutput = yield Score(self.target, self.slot, tokens, keep, both, states=len(tokens))
+        self.unobserved.append({layer: rows.hidden[layer] for layer in self.layers})
+        return ScoreOutput(rows.logits, {layer: rows.hidden[layer][len(tokens) - keep :] for layer in layers})
+
+    def observe(self) -> None:
+        """Give the drafter the states of all that the target has read for good."""
+        read, self.unobserved = self.unobserved, []
+        tokens = self.context[self.observed : self.target.length(self.slot)]
+        if self.reader is not None and tokens:
+            hidden = {layer: torch.cat([part[layer] for part in read])[: len(tokens)] for layer in self.layers}
+            self.reader.observe(tokens, hidden)
+            self.observed += len(tokens)
 
     def allowed(self, rule: Rule) -> Rule:
         """This rule, or `exact` where a lossy one is not allowed."""
@@ -263,5 +289,6 @@ class Decoder:
         if not (self.job.rule.lossless or self.strict):
             self.check_repetition(len(tokens))
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
+        self.observe()
         own = None if logprobs is None else logprobs[: len(tokens)]
         return Event(tokens, ["target"] * len(tokens), logprobs=own, finish_reason=finish)

@@ -25,13 +25,13 @@ class ScoreWork:
     def next_pass(self, budget: int) -> Score:
         """The next chunk, with those of the requested rows that are in it."""
         end = min(self.fed + budget, len(self.request.tokens))
-        first_kept = max(self.fed, len(self.request.tokens) - self.request.keep)
-        tokens = self.request.tokens[self.fed : end]
+        tokens, total, begin = self.request.tokens[self.fed : end], len(self.request.tokens), self.fed
         self.fed = end
-        return replace(self.request, tokens=tokens, keep=max(0, end - first_kept))
+        keep, states = (max(0, end - max(begin, total - n)) for n in (self.request.keep, self.request.states))
+        return replace(self.request, tokens=tokens, keep=keep, states=states)
 
     def take(self, rows: ScoreOutput) -> None:
-        if len(rows.logits) or not self.waiting:  # chunks of a prompt return nothing
+        if len(rows.logits) or rows.hidden or not self.waiting:  # else a chunk of a prompt, which returns nothing
             self.parts.append(rows)
 
     @property

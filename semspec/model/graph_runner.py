@@ -92,13 +92,16 @@ class GraphRunner:
         key = ("score", batch, queries, layers, None if marks is None else (sparsity, pairs is None))
         logits, hidden = self.launcher.run(key, work, buffer)
         # Copies, since the next pass reuses the buffers: one for all sequences, of the rows that any of them wants.
+        longest = max(len(r.tokens) for r in requests)
         first = min(len(r.tokens) - r.keep for r in requests)
-        at = (slice(len(requests)), slice(first, max(len(r.tokens) for r in requests)))
-        logits, hidden = logits[..., :vocab][at].clone(), {layer: h[at].clone() for layer, h in hidden.items()}
+        seen = min(len(r.tokens) - r.kept_states for r in requests)
+        logits = logits[: len(requests), first:longest, :vocab].clone()
+        hidden = {layer: h[: len(requests), seen:longest].clone() for layer, h in hidden.items()}
         answers = []
         for b, r in enumerate(requests):
-            own = slice(len(r.tokens) - r.keep - first, len(r.tokens) - first)
-            answers.append(ScoreOutput(logits[b, own], {layer: hidden[layer][b, own] for layer in r.layers}))
+            n = len(r.tokens)
+            own, states = slice(n - r.keep - first, n - first), slice(n - r.kept_states - seen, n - seen)
+            answers.append(ScoreOutput(logits[b, own], {layer: hidden[layer][b, states] for layer in r.layers}))
         return answers
 
     def buffer(self, key: Any, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

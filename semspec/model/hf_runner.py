@@ -120,7 +120,7 @@ class TransformersRunner:
             **keep,
         )
         logits = out.logits[0, out.logits.shape[1] - r.keep :, : self.vocab]
-        return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.keep :] for layer in r.layers})
+        return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.kept_states :] for layer in r.layers})
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:

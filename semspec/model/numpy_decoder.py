@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from semspec.model.int4 import Int4Linear
 from semspec.model.int8 import Int8Linear
 from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
+from semspec.model.rows import last_rows, prefill, rest, split_rows
 from semspec.model.transformer import Layer, Transformer
 from semspec.types import Score, ScoreOutput
 
@@ -102,32 +102,32 @@ class NumpyDecoder:
             if r.keep and cut <= MAX_TOKENS:
                 cut = 0
             if cut:
-                before.append((replace(r, tokens=r.tokens[:cut], keep=0, layers=()), start))
-            here.append((replace(r, tokens=r.tokens[cut:]), start + cut))
+                before.append((prefill(r, cut), start))
+            here.append((rest(r, cut), start + cut))
         return before, here
 
     def score(self, parts: Sequence[Part], vocab: int) -> list[ScoreOutput]:
         chunks = [SequenceChunk(r.slot, start, len(r.tokens)) for r, start in parts]
-        wanted, row = list[int](), 0
-        for r, _ in parts:
-            row += len(r.tokens)
-            wanted += range(row - r.keep, row)
+        requests = [r for r, _ in parts]
+        wanted, observed = last_rows(requests)
         layers = {layer for r, _ in parts for layer in r.layers}
         tokens = [t for r, _ in parts for t in r.tokens]
         if not tokens:
             return [ScoreOutput(torch.empty(0, vocab), {}) for _ in parts]
-        logits, hidden = self.forward(tokens, chunks, wanted, layers)
-        outputs, row = [], 0
-        for r, _ in parts:
-            rows = slice(row, row := row + r.keep)
-            outputs.append(ScoreOutput(logits[rows, :vocab], {layer: hidden[layer][rows] for layer in r.layers}))
-        return outputs
+        logits, hidden = self.forward(tokens, chunks, wanted, layers, observed)
+        return split_rows(requests, logits[:, :vocab], hidden)
 
     def forward(
-        self, tokens: Sequence[int], chunks: list[SequenceChunk], wanted: list[int], layers: Collection[int] = ()
+        self,
+        tokens: Sequence[int],
+        chunks: list[SequenceChunk],
+        wanted: list[int],
+        layers: Collection[int] = (),
+        observed: list[int] | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """As `Transformer.forward`."""
         hidden: dict[int, Tensor] = {}
+        observed = wanted if observed is None else observed
         tables = {rotary: table.at(chunks) for rotary, table in self.rotary_tables.items()}
         cos_sin = {r: None if t is None else (t[0].numpy(), t[1].numpy()) for r, t in tables.items()}
         with np.errstate(over="ignore"):  # in the exponential of an activation whose value is then 0
@@ -135,7 +135,7 @@ class NumpyDecoder:
             x = x if self.scale is None else x * self.scale
             for i, layer in enumerate(self.layers):
                 if i in layers:
-                    hidden[i] = torch.from_numpy(x[wanted])
+                    hidden[i] = torch.from_numpy(x[observed])
                 normed, spec = self._norm(x, layer.attention_norm), layer.attention_spec
                 added = layer.out(self._attend(layer, i, normed, chunks, cos_sin[spec.rotary]))
                 x = x + (added if layer.attention_out_norm is None else self._norm(added, layer.attention_out_norm))
@@ -145,9 +145,9 @@ class NumpyDecoder:
                 active *= gate_up[:, half:]
                 added = layer.down(active)
                 x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
+            if len(self.layers) in layers:
+                hidden[len(self.layers)] = torch.from_numpy(self._norm(x[observed], self.norm))
             x = self._norm(x[wanted], self.norm)
-        if len(self.layers) in layers:
-            hidden[len(self.layers)] = torch.from_numpy(x)
         return torch.from_numpy(self.head(x)), hidden
 
     def _norm(self, x: Array, weight: Array) -> Array:

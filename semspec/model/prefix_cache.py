@@ -4,7 +4,8 @@ Chats send their earlier turns with every question, and applications the same in
 KV entries until somebody needs it. A new sequence gets the longest prefix of its prompt that any idle slot holds: that
 slot itself if the prompt goes on from it, else a copy, so that two conversations with the same instructions do not take
 turns in evicting each other. Only the rest is fed. Decoders do not notice: a slot begins empty and its whole prompt is
-fed to it; what is there already is left out of the pass.
+fed to it; what is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a
+prefix without them is read again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from semspec.model.remembered_states import RememberedStates
+from semspec.model.rows import after, rest
 from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
@@ -29,6 +33,7 @@ class PrefixCache(RunnerWrapper):
         self._limit = runner.free if slots is None else slots
         self._idle = [runner.acquire() for _ in range(runner.free if slots is None else 0)]  # least recently used first
         self._cached: dict[int, list[int]] = {slot: [] for slot in self._idle}  # tokens whose KV entries a slot has
+        self._states: dict[int, RememberedStates] = {}  # by slot, where a drafter wanted them
         self._lengths: dict[int, int] = {}  # of slots in use, as their users see them
         self.queries = self.hits = 0  # prompt tokens looked up, and found
         self.reused = 0  # tokens that the last acquired slot had
@@ -50,6 +55,9 @@ class PrefixCache(RunnerWrapper):
                 self._cached[slot] = []  # until the copy is complete
                 self.inner.copy(best, slot, shared[best])
                 self._cached[slot] = self._cached[best][: shared[best]]
+                self._states.pop(slot, None)
+                if best in self._states:
+                    self._states[slot] = self._states[best].first(shared[best])
         if slot in self._idle:
             self._idle.remove(slot)
         self._lengths[slot] = 0
@@ -73,6 +81,7 @@ class PrefixCache(RunnerWrapper):
         while self._idle:
             slot = self._idle.pop()
             del self._cached[slot]
+            self._states.pop(slot, None)
             self.inner.release(slot)
 
     def __del__(self) -> None:
@@ -91,27 +100,32 @@ class PrefixCache(RunnerWrapper):
         self._lengths[slot] = length
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
-        answers: list[ScoreOutput | None] = []
+        remembered: list[dict[int, Tensor]] = []
         feeds: list[Score] = []
         for request in requests:
             found = self._lookup(request)
+            remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
-            if found == len(request.tokens):
-                answers.append(ScoreOutput(torch.empty(0, self.vocab, device=self.device)))
-            else:
-                answers.append(None)
+            if found < len(request.tokens):
                 self._cut(request.slot)
-                feeds.append(replace(request, runner=self.inner, tokens=request.tokens[found:]))
-        rows = iter(self.inner.score(feeds) if feeds else ())
-        for feed in feeds:  # only a pass that succeeded leaves entries to rely on
+                feeds.append(replace(rest(request, found), runner=self.inner))
+        rows = self.inner.score(feeds) if feeds else []
+        for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
             self._append(feed.slot, feed.tokens)
-        return [next(rows) if answer is None else answer for answer in answers]
+            if feed.states:
+                first = self._lengths[feed.slot] - feed.kept_states
+                self._states.setdefault(feed.slot, RememberedStates()).append(first, row.hidden)
+        fed = dict(zip((feed.slot for feed in feeds), rows, strict=True))
+        nothing = ScoreOutput(torch.empty(0, self.vocab, device=self.device))
+        return [after(states, fed.get(r.slot, nothing)) for r, states in zip(requests, remembered, strict=True)]
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         for request in requests:
             self._cut(request.slot)
         outputs = self.inner.decode([replace(request, runner=self.inner) for request in requests])
         for request, out in zip(requests, outputs, strict=True):
+            if request.slot in self._states and len(request.tokens) == 1:  # rows are those of the tokens fed
+                self._states[request.slot].append(self._lengths[request.slot], out.hidden)
             self._append(request.slot, [*request.tokens, *out.tokens[:-1]])
         return outputs
 
@@ -119,14 +133,26 @@ class PrefixCache(RunnerWrapper):
         """How many of these tokens the slot holds already; tokens whose rows are wanted are fed in any case."""
         most, at = len(request.tokens) - request.keep, self._lengths[request.slot]
         found = common_prefix(self._cached[request.slot][at : at + most], request.tokens)
+        if request.states:
+            known = self._states[request.slot].covers(request.layers) if request.slot in self._states else 0
+            found = min(found, max(len(request.tokens) - request.states, known - at, 0))
         self.queries += most
         self.hits += found
         return found
+
+    def _remembered(self, request: Score, found: int) -> dict[int, Tensor]:
+        """The states of those of the first `found` tokens that the request wants them of."""
+        first, at = len(request.tokens) - request.states, self._lengths[request.slot]
+        if not request.states or found <= first:
+            return {}
+        return self._states[request.slot].between(at + first, at + found, request.layers)
 
     def _cut(self, slot: int) -> None:
         """Ready to be fed: the slot inside holds what its user thinks it holds."""
         self.inner.truncate(slot, self._lengths[slot])
         del self._cached[slot][self._lengths[slot] :]
+        if slot in self._states:
+            self._states[slot] = self._states[slot].first(self._lengths[slot])
 
     def _append(self, slot: int, tokens: Sequence[int]) -> None:
         self._cached[slot] += tokens

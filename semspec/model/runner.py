@@ -17,6 +17,7 @@ from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.placement import Precision, choose_context, choose_device
+from semspec.model.rows import after_prefill, last_rows, split_rows
 from semspec.model.transformer import Transformer
 from semspec.model.weights import is_quantised, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
@@ -81,9 +82,9 @@ class ModelRunner:
         if self.sparsity is None:
             return self._pass(requests)
         before, requests = self.sparsity.split_prefill(requests)
-        if before:
-            self._recorded_pass(before, self.sparsity)
-        return self._recorded_pass(self.sparsity.prepare(requests), self.sparsity)
+        read = self._recorded_pass(before, self.sparsity) if before else []
+        rows = self._recorded_pass(self.sparsity.prepare(requests), self.sparsity)
+        return after_prefill(before, read, requests, rows)
 
     def _recorded_pass(self, requests: Sequence[Score], sparsity: Sparsity) -> list[ScoreOutput]:
         starts = [self.length(r.slot) for r in requests]
@@ -99,9 +100,9 @@ class ModelRunner:
             if self.numpy_decoder is None or checked or not self.numpy_decoder.supports(requests):
                 return self._score(requests, starts)
             before, here = self.numpy_decoder.split(requests, starts)
-            if before:
-                self._score([r for r, _ in before], [start for _, start in before])
-            return self.numpy_decoder.score(here, self.vocab)
+            prompts = [r for r, _ in before]
+            read = self._score(prompts, [start for _, start in before]) if before else []
+            return after_prefill(prompts, read, requests, self.numpy_decoder.score(here, self.vocab))
         # Prompts are bound by arithmetic, and each has a size of its own: they run without graphs.
         results: dict[int, ScoreOutput] = {}
         for short in (True, False):
@@ -117,24 +118,15 @@ class ModelRunner:
         return len(r.tokens) <= MAX_QUERIES and not plain
 
     def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[ScoreOutput]:
-        chunks: list[SequenceChunk] = []
-        wanted: list[int] = []
-        row = 0
-        for r, start in zip(requests, starts, strict=True):
-            chunks.append(SequenceChunk(r.slot, start, len(r.tokens)))
-            row += len(r.tokens)
-            wanted += range(row - r.keep, row)
+        chunks = [SequenceChunk(r.slot, start, len(r.tokens)) for r, start in zip(requests, starts, strict=True)]
+        wanted, observed = last_rows(requests)
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)
         layers = {layer for r in requests for layer in r.layers}
         at = torch.tensor(wanted, dtype=torch.long, device=self.device)
         layer_ops = DENSE if self.sparsity is None else self.sparsity.layer_ops(requests, chunks)
-        logits, hidden = self.transformer.forward(tokens, chunks, self.cache, at, layers, layer_ops)
-        logits = logits[:, : self.vocab]
-        results, row = [], 0
-        for r in requests:
-            rows = slice(row, row := row + r.keep)
-            results.append(ScoreOutput(logits[rows], {layer: hidden[layer][rows] for layer in r.layers}))
-        return results
+        seen = None if observed == wanted else torch.tensor(observed, dtype=torch.long, device=self.device)
+        logits, hidden = self.transformer.forward(tokens, chunks, self.cache, at, layers, layer_ops, seen)
+        return split_rows(requests, logits[:, : self.vocab], hidden)
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:

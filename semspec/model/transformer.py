@@ -116,11 +116,13 @@ class Transformer:
         wanted: Tensor,
         layers: Iterable[int] = (),
         layer_ops: LayerOps = DENSE,
+        observed: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run packed tokens [N] through the model.
 
         Returns logits of the rows `wanted` [M] of N as [M, V], and the hidden states [M, width] of the given layers:
-        0 is the embedding, i the residual stream after layer i, and the last the one after the final norm.
+        0 is the embedding, i the residual stream after layer i, and the last the one after the final norm. States are
+        those of the rows `observed`, if these are others.
         """
         hidden: dict[int, Tensor] = {}
         want = set(layers)
@@ -132,14 +134,16 @@ class Transformer:
             x = x * self.embedding_scale
         for i, layer in enumerate(self.layers):
             if i in want:
-                hidden[i] = x[wanted]
+                hidden[i] = x[wanted if observed is None else observed]
             normed = self._norm(x, layer.attention_norm)
             added = layer.out(self._attend(layer, i, normed, metadata, cache, layer_ops))
             x = x + (added if layer.attention_out_norm is None else self._norm(added, layer.attention_out_norm))
             added = layer_ops.feed(i, layer.ffn, self._norm(x, layer.ffn_norm))
             x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
+        if len(self.layers) in want and observed is not None:
+            hidden[len(self.layers)] = self._norm(x[observed], self.norm)
         x = self._norm(x[wanted], self.norm)
-        if len(self.layers) in want:
+        if len(self.layers) in want and observed is None:
             hidden[len(self.layers)] = x
         return self.head(x), hidden
 

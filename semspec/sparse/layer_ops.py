@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -16,6 +15,7 @@ from semspec.model.experts import Experts, FeedForward, skip
 from semspec.model.kernels import BlockMeans, Kernels, SelectedBlocks
 from semspec.model.layer_ops import DENSE, Blocks, LayerOps, SparsityInputs, checks
 from semspec.model.quantised import QuantisedLinear
+from semspec.model.rows import prefill, rest
 from semspec.sparse.attention import (
     AttentionPlan,
     SequenceBlocks,
@@ -69,8 +69,8 @@ class PlanSparsity:
         for r in requests:
             unread = len(r.tokens) - r.keep if r.keep > 1 else 0
             if unread and self.is_sparse(self.cache.lengths[r.slot] + unread):
-                prefills.append(replace(r, tokens=r.tokens[:unread], keep=0, layers=()))
-                r = replace(r, tokens=r.tokens[unread:])
+                prefills.append(prefill(r, unread))
+                r = rest(r, unread)
             drafts.append(r)
         return prefills, drafts
 

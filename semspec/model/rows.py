@@ -1,0 +1,57 @@
+"""Which rows of a packed pass its requests want: logits of the last `keep` tokens of each, states perhaps of more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from semspec.types import Score, ScoreOutput
+
+
+def last_rows(requests: Sequence[Score]) -> tuple[list[int], list[int]]:
+    """Rows of the pass whose logits are wanted, and rows whose states are; mostly the same."""
+    wanted, observed, row = list[int](), list[int](), 0
+    for r in requests:
+        row += len(r.tokens)
+        wanted += range(row - r.keep, row)
+        observed += range(row - r.kept_states, row)
+    return wanted, observed
+
+
+def split_rows(requests: Sequence[Score], logits: Tensor, hidden: dict[int, Tensor]) -> list[ScoreOutput]:
+    """Each request's part of these rows."""
+    results, row, state = [], 0, 0
+    for r in requests:
+        own, seen = slice(row, row := row + r.keep), slice(state, state := state + r.kept_states)
+        results.append(ScoreOutput(logits[own], {layer: hidden[layer][seen] for layer in r.layers}))
+    return results
+
+
+def prefill(r: Score, count: int) -> Score:
+    """The first tokens of a request, in a pass before the rest: no logits, and states only of those that want them."""
+    states = max(0, r.states - (len(r.tokens) - count))
+    return replace(r, tokens=r.tokens[:count], keep=0, states=states, layers=r.layers if states else ())
+
+
+def rest(r: Score, count: int) -> Score:
+    tokens = r.tokens[count:]
+    return replace(r, tokens=tokens, states=min(r.states, len(tokens)))
+
+
+def after_prefill(
+    before: Sequence[Score], read: Sequence[ScoreOutput], requests: Sequence[Score], rows: Sequence[ScoreOutput]
+) -> list[ScoreOutput]:
+    """What the requests get if some of their tokens were read in a pass before, whose states are theirs too."""
+    states = {r.slot: part.hidden for r, part in zip(before, read, strict=True)}
+    return [after(states.get(r.slot), row) for r, row in zip(requests, rows, strict=True)]
+
+
+def after(states: dict[int, Tensor] | None, row: ScoreOutput) -> ScoreOutput:
+    """This row with the states of earlier tokens before its own, if there are any."""
+    if not states:
+        return row
+    hidden = {i: torch.cat([h, row.hidden[i]]) if i in row.hidden else h for i, h in states.items()}
+    return ScoreOutput(row.logits, hidden)
