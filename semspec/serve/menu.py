@@ -10,8 +10,8 @@ from semspec import pocket, verify
 from semspec.options import AUTO, DRAFTERS, REPEATABLE
 from semspec.pair import Pair
 from semspec.serve.limits import Settings
-from semspec.serve.speculation import option_fields
 from semspec.verify import REGISTRY, Rule
+from semspec.verify.checked import option_fields
 
 SHOWN = ("label", "main", "choices", "unset")  # of an option's metadata
 POCKET_STEPS = (3, 3, 4, 5)  # of a solution, for each example

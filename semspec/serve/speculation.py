@@ -13,11 +13,8 @@ from semspec.registry import current_name
 from semspec.serve.limits import LONGEST_STEP, Settings
 from semspec.serve.schema.speculation import SHARED, SpeculationBase
 from semspec.verify import REGISTRY, Rule
+from semspec.verify.checked import MAX_TEXT, check_paths, check_range, check_ranges, option_fields, path_fields
 from semspec.verify.step_rule import StepRule
-
-MAX_TEXT = 200  # characters of an option that is text
-MAX_FLOAT = 3e38  # about what float32 holds
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def apply(given: SpeculationBase | None, settings: Settings) -> Options:
@@ -29,7 +26,7 @@ def apply(given: SpeculationBase | None, settings: Settings) -> Options:
     rule = default = _capped_rule(verify.make(options.verifier), settings)
     if given.verifier is not None:
         rule = verify.make(given.verifier)
-        _check_paths(rule)
+        check_paths(rule)
         rule = _with_paths_of(rule, default)
     rule = _adjusted(rule, given.model_extra or {})
     _check(rule, settings)
@@ -64,13 +61,6 @@ def _capped_rule(rule: Rule, settings: Settings) -> Rule:
     return rule
 
 
-def _check_paths(rule: Rule) -> None:
-    """A client may not point at the server's disk."""
-    for field in _path_fields(rule):
-        if getattr(rule, field.name) != field.default:
-            raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is set where the server is started")
-
-
 def _check_drafter(kind: DrafterKind | None) -> None:
     """The same for drafters, whose texts may all be paths: those of other packages are not known here."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
@@ -84,11 +74,7 @@ def _with_paths_of(rule: Rule, default: Rule) -> Rule:
     """The rule with the paths that the server was started with."""
     if type(rule) is not type(default):
         return rule
-    return dataclasses.replace(rule, **{f.name: getattr(default, f.name) for f in _path_fields(rule)})  # type: ignore[type-var]
-
-
-def _path_fields(rule: Rule) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(rule) if f.metadata.get("path")]  # type: ignore[arg-type]
+    return dataclasses.replace(rule, **{f.name: getattr(default, f.name) for f in path_fields(rule)})  # type: ignore[type-var]
 
 
 def _check(rule: Rule, settings: Settings) -> None:
@@ -99,8 +85,7 @@ def _check(rule: Rule, settings: Settings) -> None:
             f"verifier {rule.name!r} may change what the target would have written, and this server allows only "
             f"lossless ones: {allowed}"
         )
-    for field in option_fields(type(rule)):
-        _check_range(rule, field, getattr(rule, field.name))
+    check_ranges(rule)
     limit = settings.limits.draft_tokens
     lengths = {"min_draft_tokens": (rule.min_draft_tokens(), limit)}
     if isinstance(rule, StepRule):
@@ -120,7 +105,7 @@ def _check(rule: Rule, settings: Settings) -> None:
 def _check_nested(rule: StepRule, settings: Settings) -> None:
     """A rule that is named by an option of another goes through the same checks."""
     nested = verify.make(rule.rewrite)
-    _check_paths(nested)
+    check_paths(nested)
     if nested.unit != "token" or not nested.speculates:
         raise BadRequest(
             f"option 'rewrite' of verifier {rule.name!r} is {rule.rewrite!r}; give a rule that verifies drafts token "
@@ -145,27 +130,5 @@ def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
                 f"verifier {rule.name!r} has no option {name[:MAX_TEXT]!r}; its options are: "
                 f"{', '.join(fields) or 'none'}; any request has: verifier, off, trace, detailed, {', '.join(SHARED)}"
             )
-        _check_range(rule, fields[name], value)
+        check_range(rule, fields[name], value)
     return dataclasses.replace(rule, **own) if own else rule  # type: ignore[type-var]
-
-
-def _check_range(rule: Rule, field: dataclasses.Field[Any], value: Any) -> None:
-    if not _fits(value, field.default):
-        kind = KINDS[type(field.default)]
-        raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is not {kind} in range")
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if isinstance(default, str):
-        return isinstance(value, str) and len(value) <= MAX_TEXT and value.replace("\n", " ").isprintable()
-    if isinstance(value, int):
-        return abs(value) < 2**31
-    return isinstance(default, float) and isinstance(value, float) and abs(value) <= MAX_FLOAT
-
-
-def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:
-    """What a client may set."""
-    fields = dataclasses.fields(rule)  # type: ignore[arg-type]
-    return [f for f in fields if f.metadata.get("option", True) and not f.metadata.get("path")]

@@ -16,8 +16,8 @@ import pytest
 
 from semspec.serve.deltas import Delta, delta_of
 from semspec.serve.logs import JsonFormatter
-from semspec.serve.speculation import option_fields
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule
+from semspec.verify.checked import option_fields
 from semspec.verify.exact import Exact
 from tests.serve.live import JSON, Live, until
 

@@ -24,9 +24,10 @@ from semspec.serve.limits import Limits, Settings
 from semspec.serve.metrics import Metrics
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.speculation import Speculation
-from semspec.serve.speculation import apply, option_fields
+from semspec.serve.speculation import apply
 from semspec.serve.tokenization import Tokenization
 from semspec.verify import REGISTRY
+from semspec.verify.checked import option_fields
 from tests.serve.live import JSON, Live, serving
 
 ASK: dict[str, Any] = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 4}
