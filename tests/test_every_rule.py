@@ -28,6 +28,9 @@ OPTIONS = {  # so that each has something to relax in a language of eleven token
     "threshold": "threshold:single=0.05",
     "adaptive": "adaptive:start=0.9",
     "reflective": "reflective:alpha=0.9",
+    "regret": "regret:budget=9,slope=9",
+    "mars": "mars:ratio=0.3",
+    "csd": "csd:count=1",
 }
 RULES = sorted(name for name, rule in REGISTRY.items() if rule.unit == "token" and rule.speculates)
 LOOSE = [name for name in RULES if not REGISTRY[name].lossless]
@@ -160,5 +163,6 @@ def test_a_batch_of_all_rules_equals_singles(heat: float):
         single.submit(one)
         assert events == single.run()[0]
         relaxed[one.rule.name] += sum(len(e.relaxed) for e in events)
-    assert {name for name, n in relaxed.items() if n} == set(LOOSE), "each loose rule relaxed something"
+    greedy = set() if heat else {"ears"}  # whose coins are those of sampling
+    assert {name for name, n in relaxed.items() if n} == set(LOOSE) - greedy, "each loose rule relaxed something"
     assert len(together.target.diary) < 80, "and they shared passes"

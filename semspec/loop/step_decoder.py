@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from semspec.loop.decoder import DECODE_TOKENS, Decoder, Job
 from semspec.loop.stats import Stats
 from semspec.text.steps import Step, StepEnd
-from semspec.types import Draft, DraftedStep, Drafter, Event, Request, Runner, StepOutcome
+from semspec.types import GREEDY, Draft, DraftedStep, Drafter, DraftRequest, Event, Request, Runner, StepOutcome
 from semspec.verify.step_rule import StepRule
 
-Ending = StepEnd | Literal["unfinished", "no space"]
+Ending = StepEnd | Literal["unfinished", "no space", "not begun"]
 WHOLE = ("blank line", "length")
+UNDECIDED = 0.5  # the mark of a draft model that has no room left for the question
 
 
 class StepDecoder(Decoder):
@@ -50,14 +52,15 @@ class StepDecoder(Decoder):
         if self.target_only or self.strict or not self.drafting or self.outside_thinking():
             return (yield from self.target_writes(left))
         draft, ending = yield from self.propose(left)
-        if ending in (*WHOLE, "unfinished"):
+        if ending in (*WHOLE, "unfinished") or (ending == "not begun" and draft.tokens):
             return (yield from self.check_steps(draft, left))
         # The draft would end the thinking or the text, or no step fits: the target writes.
         if self.step_rule.keep and draft.tokens:
             return (yield from self.check_steps(draft, left, ending))
         if draft.step_ends:
             return (yield from self.check_steps(draft.first(draft.step_ends[-1]), left))
-        self.leave_to_target(ending)
+        if ending != "not begun":
+            self.leave_to_target(ending)
         self.drafting = False
         self.drafter.accept(len(self.context) - 1)  # it may draft for `rewrite` next
         self.round += 1  # new noise: that of a draft dropped for how it ends would bias the next
@@ -76,7 +79,7 @@ class StepDecoder(Decoder):
         """The draft's steps, perhaps with a part of another after the last whole one; and how the last of all ended."""
         rule, step = self.step_rule, copy.copy(self.step)
         left = min(left, self.target.capacity - len(self.context)) - 1  # the target's own token must fit as well
-        tokens, steps, ends = list[int](), list[Draft](), list[int]()
+        tokens, steps, ends, marks = list[int](), list[Draft](), list[int](), list[float]()
         while True:
             written, ending = yield from self.propose_step(step, tokens, left)
             if written.tokens:
@@ -85,13 +88,15 @@ class StepDecoder(Decoder):
             if ending not in WHOLE:
                 break
             ends.append(len(tokens))
+            if rule.asks_draft:
+                marks.append((yield from self.ask_draft(tokens)))
             if len(ends) == rule.steps or rule.confidence(written, self.job.sampling) < rule.ahead:
                 break
             step, left = Step(self.steps), min(left, rule.max_step_tokens)
         if ending == "no space" and ends:  # for another step in this draft, but perhaps in the next
             ending = "unfinished"
         draft = Draft.join(steps)
-        draft.step_ends = tuple(ends)
+        draft.step_ends, draft.marks = tuple(ends), tuple(marks)
         return draft, ending
 
     def propose_step(self, step: Step, before: list[int], left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
@@ -100,7 +105,13 @@ class StepDecoder(Decoder):
         while step.end is None and left > len(tokens):
             n = min(step.tokens_left, left - len(tokens))
             request = self.step_rule.request(n, self.job.sampling, self.round, self.steps.stops)
+            if glimpse := self.step_rule.glimpses and not parts:
+                request = replace(request, max_tokens=1, keep_logits=True)
             part: Draft = yield from self.drafter.propose(self.context + tokens, request)
+            if glimpse and part.tokens:
+                if not self.step_rule.begins(part, self.job.sampling):
+                    return Draft([]), "not begun"
+                part.logits = part.logits if self.step_rule.keeps_draft_logits else None
             taken = step.feed(part.tokens)
             if taken is not None:  # a draft with another tokenizer may go on after it
                 part = part.first(taken)
@@ -112,6 +123,14 @@ class StepDecoder(Decoder):
             if not part.tokens:
                 break
         return Draft.join(parts), step.end or "no space"
+
+    def ask_draft(self, tokens: list[int]) -> Generator[Request, Any, float]:
+        """What the draft model itself thinks of the step with which these new tokens end, from 0 to 1."""
+        rule, so_far = self.step_rule, self.context + tokens
+        question = rule.layout(tokens)[len(tokens) :]
+        answer: Draft = yield from self.drafter.propose(so_far + question, DraftRequest(1, GREEDY, keep_logits=True))
+        self.drafter.accept(len(so_far))  # the question is forgotten again
+        return UNDECIDED if answer.logits is None else rule.mark_by_draft(answer.logits[0])
 
     def check_steps(self, draft: Draft, left: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:
         """Verify the draft. With an ending, the target finishes what follows the whole steps."""

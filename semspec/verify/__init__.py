@@ -11,13 +11,19 @@ from semspec.verify.adaptive import Adaptive
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.block import Block
+from semspec.verify.confspec import ConfSpec
 from semspec.verify.controls import AcceptAll, Random
+from semspec.verify.csd import CorrectionMemory
+from semspec.verify.ears import Ears
 from semspec.verify.ensemble import Ensemble
 from semspec.verify.exact import Exact
 from semspec.verify.fly import Fly
+from semspec.verify.glimprouter import GlimpRouter
 from semspec.verify.margin import Margin
+from semspec.verify.mars import Mars
 from semspec.verify.none import NoSpeculation
 from semspec.verify.reflective import Reflective
+from semspec.verify.regret import Regret
 from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.semantic import Semantic
 from semspec.verify.semantic_plus import SemanticPlus
@@ -28,16 +34,24 @@ from semspec.verify.step_controls import AcceptAllSteps, AcceptNoStep, Oracle, R
 from semspec.verify.threshold import Threshold
 from semspec.verify.top_or_ratio import TopOrRatio
 from semspec.verify.topk import TopK
+from semspec.verify.trigreason import TrigReason
 from semspec.verify.typical import Typical
 
 _LENGTH = "give the draft length beside it: -k 6, or num_draft_tokens=6 (k=6 is for the methods of semspec bench)"
 REGISTRY = Registry("verifier", "semspec.rules", Rule, {"k": _LENGTH, "num_draft_tokens": _LENGTH})  # type: ignore[type-abstract]
 register = REGISTRY.register
 
-LOSSLESS = (NoSpeculation, Exact, SpeculativeSampling, Block)
-LOOSE = (Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective, TopOrRatio)
-STEPWISE = (Semantic, SemanticPlus, SpecReason, SpecThinking, RandomStep, AcceptAllSteps, AcceptNoStep, Oracle)
-for _rule in (*LOSSLESS, *LOOSE, AcceptAll, Random, *STEPWISE):
+LOSSLESS: tuple[type[Rule], ...] = (NoSpeculation, Exact, SpeculativeSampling, Block)
+LOOSE: tuple[type[Rule], ...] = (
+    Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective, TopOrRatio,
+    Regret, Mars, Ears, CorrectionMemory,
+)  # fmt: skip
+STEPWISE: tuple[type[Rule], ...] = (
+    Semantic, SemanticPlus, SpecReason, SpecThinking, GlimpRouter, ConfSpec, TrigReason,
+    RandomStep, AcceptAllSteps, AcceptNoStep, Oracle,
+)  # fmt: skip
+CONTROLS: tuple[type[Rule], ...] = (AcceptAll, Random)
+for _rule in (*LOSSLESS, *LOOSE, *CONTROLS, *STEPWISE):
     register(_rule)
 
 

@@ -18,6 +18,8 @@ from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, best, choose, process
 from semspec.types import Verdict, VerifyRequest
 
+MARK_SCALE = 1_000_000  # marks travel as whole numbers, with the other columns
+
 
 @dataclass
 class DraftBatch:
@@ -39,6 +41,7 @@ class DraftBatch:
     draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
     whole: Tensor | None = None  # [B] which are whole reasoning steps; None: all
     valid: Tensor | None = None  # [B] which of those a referee accepts
+    marks: Tensor | None = None  # [B] the draft model's own opinion of each step, where a rule asks for it
     own_ids: Tensor | None = None  # [B, O] the draft model's own tokens, which D has rows of; None: the same as ids
     own_ends: Tensor | None = None  # [B, K] how many of them are needed up to each draft token
 
@@ -206,14 +209,15 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
     device = requests[0].rows.logits.device
     rows = [r.rows.logits.shape[0] for r in requests]
     longest = max(end - begin for r in requests for begin, end in r.draft.segments)
-    table = []  # one host tensor, one copy: ids, count, first row, first draft row, seed, position, round, whole, valid
-    row = draft_row = 0
+    # One host tensor, one copy: ids, count, first row, first draft row, seed, position, round, whole, valid, mark
+    table, row, draft_row = list[list[int]](), 0, 0
     for r, height in zip(requests, rows, strict=True):
         for i, (begin, end) in enumerate(r.draft.segments):
             padded = r.draft.tokens[begin:end] + [-1] * (longest - (end - begin))
             first_draft = draft_row + r.draft.own_count(begin)
             numbers = [end - begin, row + begin, first_draft, r.sampling.seed, r.position + begin, r.round]
-            table.append([*padded, *numbers, i < len(r.draft.step_ends), any(r.draft.valid[i : i + 1])])
+            mark = round(MARK_SCALE * sum(r.draft.marks[i : i + 1]))
+            table.append([*padded, *numbers, i < len(r.draft.step_ends), any(r.draft.valid[i : i + 1]), mark])
         row, draft_row = row + height, draft_row + len(r.draft.own_tokens)
     columns = torch.tensor(table).to(device, non_blocking=True)
     own_ids, own_ends = _own_tokens(requests, longest, device)
@@ -237,6 +241,7 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
         draft_hidden=_join([r.draft.hidden for r in requests], device),
         whole=columns[:, longest + 6] > 0,
         valid=columns[:, longest + 7] > 0,
+        marks=columns[:, longest + 8] / MARK_SCALE,
         own_ids=own_ids,
         own_ends=own_ends,
     )

@@ -1,8 +1,8 @@
 """`margin`: a draft token is accepted if it is nearly as likely as the target's best. Lossy.
 
     p(y_j) >= ratio * p(best)
-Source: margin gates as in "Margins, Not Windows" (arXiv 2609.02897) and MARS (arXiv 2601.15498), which reject where the
-best is at least twice as likely: ratio 0.5.
+Source: margin gates as in "Margins, Not Windows" (arXiv 2609.02897), which reject where the best is at least twice as
+likely: ratio 0.5. `mars` compares logits instead.
 """
 
 from __future__ import annotations

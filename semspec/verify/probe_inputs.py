@@ -30,6 +30,11 @@ def probe_inputs(
     found = evidence(drafts.target_logits, drafts.rows[:, :-1], ids, exists, numbers)
     if "draft" not in groups:
         return found
+    return torch.cat([found, draft_confidence(drafts, counts, sampled)], -1)
+
+
+def draft_confidence(drafts: DraftBatch, counts: Tensor | None = None, sampled: bool = True) -> Tensor:
+    """[B, len(CONFIDENCE)] how sure the draft was of its steps, or of their first counts [B] tokens"""
     assert drafts.draft_logits is not None
     own, sampling = drafts.draft_logits, drafts.target_sampling
     if sampled and not sampling.all_greedy:
@@ -37,4 +42,4 @@ def probe_inputs(
         draft = torch.searchsorted(drafts.first_draft.contiguous(), row, right=True) - 1  # [D] which draft a row is of
         own = at_one(own, sampling.temperature[drafts.first_row[draft]])
     own_ids, rows, own_exists = drafts.own(counts)
-    return torch.cat([found, confidence(own, rows, own_ids, own_exists)], -1)
+    return confidence(own, rows, own_ids, own_exists)

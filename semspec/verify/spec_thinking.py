@@ -20,6 +20,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
+from semspec.verify.cues import cue_starts, cue_tokens
 from semspec.verify.step_rule import StepRule
 
 CHECKING = ("verify", "think again", "recap", "check")
@@ -47,11 +48,7 @@ class SpecThinking(StepRule):
                 raise BadRequest(f"spec-thinking's {name} is {getattr(self, name)}; give {least} or more tokens")
 
     def bind(self, pair: RuleResources) -> Rule:
-        pairs = []
-        for cue in CUES:
-            first, *second = [pair.tokens_with(word) for word in cue.split()]
-            pairs.append(torch.stack([first, *(second or [torch.ones_like(first)])]))
-        return replace(self, cues=torch.stack(pairs))
+        return replace(self, cues=cue_tokens(pair, CUES))
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         ids = torch.where(drafts.exists, drafts.ids, -1)
@@ -61,11 +58,7 @@ class SpecThinking(StepRule):
     def _cued(self, ids: Tensor, of: int) -> Tensor:
         """[B, K] whether one of the first so many cues begins at each token; -1: no token"""
         assert self.cues is not None, "bind the rule to a pair first"
-        cues = self.cues[:of].to(ids.device)
-        first = cues[:, 0][:, ids.clamp_min(0)] & (ids >= 0)  # [cues, B, K]
-        after = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -1)], 1)
-        second = cues[:, 1][:, after.clamp_min(0)] & (after >= 0)
-        return (first & (second | cues[:, 1].all(-1)[:, None, None])).any(0)
+        return cue_starts(self.cues[:of], ids)
 
     def takeover_tokens(self) -> int:
         return self.takeover

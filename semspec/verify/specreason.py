@@ -56,15 +56,15 @@ class SpecReason(StepRule):
             preset(self, PAPER)
         super().__post_init__()
         if not 0 <= self.threshold <= 9:
-            raise BadRequest(f"specreason's threshold is {self.threshold}; give a score from 0 to 9")
+            raise BadRequest(f"{self.name}'s threshold is {self.threshold}; give a score from 0 to 9")
         for name, known in (("form", FORMS), ("score", SCORES)):
             if getattr(self, name) not in known:
-                raise BadRequest(f"specreason's {name} is {getattr(self, name)!r}; give {' or '.join(known)}")
+                raise BadRequest(f"{self.name}'s {name} is {getattr(self, name)!r}; give {' or '.join(known)}")
 
     def bind(self, pair: RuleResources) -> Rule:
         digits = [pair.tokens_of(str(i))[-1:] for i in range(10)]
         if len({digit[0] for digit in digits if digit}) < 10:
-            raise BadRequest("specreason needs a tokenizer with a token for every digit; this one has not")
+            raise BadRequest(f"{self.name} needs a tokenizer with a token for every digit; this one has not")
         return replace(self, tokens=tuple(self._tokens(pair)), digits=tuple(d[0] for d in digits))
 
     def _tokens(self, pair: RuleResources) -> list[int]:
@@ -73,7 +73,7 @@ class SpecReason(StepRule):
             try:
                 question = Path(self.prompt).read_text(encoding="utf-8").strip()
             except (OSError, ValueError) as error:
-                raise BadRequest(f"specreason's prompt cannot be read: {error}; give a text file") from error
+                raise BadRequest(f"{self.name}'s prompt cannot be read: {error}; give a text file") from error
         if self.form == "inline":
             return pair.tokens_of(question)
         return [*pair.next_turn(question), *pair.tokens_of(REPLY)]

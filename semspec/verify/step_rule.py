@@ -47,6 +47,8 @@ class StepRule(Rule):
     lossless = False
     refereed: ClassVar[bool] = False  # the loop asks a referee first, see `oracle`
     several: ClassVar[bool] = True  # it can verify more than one step in one pass
+    glimpses: ClassVar[bool] = False  # the loop asks `begins` before the draft writes a step
+    asks_draft: ClassVar[bool] = False  # the draft model reads `layout`'s tokens after its own step: `mark_by_draft`
 
     # What each is in full: docs/methods.md.
     lead: int = field(default=1, metadata={"label": "steps the target writes first"})
@@ -107,6 +109,14 @@ class StepRule(Rule):
         """How many more, once it has written these."""
         return 0
 
+    def begins(self, first: Draft, sampling: Sampling) -> bool:
+        """Whether the draft is to write this step, of which it has proposed one token, with logits."""
+        return True
+
+    def mark_by_draft(self, answer: Tensor) -> float:
+        """What the draft thinks of its own step, from its logits [V] after the question."""
+        return 0.0
+
     def confidence(self, draft: Draft, sampling: Sampling) -> float:
         """The draft's confidence in the step it has just written, from 0 to 1: by default the geometric mean of its
         tokens' probabilities."""
@@ -114,11 +124,15 @@ class StepRule(Rule):
 
     def draft_logprobs(self, draft: Draft, sampling: Sampling) -> Tensor:
         """[K] the draft's log-probabilities of its own tokens, at temperature 1"""
+        logits = self.draft_logits(draft, sampling)
+        ids = torch.tensor(draft.own_tokens, device=logits.device)
+        return logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
+
+    def draft_logits(self, draft: Draft, sampling: Sampling) -> Tensor:
+        """[K, V] the draft's logits at temperature 1"""
         assert draft.logits is not None
         applied = sampling.temperature if self.samples_drafts else 0.0
-        logits = at_one(draft.logits, torch.full((1,), applied, device=draft.logits.device))
-        ids = torch.tensor(draft.own_tokens, device=logits.device)
-        return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].clamp_min(FAR)
+        return at_one(draft.logits, torch.full((1,), applied, device=draft.logits.device)).float()
 
     def conclude(
         self, drafts: DraftBatch, passes: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None

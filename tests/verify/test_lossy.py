@@ -107,6 +107,25 @@ def threshold(rule: Rule, one: One) -> list[bool]:
     return out
 
 
+def regret(rule: Rule, one: One) -> list[bool]:
+    spent, mismatches, out = 0.0, 0, []
+    for j, token in enumerate(one.ids):
+        logits = [x / (one.sampling.temperature or 1.0) for x in one.target[j]]
+        cost = max(logits) - logits[token] if token != draw(one, j, TARGET) else 0.0
+        spent, mismatches = spent + cost, mismatches + (token != draw(one, j, TARGET))
+        within = spent <= rule.budget and mismatches <= rule.mismatches  # type: ignore[attr-defined]
+        out.append(rule.budget > 0 and within and cost / (len(one.ids) - j) <= rule.slope)  # type: ignore[attr-defined]
+    return out
+
+
+def mars(rule: Rule, one: One) -> list[bool]:
+    out = []
+    for row, token in zip(one.target, one.ids, strict=False):
+        first, second = sorted(row, reverse=True)[:2]
+        out.append(first > 0 and row[token] in (first, second) and row[token] / first >= rule.ratio)  # type: ignore[attr-defined]
+    return out
+
+
 def random(rule: Rule, one: One) -> list[bool]:
     keys = [(one.sampling.seed, one.position + j, stream(ACCEPT, one.round)) for j in range(len(one.ids))]
     return [uniform(*map(torch.tensor, each)).item() < rule.rate for each in keys]  # type: ignore[attr-defined]
@@ -130,6 +149,12 @@ CASES: list[tuple[str, Callable[[Rule, One], list[bool]]]] = [
     ("threshold:single=0.1", threshold),
     ("threshold:single=1,acc=0.4", threshold),
     ("random:rate=0.5", random),
+    ("regret", regret),
+    ("regret:budget=0.8,slope=0.2", regret),
+    ("regret:budget=9,slope=9,mismatches=1", regret),
+    ("regret:budget=0", regret),
+    ("mars:ratio=0.5", mars),
+    ("mars", mars),
     ("accept-all", lambda rule, one: [True] * len(one.ids)),
 ]
 
@@ -142,7 +167,7 @@ def test_a_rule_is_its_formula(spec: str, reference: Callable, sampling: Samplin
     wanted = [expected(one, reference(rule, one)) for one in ones]
     assert decide(rule, ones) == wanted
     relaxed = sum(len(marks) for _, _, marks in wanted)
-    inert = {"fly"} | ({"threshold:single=1,acc=0.4"} if sampling.greedy else set())
+    inert = {"fly", "regret:budget=0"} | ({"threshold:single=1,acc=0.4"} if sampling.greedy else set())
     assert relaxed > 0 or spec in inert, "the cases are such that the rule has something to do"
 
 
@@ -165,6 +190,9 @@ EAGER = [
     "ensemble:weight=0.1",
     "cascade-rule:alpha=1",
     "adaptive:scale=9",
+    "regret:budget=99,slope=99,mismatches=9",
+    "mars:ratio=0.01",
+    "csd:count=0",
 ]
 
 
@@ -254,6 +282,19 @@ def test_flys_window_in_a_hand_made_draft():
         ("adaptive:scale=-1", "adaptive's scale is -1.0"),
         ("adaptive:memory=1.5", "adaptive's memory is 1.5"),
         ("reflective:alpha=1.5", "reflective's alpha is 1.5"),
+        ("regret:budget=-1", "regret has budget -1.0"),
+        ("regret:mismatches=-1", "regret's mismatches is -1"),
+        ("mars:ratio=0", "mars's ratio is 0.0"),
+        ("ears:tolerance=2", "ears's tolerance is 2.0"),
+        ("csd:count=-1", "csd's count is -1"),
+        ("csd:ratio=0", "csd's ratio is 0.0"),
+        ("glimprouter:threshold=-1", "glimprouter's threshold is -1.0"),
+        ("glimprouter:top=1", "glimprouter's top is 1"),
+        ("trigreason:overconfident=0", "trigreason's overconfident is 0.0"),
+        ("trigreason:circles=0", "trigreason's circles is 0"),
+        ("trigreason:steps=2", "trigreason's steps is 2"),
+        ("confspec:sure=0.5", "confspec's sure is 0.5"),
+        ("confspec:threshold=11", "confspec's threshold is 11"),
     ],
 )
 def test_options_out_of_range_are_refused(spec: str, message: str):
@@ -264,7 +305,7 @@ def test_options_out_of_range_are_refused(spec: str, message: str):
 
 def test_every_loose_rule_says_that_it_is_lossy():
     loose = {"fly", "topk", "typical", "margin", "threshold", "ensemble", "cascade-rule", "adaptive", "reflective"}
-    loose |= {"top-or-ratio", "spec-thinking"}
+    loose |= {"top-or-ratio", "spec-thinking", "regret", "mars", "ears", "csd", "glimprouter", "confspec", "trigreason"}
     loose |= {"accept-all", "random"}
     loose |= {"semantic", "semantic+", "specreason", "random-step", "oracle"}
     loose |= {"accept-all-steps", "accept-no-step"}

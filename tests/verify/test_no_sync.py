@@ -48,7 +48,8 @@ def verify_blind(rule: Rule, sampling: Sampling) -> Decisions:
     with (mode := FakeTensorMode(allow_non_fake_inputs=True)):  # weights, those of a probe, are real
         decisions = rule.verify(without_values(drafts, mode))
         if decisions.state is not None:  # a rule with state, in its second round
-            decisions = rule.verify(without_values(dataclasses.replace(drafts, state=torch.zeros(3, 4)), mode))
+            state = torch.zeros(decisions.state.shape, dtype=decisions.state.dtype)
+            decisions = rule.verify(without_values(dataclasses.replace(drafts, state=state), mode))
         return decisions
 
 

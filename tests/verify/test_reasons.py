@@ -25,6 +25,9 @@ LOOSE |= {
     "threshold": "threshold:single=0.05",
     "adaptive": "adaptive:start=0.9",
     "reflective": "reflective:alpha=0.9",
+    "regret": "regret:budget=9,slope=9",
+    "mars": "mars:ratio=0.3",
+    "csd": "csd:count=1",
 }
 UNDECIDED = [0.0, 2.0, 2.4, 0.0, 0.0, 0.0]  # probabilities 0.33 of token 1, 0.49 of token 2, 0.04 of each other
 
@@ -55,7 +58,7 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
                 row = language([1, 2, *tokens[: at + i]])
                 assert why.target_token == row.index(max(row)) != event.tokens[i]
         at, relaxed = at + len(event.tokens), relaxed + len(event.relaxed)
-    assert relaxed > 0
+    assert relaxed > 0 or (name == "ears" and sampling.greedy), "it is speculative sampling then"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,9 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
         ("cascade-rule", "the draft is sure to 1.00, the target to 0.49"),
         ("cascade-rule:defer=token,alpha=0.5", "p 0.33, at least 0.5 of the best's 0.49"),
         ("adaptive:start=1", r"distance 0\.\d\d <= 1.00"),
+        ("regret", "regret 0.40; 0.40 of 2 spent"),
+        ("mars:ratio=0.8", "second best, logit 2.00, at least 0.8 of 2.40"),
+        ("csd:count=0", "met 0 times, p 0.330 at least 0.01 of 0.492"),
         ("accept-all", "every draft token is accepted"),
         ("random:rate=1", r"coin 0\.\d\d < 1"),
     ],
