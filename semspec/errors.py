@@ -39,6 +39,13 @@ class BatchFailed(SemspecError):
         self.results = results
 
 
+def cause(error: Exception) -> str:
+    """What is wrong with a file, in words: errors of Python itself are bare about a missing key and say little else."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return str(error) if isinstance(error, (OSError, ValueError)) and str(error) else "it has another form"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """For a message about an unknown name: a question after the nearest ones there are; empty if none is near."""
     near = get_close_matches(word, list(known), n=2, cutoff=0.6)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semspec.cli import arguments as args
 from semspec.cli.progress import bar, memory_line
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, cause
 
 app = typer.Typer(
     help="Sparse verification: verify drafts with parts of the KV cache, FFN channels or experts skipped.",
@@ -337,5 +337,5 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text())
         document["rows"][0]["plan"]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadRequest(f"{path} holds no figures of `semspec sparse quality`: {error!r}") from error
+        raise BadRequest(f"{path} holds no figures of `semspec sparse quality`: {cause(error)}") from error
     return dict(document)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from semspec.errors import ModelError
+from semspec.errors import ModelError, cause
 
 KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's and ModelOpt's
 NAMES = ("quant_method", "quant_algo", "format", "kv_cache_quant_algo")
@@ -64,7 +64,7 @@ class Quantisation:
                 ) from why
             except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:
                 raise ModelError(
-                    f"{folder}: the quantisation ({method}) in {file} cannot be read: {error!r}"
+                    f"{folder}: the quantisation ({method}) in {file} cannot be read: {cause(error)}"
                 ) from error
         return None
 
@@ -214,7 +214,7 @@ def _gptq(settings: Settings) -> Schemes:
 def _pair(block: Any) -> tuple[int, int]:
     rows, columns = block
     if type(rows) is not int or type(columns) is not int or min(rows, columns) < -1:
-        raise ValueError(f"blocks of {block}")
+        raise ValueError(f"it has blocks of {json.dumps(rows)} x {json.dumps(columns)} weights")
     return max(rows, 0), max(columns, 0)
 
 

@@ -16,7 +16,7 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from semspec.errors import ModelError, did_you_mean
+from semspec.errors import ModelError, cause, did_you_mean
 from semspec.model.gguf_checkpoint import GgufCheckpoint
 from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
@@ -170,7 +170,7 @@ def _shards(folder: Path) -> list[str]:
         try:
             return sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another form
-            raise ModelError(f"{index} cannot be read: {error!r}") from error
+            raise ModelError(f"{index} cannot be read: {cause(error)}") from error
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     pickled = [p.name for p in folder.glob("*.bin")]

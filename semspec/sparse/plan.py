@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, cause
 from semspec.sparse.attention import AttentionPlan
 from semspec.sparse.experts import ExpertsPlan
 from semspec.sparse.ffn import FfnPlan
@@ -73,7 +73,7 @@ class SparsePlan:
                 seen={name.removeprefix("seen."): t for name, t in tensors.items() if name.startswith("seen.")},
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise BadRequest(f"the sparse plan in {folder} is damaged: {error!r}; make it again") from error
+            raise BadRequest(f"the sparse plan in {folder} is damaged: {cause(error)}; make it again") from error
 
     def __str__(self) -> str:
         parts = []

@@ -47,7 +47,10 @@ class Speller:
         self._bytes = lru_cache(None)(TokenBytes(tokenizer).of)
         self._piece = lru_cache(CACHED)(self._known)
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._backend = backend if hasattr(backend, "encode") else None
+        self._backend = None
+        if hasattr(backend, "encode"):  # several times faster than the tokenizer around it
+            self._backend = copy.deepcopy(backend)  # its own: others, on other threads, read control tokens as such
+            self._backend.encode_special_tokens = True
 
     def __deepcopy__(self, memo: dict[int, object]) -> Speller:
         return Speller(copy.deepcopy(self.tokenizer, memo), self.vocab)  # without what it has cached
@@ -68,11 +71,7 @@ class Speller:
         """A text that spells a control token is text all the same."""
         if self._backend is None:
             return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        self._backend.encode_special_tokens = True  # several times faster than the tokenizer around it
-        try:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
-        finally:
-            self._backend.encode_special_tokens = False
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def _known(self, piece: str) -> tuple[int, ...]:
         found = self._tokenize(piece)

@@ -180,6 +180,15 @@ def test_numbers_of_another_type_and_deep_nesting_are_refused(tmp_path: Path) ->
         file.write_text(json.dumps({"quantization_config": gptq | change}))
         with pytest.raises(ModelError, match=r"\(gptq\)"):
             Quantisation.read(tmp_path)
+    awq = {"quant_method": "awq", "bits": 4}
+    for settings, why in (
+        (awq | {"group_size": None}, "it has blocks of 1 x null weights"),
+        ({"quant_method": "gptq", "bits": 4}, "it has no 'group_size'"),
+    ):
+        file.write_text(json.dumps({"quantization_config": settings}))
+        with pytest.raises(ModelError, match="the quantisation") as error:
+            Quantisation.read(tmp_path)
+        assert str(error.value).endswith(f"cannot be read: {why}")
     file.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises(ModelError, match=r"config.json cannot be read"):
         Quantisation.read(tmp_path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from threading import Event
 
 import pytest
 import torch
@@ -53,6 +55,25 @@ def side(tokenizer: PreTrainedTokenizerFast) -> Side:
 
 def exchange(target: PreTrainedTokenizerFast, draft: PreTrainedTokenizerFast) -> Exchange:
     return Exchange(side(target), side(draft))
+
+
+def test_spelling_does_not_change_how_others_read_the_same_tokenizer() -> None:
+    """A server tokenizes prompts, whose control tokens are no text, while rounds on another thread spell drafts."""
+    tokenizer = byte_level(300)
+    speller, eos = Speller(tokenizer), tokenizer.eos_token_id
+    text, done = "some words " * 200 + tokenizer.eos_token, Event()
+
+    def spell() -> None:
+        while not done.is_set():
+            assert eos not in speller._encode(text)
+
+    with ThreadPoolExecutor(1) as threads:
+        spelling = threads.submit(spell)
+        try:
+            assert all(tokenizer(text)["input_ids"][-1] == eos for _ in range(300))
+        finally:
+            done.set()
+        spelling.result()
 
 
 KNOWN: dict[tuple[str, str], Exchange] = {}

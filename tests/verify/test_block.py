@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semspec.model.limited_head import LOWEST
 from semspec.types import Sampling
+from semspec.verify import Rule
 from semspec.verify.block import Block
 from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
-from tests.verify.build import Crowd, Language, One, fit, outcomes, random_one
+from tests.verify.build import AcceptsEverything, Crowd, Language, One, fit, outcomes, random_one
 from tests.verify.test_sampling import FILTERED, FLOORED, PLAIN, languages
 
 RULE = Block()
@@ -38,6 +40,15 @@ def test_min_p_and_a_high_temperature_change_nothing() -> None:
 def test_drafts_from_perfect_to_hopeless_change_nothing(distance: float) -> None:
     target = Language(vocab=6, memory=3, seed=6)
     assert fit(RULE, target, target.near(distance, seed=9), PLAIN) > 1e-4
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize("rule", [RULE, SpeculativeSampling()], ids=lambda rule: rule.name)
+def test_a_draft_whose_head_has_only_some_tokens_changes_nothing(rule: Rule, sampling: Sampling) -> None:
+    target, draft = languages(11)
+    draft.table[:, [1, 4]] = LOWEST
+    assert fit(rule, target, draft, sampling) > 1e-4
+    assert fit(AcceptsEverything(), target, draft, sampling) < 1e-6, "the test sees what is left out"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 5])
