@@ -47,9 +47,9 @@ class Speller:
         self._bytes = lru_cache(None)(TokenBytes(tokenizer).of)
         self._piece = lru_cache(CACHED)(self._known)
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._backend = None
-        if hasattr(backend, "encode"):  # several times faster than the tokenizer around it
-            self._backend = copy.deepcopy(backend)  # its own: others, on other threads, read control tokens as such
+        # Its own copy: others, on other threads, read control tokens as such.
+        self._backend = copy.deepcopy(backend) if hasattr(backend, "encode") else None
+        if self._backend is not None:  # several times faster than the tokenizer around it
             self._backend.encode_special_tokens = True
 
     def __deepcopy__(self, memo: dict[int, object]) -> Speller:
