@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from semspec import draft, verify
@@ -11,12 +11,22 @@ from semspec.draft import DrafterKind, EarlyExit
 from semspec.errors import BadRequest
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
+from semspec.sampling.logit_options import LogitOptions
 from semspec.types import Sampling
 from semspec.verify import Rule
 
 AUTO = "auto"
 REPEATABLE = "auto-repeatable"
 DRAFTERS = (AUTO, *draft.REGISTRY)
+NUMBERS = (
+    "num_draft_tokens",
+    "max_new_tokens",
+    "max_thinking_tokens",
+    "top_k",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+)
 LONGEST_DRAFT = 512  # of an automatic length, which weighs every length up to it in every round
 
 
@@ -38,9 +48,18 @@ class Options:
     min_p: float = 0.0
     seed: int | None = None  # default: a fresh one, reported in the result
     stop: str | tuple[str, ...] | list[str] = ()
+    include_stop: bool = False  # the stop string that ends the text belongs to it
     stop_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0  # nothing ends the text before so many
+    presence_penalty: float = 0.0  # subtracted from the logits of new tokens that have occurred
+    frequency_penalty: float = 0.0  # and this for each time
+    repetition_penalty: float = 1.0  # logits of tokens that have occurred, in the prompt too, shrink by this factor
+    logit_bias: dict[int, float] = field(default_factory=dict)  # added to the logits of these tokens
+    bad_words: tuple[str, ...] | list[str] = ()  # texts whose tokens are not written
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None  # None: all
     logprobs: int | None = None  # report each token's logprob, with this many top logprobs
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
     loop_repeats: int = REPEATS  # copies of a block in a row after which `exact` replaces a lossy verifier; 0: off
@@ -49,7 +68,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work with any model."""
-        for name in ("num_draft_tokens", "max_new_tokens", "max_thinking_tokens", "top_k", "seed", "logprobs"):
+        for name in NUMBERS:
             value = getattr(self, name)
             if name == "num_draft_tokens" and isinstance(value, str):
                 if value not in (AUTO, REPEATABLE):
@@ -75,12 +94,15 @@ class Options:
             )
         if not 1 <= self.max_draft_tokens <= LONGEST_DRAFT:
             raise BadRequest(f"max_draft_tokens is {self.max_draft_tokens}; give 1 to {LONGEST_DRAFT}")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more")
+        least = 1 if self.prompt_logprobs is None else 0  # a prompt may be scored and not continued
+        if self.max_new_tokens is not None and self.max_new_tokens < least:
+            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give {least} or more")
         if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
             raise BadRequest(f"max_thinking_tokens is {self.max_thinking_tokens}; give 0 or more")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
-            raise BadRequest(f"logprobs is {self.logprobs}; give 0 to 20 top logprobs to report for each token")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 20:
+                raise BadRequest(f"{name} is {value}; give 0 to 20 top logprobs to report for each token")
         if not all(self.stop_strings):
             raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
         kind = self.drafter_kind
@@ -90,6 +112,7 @@ class Options:
         if self.early_exit.enabled and kind and not kind.needs_model:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
+        self.logit_options()
         rule = verify.make(self.verifier)
         if isinstance(length := self.draft_length(), int):
             rule.for_draft_length(length)
@@ -143,6 +166,9 @@ class Options:
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)
+
+    def logit_options(self) -> LogitOptions:
+        return LogitOptions(**{f.name: getattr(self, f.name) for f in fields(LogitOptions)})
 
 
 def _all_of(values: Any, kind: type) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
+    from semspec.sampling.processors import History, Processors
     from semspec.verify.base import Rule
 
 COLDEST = 1e-6  # in float32, lower temperatures divide by nothing and mean argmax
@@ -158,6 +159,7 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 1  # among all tokens
 
 
 @dataclass(slots=True)
@@ -216,6 +218,7 @@ class Event:
     accepted: int = 0
     drafted_steps: list[DraftedStep] = field(default_factory=list)  # in the draft, up to the first rejected
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first event; a text's first token has none
     finish_reason: FinishReason | None = None
     spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became final, by origin
     span_tokens: list[int] = field(default_factory=list)  # index in the answer of the token each span belongs to
@@ -248,17 +251,12 @@ class Runner(Protocol):
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the cache of the first `length` tokens from slot `source` to slot `target`."""
-
+    def copy(self, source: int, target: int, length: int) -> None: ...  # the first `length` tokens of a cache
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
 
-# What a decoding generator may yield. The Executor answers; see loop/executor.py.
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # these are what a decoding generator may yield, and loop/executor.py answers
 class Acquire:
     """One slot on each of these runners; waits until all are free. Answer: list of slots."""
 
@@ -298,6 +296,7 @@ class Decode:
     logprobs: int | None = None
     layers: tuple[int, ...] = ()
     drafting: bool = False  # for a drafter; its seconds are counted as the draft's
+    history: History | None = None  # of a sequence whose logits are processed
 
 
 @dataclass(slots=True, eq=False)
@@ -313,6 +312,7 @@ class VerifyRequest:
     state: Tensor | None = None
     logprobs: int | None = None
     protected: Tensor | None = None  # [V] tokens that no rule may relax
+    history: History | None = None  # of a sequence whose logits are processed
 
 
 Request = Acquire | Score | Decode | VerifyRequest
@@ -332,6 +332,7 @@ class DraftRequest:
     layers: tuple[int, ...] = ()  # whose hidden states to return
     min_tokens: int = 1  # an early exit does not make the draft shorter than this
     stop: frozenset[int] = frozenset()  # the draft ends with the first of these
+    processors: Processors | None = None  # that change the logits of the sequence, in the target's tokens
 
 
 class Drafter(Protocol):

@@ -34,8 +34,8 @@ ROWS = [
     "__main__",
 ]
 RANK = {unit: rank for rank, row in enumerate(ROWS) for unit in row.split()}
-# For annotations only: a request names its rule, and is below all rules.
-FOR_TYPES = {("types", "verify")}
+# For annotations only: a request names its rule and its processors, and is below both.
+FOR_TYPES = {("types", "verify"), ("types", "sampling")}
 
 
 def unit(module: str) -> str:

@@ -51,7 +51,10 @@ class CascadeDrafter(ModelDrafter):
             guess: Draft = yield from self.inner.propose(text, inner)
             feed = text[self.runner.length(self.slot) :] + guess.tokens
             rows: ScoreOutput = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
-            verdict: Verdict = yield VerifyRequest(EXACT, guess, rows, request.sampling, len(text), round=0)
+            history = None if request.processors is None else request.processors.after(text)
+            verdict: Verdict = yield VerifyRequest(
+                EXACT, guess, rows, request.sampling, len(text), round=0, history=history
+            )
             self.inner.accept(len(text) + verdict.accepted)
             new = [*guess.tokens[: verdict.accepted], verdict.next]
             text += new

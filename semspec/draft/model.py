@@ -24,6 +24,7 @@ class ModelDrafter:
         if n < 1:
             return Draft([])
         feed, parts = context[self.runner.length(self.slot) :], []
+        history = None if request.processors is None else request.processors.after(context)
         drafted = confident = 0
         while confident == drafted < n:
             out: DecodeOutput = yield Decode(
@@ -37,6 +38,7 @@ class ModelDrafter:
                 keep_logits=request.keep_logits or self.early_exit.enabled,
                 layers=request.layers,
                 drafting=True,
+                history=history,
             )
             parts.append(out)
             drafted += len(out.tokens)

@@ -50,6 +50,7 @@ class TranslatingDrafter:
         self._marks.append(reader.mark())
         self._drop_cached()
         stop = self.exchange.stops(request.stop) if request.stop else request.stop
+        request = replace(request, processors=None)  # they know the target's tokens; the loop cuts what they forbid
         if request.comparable:
             draft = yield from self._propose_shared(replace(request, stop=stop))
         else:

@@ -23,6 +23,7 @@ from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
 from semspec.sampling.draw import logprobs_of
 from semspec.sampling.noise import TARGET
+from semspec.sampling.processors import History, Processors
 from semspec.text.steps import Steps
 from semspec.types import (
     Acquire,
@@ -30,8 +31,10 @@ from semspec.types import (
     DecodeOutput,
     Draft,
     Drafter,
+    DraftRequest,
     Event,
     FinishReason,
+    ProposalGenerator,
     Relaxed,
     Request,
     Runner,
@@ -48,6 +51,8 @@ from semspec.verify.exact import EXACT
 
 log = logging.getLogger(__name__)
 MAX_QUOTE = 80  # characters of repeated text in the log
+PROMPT_ROWS = 64  # of a prompt's logits at a time
+MAX_GIVEN = 64  # tokens that follow without a pass, between two checks for cancellation
 DECODE_TOKENS = 8  # tokens without a draft between two checks for stop strings and cancellation
 
 
@@ -65,6 +70,8 @@ class Job:
     protected: Tensor | None = None  # [V] tokens that no rule may relax
     thinking: Thinking | None = None  # None: the model has no markers of thinking
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    processors: Processors | None = None  # what changes its logits; None: nothing
     draft_prompt: list[int] | None = None  # in the draft model's tokens, where these are others
     steps: Steps | None = None  # where reasoning steps end, for step rules
     referee: Referee | None = None  # for rules that need one
@@ -106,11 +113,13 @@ class Decoder:
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens
             finish: FinishReason | None = None
+            prompt_logprobs = yield from self.score_prompt()
             while finish is None:
                 left = end - len(self.context)
-                over = self.thinking is not None and self.thinking.over
-                event = yield from (self.end_thinking(left) if over else self.advance(left))
+                given = self.given(left)
+                event = yield from (self.take(given, left) if given or not left else self.advance(left))
                 finish = event.finish_reason
+                event.prompt_logprobs, prompt_logprobs = prompt_logprobs, None
                 yield event
         finally:
             if slots:
@@ -123,18 +132,39 @@ class Decoder:
             return (yield from self.speculate(left))
         return (yield from self.decode_target(DECODE_TOKENS, left))
 
-    def end_thinking(self, left: int) -> Generator[Request, Any, Event]:
-        """The thinking has had its tokens: its end marker follows, whatever the target would have written."""
-        assert self.thinking is not None
-        tokens, logprobs = [self.thinking.end], None
-        if self.job.logprobs is not None:
-            rows: ScoreOutput = yield from self.read(self.pending(), keep=1)
+    def score_prompt(self) -> Generator[Request, Any, list[TokenLogprob | None] | None]:
+        """The logprobs of the prompt's tokens, if they are asked for; the first has none."""
+        job = self.job
+        if job.prompt_logprobs is None:
+            return None
+        self.target.truncate(self.slot, 0)  # of a cached prefix there are no rows
+        found: list[TokenLogprob | None] = [None]
+        for start in range(0, len(job.prompt) - 1, PROMPT_ROWS):  # rows of a whole prompt may not fit into memory
+            tokens = job.prompt[start : min(start + PROMPT_ROWS, len(job.prompt) - 1)]
+            rows: ScoreOutput = yield from self.read(tokens, keep=len(tokens))
+            found += logprobs_of(rows.logits, job.prompt[start + 1 :][: len(tokens)], job.prompt_logprobs)
+        return found
+
+    def given(self, left: int) -> list[int]:
+        """What has to follow, whatever the target would write: the end of a thinking that has had its tokens, or what
+        is the only token allowed."""
+        if self.thinking is not None and self.thinking.over:
+            self.thinking.cut = True
+            return [self.thinking.end]
+        return [] if self.job.processors is None else self.job.processors.forced(self.context, min(left, MAX_GIVEN))
+
+    def take(self, tokens: list[int], left: int) -> Generator[Request, Any, Event]:
+        """Commit tokens without a pass; the target reads them with what follows."""
+        logprobs = None
+        if self.job.logprobs is not None and tokens:
+            feed = self.pending() + tokens[:-1]
+            rows: ScoreOutput = yield from self.read(feed, keep=len(tokens))
             logprobs = logprobs_of(rows.logits, tokens, self.job.logprobs)
-        self.thinking.cut = True
-        _, finish = self.cut(tokens, left)
-        self.stats.observe(drafted=0, accepted=0)
-        self.undrafted += 1
-        return self.commit(tokens, logprobs, finish)
+        count, finish = self.cut(tokens, left)
+        for _ in range(count):
+            self.stats.observe(drafted=0, accepted=0)
+        self.undrafted += count
+        return self.commit(tokens[:count], logprobs, finish)
 
     def speculate(self, left: int) -> Generator[Request, Any, Event]:
         """A round with the draft length of the policy, perhaps 0, whose result the policy observes."""
@@ -145,7 +175,7 @@ class Decoder:
         timed = not prompt and not (n and self.undrafted and self.drafter.runners)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
-            draft: Draft = yield from self.drafter.propose(self.context, request)
+            draft: Draft = yield from self.propose_from(self.context, request)
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
         else:
             event = yield from self.decode_target(TARGET_ONLY_TOKENS, left)
@@ -156,6 +186,11 @@ class Decoder:
             made = (min(n, left - 1), event.drafted, len(event.tokens), spent["draft"], target, timed, prompt)
             self.draft_length.observe(Round(*made))
         return event
+
+    def propose_from(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
+        if self.job.processors is not None:
+            request = replace(request, processors=self.job.processors)
+        return self.drafter.propose(context, request)
 
     def check(self, draft: Draft, rule: Rule, left: int) -> Generator[Request, Any, Event]:
         """Score, verify, commit."""
@@ -177,6 +212,7 @@ class Decoder:
             self.state if own else None,
             job.logprobs,
             job.protected,
+            self.history(),
         )
         self.round += 1
         if own:
@@ -203,9 +239,10 @@ class Decoder:
         if self.layers and len(pending) > 1:  # a decode returns no states of what it reads before its first token
             yield from self.read(pending[:-1], keep=0)
             pending = pending[-1:]
+        n = 1 if job.processors is not None else n  # what is forced or over is seen between requests
         out: DecodeOutput = yield Decode(
             self.target, self.slot, pending, min(n, left), job.sampling, TARGET, job.stop | pause,
-            logprobs=job.logprobs, layers=self.layers,
+            logprobs=job.logprobs, layers=self.layers, history=self.history(),
         )  # fmt: skip
         self.unobserved.append(out.hidden)
         count, finish = self.cut(out.tokens, left)
@@ -231,6 +268,9 @@ class Decoder:
             self.reader.observe(tokens, hidden)
             self.observed += len(tokens)
 
+    def history(self) -> History | None:
+        return None if self.job.processors is None else self.job.processors.after(self.context)
+
     def allowed(self, rule: Rule) -> Rule:
         """This rule, or `exact` where a lossy one is not allowed."""
         return rule if rule.lossless or not (self.strict or self.outside_thinking()) else EXACT
@@ -240,7 +280,12 @@ class Decoder:
         return self.thinking is not None and self.thinking.relax_only and not self.thinking.open
 
     def fit(self, draft: Draft, rule: Rule) -> tuple[Draft, list[int]]:
-        """The draft with its layout, shortened to what fits into the slot and to one side of the end of thinking."""
+        """The draft with its layout, shortened to what is allowed, to what fits into the slot, and to one side of the
+        end of thinking."""
+        # A rule that divides by the probabilities of draft tokens rejects those that are not allowed: to leave them out
+        # because of what was drawn would bias it.
+        if self.job.processors is not None and (draft.logits is None or not rule.needs_draft_logits):
+            draft = draft.first(self.job.processors.legal(self.context, draft.tokens))
         space = self.target.capacity - len(self.context)
         end = self.thinking.end if self.thinking and self.thinking.relax_only else None
         while draft.tokens and (len(rule.layout(draft.tokens)) > space or end in draft.tokens[:-1]):
@@ -267,6 +312,8 @@ class Decoder:
     def cut(self, tokens: list[int], left: int) -> tuple[int, FinishReason | None]:
         """How many of these tokens belong to the answer, and its finish reason if it ends there."""
         ends = [i + 1 for i, token in enumerate(tokens) if token in self.job.stop][:1]
+        if self.job.processors is not None and (over := self.job.processors.ended(self.context, tokens)) is not None:
+            ends = [min([over, *ends])]
         room = self.thinking.room(tokens) if self.thinking and not self.thinking.over else len(tokens)
         count = min([room, left, *ends])
         halted = self.job.halt(tokens[:count]) if self.job.halt else None

@@ -22,6 +22,7 @@ from semspec.errors import SemspecError
 from semspec.loop.stats import Stats
 from semspec.loop.work import DecodeWork, ScoreWork, Task, Work
 from semspec.sampling.draw import logprobs_of, next_tokens
+from semspec.sampling.processors import no_token
 from semspec.types import (
     Acquire,
     Decode,
@@ -37,11 +38,6 @@ from semspec.types import (
 from semspec.verify.batch import collate, join_segments, verdicts
 
 MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
-
-NOT_NUMBERS = (
-    "the model's logits are not numbers (NaN), so no token can be drawn; its weights may be damaged, or its dtype too "
-    "narrow: try --dtype float32"
-)
 
 
 class Executor:
@@ -247,7 +243,7 @@ class Executor:
                 if 0 <= verdict.accepted <= drafted and 0 <= verdict.next < vocab:
                     self._answer(task, request, verdict)
                 elif verdict.next == -1:
-                    self._end(task, SemspecError(NOT_NUMBERS))
+                    self._end(task, no_token(request.history))
                 else:
                     what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"
                     self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {what}"))
@@ -333,7 +329,7 @@ class Executor:
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
         """End a sequence whose model gave NaN for logits: no token can be drawn from them."""
         if min(out.tokens) < 0:
-            self._end(item.task, SemspecError(NOT_NUMBERS))
+            self._end(item.task, no_token(item.request.history))
         return min(out.tokens) < 0
 
     def _finish(self, runner: Runner, item: Work) -> None:

@@ -70,8 +70,8 @@ class StepDecoder(Decoder):
             self.record(event, ["handed over"], drafted)
         return event
 
-    def end_thinking(self, left: int) -> Generator[Request, Any, Event]:
-        event = yield from super().end_thinking(left)
+    def take(self, tokens: list[int], left: int) -> Generator[Request, Any, Event]:
+        event = yield from super().take(tokens, left)
         self.track_steps(event.tokens)
         return event
 
@@ -107,7 +107,7 @@ class StepDecoder(Decoder):
             request = self.step_rule.request(n, self.job.sampling, self.round, self.steps.stops)
             if glimpse := self.step_rule.glimpses and not parts:
                 request = replace(request, max_tokens=1, keep_logits=True)
-            part: Draft = yield from self.drafter.propose(self.context + tokens, request)
+            part: Draft = yield from self.propose_from(self.context + tokens, request)
             if glimpse and part.tokens:
                 if not self.step_rule.begins(part, self.job.sampling):
                     return Draft([]), "not begun"
@@ -197,7 +197,7 @@ class StepDecoder(Decoder):
             event = yield from self.decode_target(n, left, self.steps.stops)
         else:
             rule = self.allowed(self.rewriter)
-            draft = yield from self.drafter.propose(self.context, rule.request(n, self.job.sampling, self.round))
+            draft = yield from self.propose_from(self.context, rule.request(n, self.job.sampling, self.round))
             event = yield from self.check(draft, rule, left)
         self.track_steps(event.tokens)
         self.take_over(event.tokens)

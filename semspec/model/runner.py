@@ -130,8 +130,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        if self.graph_decode is None or any(r.logprobs is not None for r in requests):
+        # A fused decode never asks the host, which logprobs and processors need after every token.
+        plain = [r.logprobs is None and r.history is None for r in requests]
+        if self.graph_decode is None or not any(plain):
             return decode_by_score(self, requests)
+        if not all(plain):
+            parts = {fused: [r for r, p in zip(requests, plain, strict=True) if p == fused] for fused in (True, False)}
+            written = {True: iter(self.decode(parts[True])), False: iter(decode_by_score(self, parts[False]))}
+            return [next(written[p]) for p in plain]
         fed = []
         for r in requests:
             if len(r.tokens) > MAX_QUERIES:

@@ -18,6 +18,7 @@ from semspec.model.restricted import RestrictedRunner
 from semspec.model.wrapper import unwrap
 from semspec.options import REPEATABLE, Options
 from semspec.pair.resources import Resources
+from semspec.sampling.processors import Processors
 from semspec.sparse import plan_of
 from semspec.text.prompts import draft_prompt
 from semspec.text.stream import TextStream
@@ -67,7 +68,10 @@ class Preparer:
             own = draft_prompt(self.resources.exchange, prompt, tokens)
             comparing = [r for r in (rule, rewriter) if r is not None and r.needs_draft_logits]
             drafter = self._translating(drafter, own, len(tokens), comparing, options.early_exit)
-        text = TextStream(self.resources.tokenizer, tokens, options.stop_strings)
+        text = TextStream(
+            self.resources.tokenizer, tokens, options.stop_strings, options.include_stop, options.min_tokens
+        )
+        stop = frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.resources.eos)
         seed = secrets.randbits(62) if options.seed is None else options.seed
         job = Job(
             prompt=tokens,
@@ -75,11 +79,13 @@ class Preparer:
             num_draft_tokens=self._draft_length(rule, options),
             max_new_tokens=self._max_new_tokens(len(tokens), options.max_new_tokens),
             sampling=options.sampling(seed),
-            stop=frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.resources.eos),
+            stop=stop,
             halt=text.feed,
             protected=self.resources.protected,
             thinking=self._thinking(tokens, options),
             logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+            processors=self._processors(tokens, stop, options),
             steps=self.resources.steps(rule.max_step_tokens, rule.delimiters) if isinstance(rule, StepRule) else None,
             referee=self._referee(options.referee),
             rewriter=rewriter,
@@ -131,9 +137,14 @@ class Preparer:
             )
         return tokens
 
+    def _processors(self, prompt: list[int], stop: frozenset[int], options: Options) -> Processors | None:
+        vocab, tokens_of = self.target.vocab, self.resources.tokens_of
+        each = options.logit_options().processors(prompt, vocab, stop, tokens_of)
+        return Processors(len(prompt), each) if each else None
+
     def _max_new_tokens(self, prompt: int, wanted: int | None) -> int:
         left = self.target.capacity - prompt
-        if left < 1:
+        if left < (wanted != 0):
             raise BadRequest(
                 f"the prompt has {prompt} tokens and the context is {self.target.capacity}; shorten the prompt or load "
                 "the model with a larger context"

@@ -166,7 +166,7 @@ def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list
     if not requests:
         return []
     tokens, kept = draw(
-        torch.cat([row.logits for row in rows]),
+        torch.cat([_processed(request, row) for request, row in zip(requests, rows, strict=True)]),
         [r.sampling for r in requests],
         [r.runner.length(r.slot) for r in requests],
         [r.stream for r in requests],
@@ -177,18 +177,26 @@ def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list
         logits = kept[i : i + 1] if request.keep_logits and kept is not None else None
         logprobs = None if request.logprobs is None else logprobs_of(row.logits, [token], request.logprobs)
         written.append(DecodeOutput([token], logits, row.hidden, logprobs))
+        if request.history is not None:
+            request.history.tokens.append(token)
     return written
+
+
+def _processed(request: Decode, row: ScoreOutput) -> Tensor:
+    return row.logits if request.history is None else request.history.apply(row.logits, drafting=request.drafting)
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """The model's own log-probabilities of the given tokens and of its `top` best ones. [R, V], R tokens."""
     logp = logits.float().log_softmax(-1)
     there = torch.tensor(list(tokens), device=logits.device).clamp_min(0)  # -1 is no token, and ends its sequence
-    own = logp.gather(-1, there[:, None])[:, 0].tolist()
+    own = logp.gather(-1, there[:, None])  # [R, 1]
+    columns = tokens, own[:, 0].tolist(), ((logp > own).sum(-1) + 1).tolist()
     if not top:
-        return [TokenLogprob(t, lp) for t, lp in zip(tokens, own, strict=True)]
+        return [TokenLogprob(t, lp, rank=r) for t, lp, r in zip(*columns, strict=True)]
     best = logp.topk(min(top, logp.shape[-1]), dim=-1)
     values, ids = best.values.tolist(), best.indices.tolist()
     return [
-        TokenLogprob(t, lp, tuple(zip(i, v, strict=True))) for t, lp, i, v in zip(tokens, own, ids, values, strict=True)
+        TokenLogprob(t, lp, tuple(zip(i, v, strict=True)), r)
+        for t, lp, r, i, v in zip(*columns, ids, values, strict=True)
     ]

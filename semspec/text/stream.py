@@ -14,8 +14,18 @@ CONTEXT = 8  # tokens decoded together, so that decoders which treat the start o
 class TextStream:
     """The text of one sequence as it grows, with the stop strings that may end it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: list[int],
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        """`include_stop`: the stop string that ends the text belongs to it; nothing does before `min_tokens`."""
         self._tokenizer, self._stop = tokenizer, stop
+        self._include_stop, self._min_tokens = include_stop, min_tokens
+        self._fed = 0  # tokens
         self._window = self._last_tokens(prompt)  # decoded together; begins where a character begins
         # The part of the window's text that is in `text`, or before it. A character that the prompt begins and the
         # answer completes is the answer's.
@@ -46,6 +56,7 @@ class TextStream:
         """Add tokens. If the text ends within them, says how many of them belong to it."""
         for i, token in enumerate(tokens):
             self._window.append(token)
+            self._fed += 1
             self._grow()
             self._ends.append(len(self.text))
             if self._stopped:
@@ -75,10 +86,12 @@ class TextStream:
             self._seen = self._decode()
 
     def _look_for_stops(self, before: int) -> None:
+        if self._fed < self._min_tokens:
+            return
         found = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(at + len(stop), at) for at, stop in found if at >= 0]
         if ends:  # the first to be complete counts; of several that are so at once, the longest
-            self.text, self._stopped = self.text[: min(ends)[1]], True
+            self.text, self._stopped = self.text[: min(ends)[0 if self._include_stop else 1]], True
 
     def take(self, origins: list[Origin], final: bool = False) -> list[tuple[str, Origin]]:
         """The text that has become certain since the last call; `origins` are those of the tokens fed since then."""

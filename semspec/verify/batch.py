@@ -27,7 +27,9 @@ class DraftBatch:
 
     ids: Tensor  # [B, K] draft tokens, -1 after the end of a shorter draft
     counts: Tensor  # [B] draft lengths
-    target_logits: Tensor  # [R, V] unprocessed; a sequence's first row predicts its first draft token
+    target_logits: (
+        Tensor  # [R, V] processors applied, no temperature; a sequence's first row predicts its first token
+    )
     first_row: Tensor  # [B] where in R a sequence begins; its draft of k tokens has at least k + 1 rows
     draft_logits: Tensor | None  # [D, V] what each draft token was drawn from, see types.Draft; None: all were certain
     first_draft: Tensor  # [B] where in D a sequence begins
@@ -227,7 +229,7 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
     return DraftBatch(
         ids=columns[:, :longest],
         counts=columns[:, longest],
-        target_logits=torch.cat([r.rows.logits for r in requests]),
+        target_logits=torch.cat([_logits(r) for r in requests]),
         first_row=columns[:, longest + 1],
         draft_logits=draft_logits,
         first_draft=columns[:, longest + 2],
@@ -245,6 +247,10 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
         own_ids=own_ids,
         own_ends=own_ends,
     )
+
+
+def _logits(r: VerifyRequest) -> Tensor:
+    return r.rows.logits if r.history is None else r.history.apply(r.rows.logits, r.draft.tokens)
 
 
 def _own_tokens(
