@@ -57,7 +57,7 @@ class Processors:
 
     def legal(self, context: list[int], draft: Sequence[int]) -> int:
         tokens = context[self.prompt :]
-        return min(one.legal(tokens, draft) for one in self.each)
+        return min((one.legal(tokens, draft) for one in self.each), default=len(draft))
 
     def forced(self, context: list[int], most: int) -> list[int]:
         tokens = context[self.prompt :]

@@ -27,9 +27,7 @@ class DraftBatch:
 
     ids: Tensor  # [B, K] draft tokens, -1 after the end of a shorter draft
     counts: Tensor  # [B] draft lengths
-    target_logits: (
-        Tensor  # [R, V] processors applied, no temperature; a sequence's first row predicts its first token
-    )
+    target_logits: Tensor  # [R, V] processors applied, no temperature; a sequence's first row predicts its first token
     first_row: Tensor  # [B] where in R a sequence begins; its draft of k tokens has at least k + 1 rows
     draft_logits: Tensor | None  # [D, V] what each draft token was drawn from, see types.Draft; None: all were certain
     first_draft: Tensor  # [B] where in D a sequence begins

@@ -24,10 +24,10 @@ def _well_formed(text: str) -> str:
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Checks a list's length before its items."""
+    """Checks the length of a list or object before its items."""
 
     def check(items: Any) -> Any:
-        if isinstance(items, list) and len(items) > count:
+        if isinstance(items, list | dict) and len(items) > count:
             raise ValueError(f"there are {len(items)} items; send at most {count}")
         return items
 

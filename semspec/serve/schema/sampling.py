@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from semspec.options import Options
-from semspec.serve.schema.base import Lenient, Text, Token, at_most
+from semspec.sampling.logit_options import (
+    MAX_BAD_WORD,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_PENALTY,
+    LogitOptions,
+)
+from semspec.serve.schema.base import Lenient, Text, Token, Tokens, at_most
 
 MIN_TEMPERATURE = 1e-4  # below it, logits divided by it leave nothing but the greedy choice
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "best_of": (1,),
     "echo": (False,),
 }
 """Fields we do not have, with the values that ask for nothing."""
 StopString = Annotated[Text, Field(min_length=1, max_length=500)]
+LOGIT_OPTIONS = tuple(f.name for f in fields(LogitOptions))
+TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # a token id, as JSON's keys are
+BadWord = Annotated[Text, Field(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S")]
+MAX_ALLOWED = 1 << 20
 Stops = Annotated[list[StopString], Field(fail_fast=True), at_most(16)]
 
 
@@ -33,7 +41,20 @@ class SamplingFields(Lenient):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopString | Stops | None = None
     stop_token_ids: Annotated[list[Token], Field(fail_fast=True), at_most(64)] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Nothing ends the answer before so many.")
+    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], at_most(MAX_BIASES)] = (
+        Field(default_factory=dict)
+    )
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True), at_most(MAX_BAD_WORDS)] = Field(default_factory=list)
+    allowed_token_ids: Annotated[Tokens, at_most(MAX_ALLOWED)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Logprobs of the prompt's tokens, with so many of the likeliest; not for streams."
+    )
     max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
         None, description="Tokens of thinking after which its end is forced and the answer follows."
     )
@@ -53,6 +74,9 @@ class SamplingFields(Lenient):
             min_p=self.min_p,
             stop=self.stops,
             stop_ids=self.stop_token_ids,
+            include_stop=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             max_thinking_tokens=self.max_thinking_tokens,
+            prompt_logprobs=self.prompt_logprobs,
+            **{name: getattr(self, name) for name in LOGIT_OPTIONS},
         )
