@@ -87,12 +87,9 @@ class DecodeOutput:
         if len(parts) == 1:
             return parts[0]
         logits = [p.logits for p in parts if p.logits is not None]
-        return DecodeOutput(
-            [token for p in parts for token in p.tokens],
-            torch.cat(logits) if logits else None,
-            _join_hidden(parts),
-            [lp for p in parts for lp in p.logprobs or []] if parts[0].logprobs is not None else None,
-        )
+        tokens = [token for p in parts for token in p.tokens]
+        logprobs = [lp for p in parts for lp in p.logprobs or []] if parts[0].logprobs is not None else None
+        return DecodeOutput(tokens, torch.cat(logits) if logits else None, _join_hidden(parts), logprobs)
 
 
 def _join_hidden(parts: Sequence[ScoreOutput | DecodeOutput]) -> dict[int, Tensor]:
