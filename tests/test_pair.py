@@ -363,14 +363,18 @@ class Broken(Exact):
 
 
 def test_a_failure_in_a_batch_keeps_the_other_answers(pair: semspec.Pair):
-    options = [Options(max_new_tokens=20), Options(verifier=Broken(), max_new_tokens=20), Options(max_new_tokens=20)]
+    options = [
+        Options(max_new_tokens=20),
+        Options(verifier=Broken(), num_draft_tokens=4, max_new_tokens=20),
+        Options(max_new_tokens=20),
+    ]
     with pytest.raises(semspec.BatchFailed, match="1 of 3 prompts failed, the first with RuntimeError") as failure:
         pair.generate([PROMPT, PROMPT, "one two"], options)
     first, second, third = failure.value.results
     assert first.tokens == pair.generate(PROMPT, max_new_tokens=20).tokens and isinstance(second, RuntimeError)
     assert third.tokens == pair.generate("one two", max_new_tokens=20).tokens
     with pytest.raises(RuntimeError, match="out of order"):
-        pair.generate(PROMPT, verifier=Broken())
+        pair.generate(PROMPT, verifier=Broken(), num_draft_tokens=4)
 
 
 def test_a_closed_stream_keeps_what_was_committed(pair: semspec.Pair):

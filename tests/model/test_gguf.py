@@ -185,7 +185,8 @@ def test_a_text_begins_with_a_token_if_the_file_says_so(begins: bool, tmp_path: 
 def test_a_pair_is_loaded_from_files_and_drafts_are_lossless(small: Path) -> None:
     pair = semspec.load(small, small.parent, device="cpu", slots=1, context=256)
     prompt = [{"role": "user", "content": "the sky is"}]
-    plain, drafted = (pair.generate(prompt, verifier=v, max_new_tokens=40, ignore_eos=True) for v in ("none", "exact"))
+    options = {"max_new_tokens": 40, "ignore_eos": True, "num_draft_tokens": 4}
+    plain, drafted = (pair.generate(prompt, verifier=v, **options) for v in ("none", "exact"))
     assert plain.tokens == drafted.tokens and drafted.stats.accepted > 0
 
 

@@ -100,7 +100,7 @@ def test_drafts_are_lossless_and_may_come_from_a_native_model(
     case: tuple[PreTrainedModel, Path], draft_folder: Path
 ) -> None:
     pair = semspec.load(case[1], draft_folder, device="cpu", slots=2, context=100)
-    options = {"max_new_tokens": 40, "ignore_eos": True}
+    options = {"max_new_tokens": 40, "ignore_eos": True, "num_draft_tokens": 4}
     plain = pair.generate("the quick brown", verifier="none", **options)
     for drafter in ("model", "ngram"):
         drafted = pair.generate("the quick brown", verifier="exact", drafter=drafter, **options)

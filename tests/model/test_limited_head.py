@@ -56,6 +56,7 @@ def test_answers_stay_lossless(verifier: str, target_folder: Path, draft_folder:
     pair = semspec.load(target_folder, draft_folder, device="cpu", slots=2, draft_vocab=150)
     assert pair.draft is not None
     options = {"max_new_tokens": 80, "ignore_eos": True, "temperature": 0.7 * (verifier != "exact"), "seed": 3}
+    options |= {"num_draft_tokens": 4}
     drafted = pair.generate("the quick brown", verifier=verifier, **options)
     assert drafted.lossless and drafted.stats.drafted > 0
     if verifier == "exact":

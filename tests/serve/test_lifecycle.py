@@ -125,7 +125,7 @@ def answered(url: str, stream: bool) -> str:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_every_request_with_an_error_at_once(sent: signal.Signals):
     with process("pocket", "--slots", "2", "--context", "256") as (running, url):
-        assert until(lambda: status(url) == "ready", 60)
+        assert until(lambda: status(url) == "ready", 120)
         with ThreadPoolExecutor(4) as threads:
             answers = [threads.submit(answered, url, stream=i % 2 == 0) for i in range(4)]
             assert until(lambda: "num_requests_waiting 2.0" in httpx.get(url + "/metrics").text)
@@ -145,7 +145,7 @@ def test_a_second_signal_ends_every_request_with_an_error_at_once(sent: signal.S
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_model_loads_ends_the_server(sent: signal.Signals):
     with process("pocket", code=LOADS_FOR_EVER) as (running, url):
-        assert until(lambda: status(url) == "loading", 60)
+        assert until(lambda: status(url) == "loading", 120)
         running.send_signal(sent)
         assert running.wait(20) == 0
         assert [line["event"] for line in log_lines(running)][-1] == "draining"
@@ -153,7 +153,7 @@ def test_a_signal_while_a_model_loads_ends_the_server(sent: signal.Signals):
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path):
     with process(str(tmp_path)) as (running, _):
-        assert running.wait(60) == 3
+        assert running.wait(120) == 3
         assert running.stderr is not None and "semspec: " in running.stderr.read()
 
 
