@@ -48,6 +48,14 @@ def serve(
     lossy: Annotated[
         bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
     ] = False,
+    tool_parser: Annotated[
+        str,
+        typer.Option(help="How calls are found in answers: auto, hermes, llama3, mistral, harmony or json."),
+    ] = "auto",
+    ignore_unknown: Annotated[
+        bool,
+        typer.Option("--ignore-unknown", help="Log fields that nothing here knows, and go on without them."),
+    ] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
@@ -76,6 +84,8 @@ def serve(
         keys=keys(api_key or [], api_key_file),
         cors=tuple(cors or ()),
         log_prompts=log_prompts,
+        tool_parser=tool_parser,
+        ignore_unknown=ignore_unknown,
     )  # fmt: skip
     logs.configure()
     memory.configure()

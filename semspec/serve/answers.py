@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import codecs
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from semspec.serve.deltas import Delta, Finished, TokenOrigin, TokenText
-from semspec.serve.reasoning import Channel, Splitter
+from semspec.serve.deltas import Delta, Finished, TokenText
+from semspec.serve.http_errors import HttpError
+from semspec.serve.reasoning import Channel, Part, Splitter
 from semspec.serve.report import metrics_of, usage_of
+from semspec.serve.tools.parser import Parser
 
-Parts = list[tuple[Channel, str, TokenOrigin]]
+
+class Shown(NamedTuple):
+    """A piece of an answer as clients see it."""
+
+    kind: Literal["content", "reasoning", "call", "arguments"]
+    text: str  # of a call: the function's name
+    call: int = 0  # which call it belongs to
+
+
+@dataclass
+class Call:
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass
@@ -21,7 +37,12 @@ class Choice:
     """One answer as it grows."""
 
     splitter: Splitter
-    texts: dict[Channel, str] = field(default_factory=lambda: {"reasoning": "", "content": ""})
+    parser: Parser | None = None
+    call_id: Callable[[], str] = lambda: ""
+    single: bool = False  # calls after the first are left out
+    opening: str = ""  # what the prompt has begun of the answer already
+    texts: dict[str, str] = field(default_factory=lambda: {"reasoning": "", "content": ""})
+    calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
@@ -30,26 +51,54 @@ class Choice:
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
 
-    def add(self, delta: Delta) -> Parts:
-        parts = self.splitter.feed(delta.spans, delta.markers, final=delta.finish is not None)
-        for channel, text, _ in parts:
-            self.texts[channel] += text
-        self.finish = delta.finish
-        return parts
+    def add(self, delta: Delta) -> tuple[list[Part], list[Shown]]:
+        """The text that a delta adds, by its tokens, and what of it clients see."""
+        final = delta.finish is not None
+        parts = self.splitter.feed(delta.spans, delta.markers, final, delta.specials)
+        shown = [each for channel, text, _ in parts for each in self._read(channel, text)]
+        if self.parser is not None and (final or self.opening):
+            shown += self._parsed("", final)
+        self.finish = "tool_calls" if self.calls and delta.finish == "stop" else delta.finish
+        return parts, shown
+
+    def _read(self, channel: Channel, text: str) -> list[Shown]:
+        if channel == "content" and self.parser is not None:
+            return self._parsed(text)
+        self.texts[channel] += text
+        return [Shown(channel, text)]
+
+    def _parsed(self, text: str, final: bool = False) -> list[Shown]:
+        assert self.parser is not None
+        opening, self.opening = self.opening, ""
+        shown = []
+        for kind, piece in self.parser.feed(opening + text, final):
+            if self.single and self.parser.calls > 1 and kind in ("call", "arguments"):
+                continue
+            if kind == "call":
+                self.calls.append(Call(self.call_id(), piece))
+            elif kind == "arguments":
+                self.calls[-1].arguments += piece
+            else:
+                self.texts[kind] += piece
+            shown.append(Shown(kind, piece, len(self.calls) - 1))
+        return shown
 
 
 class Answer(ABC):
-    """One response. Subclasses know the two shapes there are."""
+    """One response. Subclasses know its shape, whole and as a stream."""
 
     kind = ""
     chunk_kind = ""
     prefix = ""
+    media_type = "text/event-stream"
 
     def __init__(
-        self, name: str, model: str, choices: Sequence[Choice], n: int, trace: bool = False, detailed: bool = False
-    ) -> None:
+        self, name: str, model: str, choices: Sequence[Choice], n: int, trace: bool = False,
+        detailed: bool = False, include_usage: bool = False,
+    ) -> None:  # fmt: skip
         self.id, self.model, self.created = f"{self.prefix}-{name}", model, int(time.time())
         self.choices, self.n, self.trace, self.detailed = choices, n, trace, detailed
+        self.include_usage = include_usage
         self.finished: list[Finished] = []
 
     # -- the whole
@@ -59,7 +108,7 @@ class Answer(ABC):
             self.finished.append(message)
             return
         choice = self.choices[message.choice]
-        parts = choice.add(message)
+        parts, _ = choice.add(message)
         choice.logprobs += message.logprobs or []
         if self.trace:
             traced = trace_of(message, parts)
@@ -83,26 +132,39 @@ class Answer(ABC):
         """Chunks before any text."""
         return []
 
-    def chunk(self, message: Delta | Finished) -> dict[str, Any] | None:
+    def chunks(self, message: Delta | Finished) -> list[dict[str, Any]]:
         if isinstance(message, Finished):
             self.finished.append(message)
-            return None
+            return []
         choice = self.choices[message.choice]
-        parts = choice.add(message)
+        parts, shown = choice.add(message)
         logprobs = self.logprobs(choice, message.logprobs) if message.logprobs else None
-        if not (parts or logprobs or message.finish or self.trace):
-            return None
-        shaped = {"index": message.choice, **self.delta(parts), "logprobs": logprobs, **ending(message.finish)}
+        if not (shown or logprobs or message.finish or self.trace):
+            return []
+        shaped = {"index": message.choice, **self.delta(choice, shown), "logprobs": logprobs, **ending(choice.finish)}
         if self.trace:
             shaped["trace"] = trace_of(message, parts)
-        return self._frame(self.chunk_kind) | {"choices": [shaped]}
+        return [self._chunk([shaped])]
 
     @abstractmethod
-    def delta(self, parts: Parts) -> dict[str, Any]: ...
+    def delta(self, choice: Choice, shown: list[Shown]) -> dict[str, Any]: ...
 
-    def closing(self) -> dict[str, Any]:
-        """The chunk after all text, with usage and metrics."""
-        return self._frame(self.chunk_kind) | {"choices": []} | self._totals()
+    def closing(self) -> list[dict[str, Any]]:
+        """Chunks after all text: usage and metrics."""
+        return [self._frame(self.chunk_kind) | {"choices": []} | self._totals()] if self.include_usage else []
+
+    def failure(self, error: HttpError) -> list[dict[str, Any]]:
+        """Instead of them; an answer that was cut never looks whole."""
+        return [error.body]
+
+    def line(self, data: dict[str, Any]) -> str:
+        return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+    last_line = "data: [DONE]\n\n"
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"usage": None} if self.include_usage else {}
+        return self._frame(self.chunk_kind) | {"choices": choices} | usage
 
     # -- both
 
@@ -120,25 +182,40 @@ class ChatAnswer(Answer):
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def message(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.texts["content"], "refusal": None}
+        content = choice.texts["content"]
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if choice.texts["reasoning"]:
-            message["reasoning_content"] = choice.texts["reasoning"]
+            message["reasoning_content"] = message["reasoning"] = choice.texts["reasoning"]
+        if choice.calls:
+            message["content"] = content if content.strip() else None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
         return {"message": message}
 
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [
-            self._frame(self.chunk_kind)
-            | {"choices": [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None}]}
+            self._chunk([{"index": i, "delta": delta, "logprobs": None, "finish_reason": None}])
             for i in range(len(self.choices))
         ]
 
-    def delta(self, parts: Parts) -> dict[str, Any]:
-        delta: dict[str, str] = {}
-        for channel, text, _ in parts:
-            key = "content" if channel == "content" else "reasoning_content"
-            delta[key] = delta.get(key, "") + text
-        return {"delta": delta}
+    def delta(self, choice: Choice, shown: list[Shown]) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for kind, text, index in shown:
+            if kind == "call":
+                named = {"id": choice.calls[index].id, "type": "function", "function": {"name": text, "arguments": ""}}
+                calls[index] = {"index": index} | named
+            elif kind == "arguments":
+                calls.setdefault(index, {"index": index, "function": {"arguments": ""}})["function"]["arguments"] += (
+                    text
+                )
+            else:
+                for key in ("content",) if kind == "content" else ("reasoning_content", "reasoning"):
+                    delta[key] = delta.get(key, "") + text
+        return {"delta": delta | ({"tool_calls": list(calls.values())} if calls else {})}
 
     def logprobs(self, choice: Choice, tokens: list[TokenText]) -> dict[str, Any]:
         return {
@@ -155,8 +232,8 @@ class TextAnswer(Answer):
     def message(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.texts["content"]}
 
-    def delta(self, parts: Parts) -> dict[str, Any]:
-        return {"text": "".join(text for _, text, _ in parts)}
+    def delta(self, choice: Choice, shown: list[Shown]) -> dict[str, Any]:
+        return {"text": "".join(each.text for each in shown)}
 
     def logprobs(self, choice: Choice, tokens: list[TokenText]) -> dict[str, Any]:
         offsets = []
@@ -188,7 +265,7 @@ def _text(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def trace_of(delta: Delta, parts: Parts) -> dict[str, Any]:
+def trace_of(delta: Delta, parts: list[Part]) -> dict[str, Any]:
     """Where every piece of text came from, and why relaxed tokens were accepted."""
     return {
         "spans": [

@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import semspec
 from semspec.serve import http_errors, menu, speculation
+from semspec.serve.answers import ChatAnswer, TextAnswer
 from semspec.serve.auth import Keys
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine
@@ -22,7 +23,8 @@ from semspec.serve.hosts import HostCheck
 from semspec.serve.limits import BodyLimit, Settings
 from semspec.serve.logs import Journal
 from semspec.serve.metrics import Metrics
-from semspec.serve.schema.requests import ChatRequest, CompletionRequest, TokenizeRequest
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest, TokenizeRequest, taking_unknown
+from semspec.serve.tools import families
 
 PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {
@@ -37,6 +39,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
     speculation.check_defaults(settings)
+    families.check_name(settings.tool_parser)
     service = Service(engine, settings)
 
     @asynccontextmanager
@@ -69,15 +72,20 @@ def _completions(app: FastAPI, service: Service) -> None:
 
     capacity = Depends(check_capacity)  # runs before the body is validated
 
-    @app.post("/v1/chat/completions", responses=RESPONSES, dependencies=[capacity])
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a chat."""
-        return await service.answer(request, body)
+        return await service.answer(request, body, ChatAnswer)
 
-    @app.post("/v1/completions", responses=RESPONSES, dependencies=[capacity])
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """Continue a text."""
-        return await service.answer(request, body)
+        return await service.answer(request, body, TextAnswer)
+
+    for path, endpoint, kind in (
+        ("/v1/chat/completions", chat, ChatRequest),
+        ("/v1/completions", complete, CompletionRequest),
+    ):
+        endpoint.__annotations__["body"] = taking_unknown(kind) if service.settings.ignore_unknown else kind
+        app.post(path, responses=RESPONSES, dependencies=[capacity])(endpoint)
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
@@ -40,6 +41,7 @@ class Delta:
     accepted: int
     logprobs: list[TokenText] | None
     finish: str | None
+    specials: list[tuple[int, str]] = field(default_factory=list)  # special tokens, which have no text in the spans
 
 
 @dataclass(slots=True)
@@ -78,7 +80,13 @@ class Finished:
         )
 
 
-def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
+def special_tokens(pair: Pair) -> dict[int, str]:
+    """Tokens that are no text, such as markers of calls."""
+    added = getattr(pair.tokenizer, "added_tokens_decoder", {})
+    return {i: token.content for i, token in added.items() if token.special}
+
+
+def delta_of(pair: Pair, choice: int, event: Event, start: int, specials: Mapping[int, str] | None = None) -> Delta:
     """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer."""
     relaxed, (opens, closes) = [], pair.resources.thinking or (None, None)
     for i, relaxation in sorted(event.relaxed.items()):
@@ -97,6 +105,7 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int) -> Delta:
         event.accepted,
         None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
         event.finish_reason,
+        [(start + i, specials[token]) for i, token in enumerate(event.tokens) if token in specials] if specials else [],
     )
 
 

@@ -21,7 +21,7 @@ from semspec.errors import BadRequest, SemspecError
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.serve import memory
-from semspec.serve.deltas import Delta, Finished, delta_of
+from semspec.serve.deltas import Delta, Finished, delta_of, special_tokens
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest, SequenceState
 from semspec.types import Acquire
@@ -57,6 +57,7 @@ class Engine:
         self._accepted: set[InFlightRequest] = set()  # the event loop's side
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._requests: list[InFlightRequest] = []  # the thread's side
+        self._specials: dict[int, str] = {}
         self._thread = threading.Thread(target=self._run, name="semspec-engine", daemon=True)
 
     # -- the event loop's side
@@ -167,6 +168,7 @@ class Engine:
         try:
             self.pair = self._load()
             self.slots = self.pair.target.free
+            self._specials = special_tokens(self.pair)
             self._warm_up(self.pair)
             self._post(self._become_ready)
             while self.state != "stopped":
@@ -251,7 +253,7 @@ class Engine:
                 sequence.started = start
             for event in sequence.ticket.collect():
                 sequence.started, sequence.first_token = sequence.started or start, sequence.first_token or end
-                news.append((request, delta_of(pair, sequence.choice, event, sequence.written)))
+                news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials)))
                 sequence.written += len(event.tokens)
             if task.error is not None:
                 log.error("a sequence failed: %s", type(task.error).__name__, exc_info=task.error)

@@ -37,6 +37,7 @@ class InFlightRequest:
     sequences: list[SequenceState] = field(default_factory=list)  # the engine's side
     messages: asyncio.Queue[Delta | Finished | Exception] = field(default_factory=asyncio.Queue)
     finished: int = 0  # answers that are complete, on the event loop's side
+    peeked: Delta | Finished | None = None
     submitted: asyncio.Future[None] | None = None  # None: still being tokenized
 
     async def __aenter__(self) -> InFlightRequest:
@@ -45,13 +46,21 @@ class InFlightRequest:
     async def __aexit__(self, *_: object) -> None:
         self.engine.release(self)
 
+    async def peek(self) -> None:
+        """Wait for the first message; it stays the next one."""
+        message = await self.messages.get()
+        if isinstance(message, Exception):
+            raise message
+        self.peeked = message
+
     def __aiter__(self) -> InFlightRequest:
         return self
 
     async def __anext__(self) -> Delta | Finished:
         if self.finished == self.count:
             raise StopAsyncIteration
-        message = await self.messages.get()
+        message = await self.messages.get() if self.peeked is None else self.peeked
+        self.peeked = None
         if isinstance(message, Exception):
             raise message
         self.finished += isinstance(message, Finished)

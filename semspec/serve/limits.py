@@ -59,6 +59,8 @@ class Settings:
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()  # origins whose pages may use the server
     log_prompts: bool = False
+    tool_parser: str = "auto"  # how calls are found in answers: by the model's family, or a name
+    ignore_unknown: bool = False  # fields that nothing here knows are logged, not refused
 
 
 class BodyLimit:

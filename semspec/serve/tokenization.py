@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from semspec.errors import BadRequest
 from semspec.pair import Pair
+from semspec.serve.answers import Choice
+from semspec.serve.chat_format import ChatPlan, plan
 from semspec.serve.reasoning import Splitter
+from semspec.serve.schema.requests import ChatRequest
+from semspec.serve.tools.families import style_of
+from semspec.text.chat import PLAIN
 from semspec.text.prompts import encode_for_pair
 from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
 
@@ -18,32 +24,49 @@ T = TypeVar("T")
 
 
 class Tokenization:
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, tool_parser: str = "auto") -> None:
         # A tokenizer may not be used by two threads at once, and the pair's belongs to the engine.
         self._exchange = copy.deepcopy(pair.exchange)
         self._tokenizer = self._exchange.target.tokenizer if self._exchange else copy.deepcopy(pair.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-tokenizer")
+        self.style = style_of(self._tokenizer, tool_parser)
         self.markers = thinking_markers(self._tokenizer)
         self._most_characters = pair.target.capacity * max(map(len, self._tokenizer.get_vocab()))
 
-    def check_size(self, prompt: Prompt | list[int]) -> None:
+    def plan(self, body: ChatRequest) -> ChatPlan:
+        return plan(self._tokenizer, self.style, body)
+
+    def check_size(self, prompt: Prompt | list[int], chat: ChatPlan | None = None) -> None:
         """Refuse what has more characters than the context's tokens can spell: to tokenize it may take seconds."""
         texts = [prompt] if isinstance(prompt, str) else [p["content"] for p in prompt if isinstance(p, dict)]
-        count = sum(map(len, texts))
+        tools = chat.form.tools if chat is not None and chat.form.tools else []
+        count = sum(map(len, texts)) + len(json.dumps(tools))
         if count > self._most_characters:
             raise BadRequest(
                 f"the prompt has {count} characters, more than fit into this model's context; send at most "
                 f"{self._most_characters}, or fewer if they are many tokens"
             )
 
-    async def encode(self, prompt: Prompt | list[int]) -> list[int]:
+    async def encode(self, prompt: Prompt | list[int], chat: ChatPlan | None = None) -> list[int]:
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
-        return await self.apart(self._encode, prompt)
+        return await self.apart(self._encode, prompt, chat)
 
-    def _encode(self, prompt: Prompt | list[int]) -> list[int]:
+    def _encode(self, prompt: Prompt | list[int], chat: ChatPlan | None) -> list[int]:
         """A chat is read by each model through its own template."""
-        return encode(self._tokenizer, prompt) if self._exchange is None else encode_for_pair(self._exchange, prompt)
+        form = PLAIN if chat is None else chat.form
+        if self._exchange is None:
+            tokens = encode(self._tokenizer, prompt, form)
+        else:
+            tokens = encode_for_pair(self._exchange, prompt, form)
+        return tokens if chat is None or not chat.opening else tokens + self._opening(tokens, chat.opening)
+
+    def _opening(self, prompt: list[int], opening: str) -> list[int]:
+        """How the answer begins, after the thinking if the prompt has opened it."""
+        closing = []
+        if self.markers is not None and opens_thinking(self._tokenizer, prompt, self.markers):
+            closing = [self.markers[1]]
+        return closing + self._tokenizer.encode(opening, add_special_tokens=False)
 
     async def token_texts(self, tokens: list[int]) -> list[str]:
         """Each token as the tokenizer's vocabulary has it."""
@@ -53,11 +76,23 @@ class Tokenization:
         """What takes long is done on this thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
-    def splitter(self, prompt: list[int]) -> Splitter:
-        """For a chat's answer; some templates begin the thinking in the prompt."""
-        if self.markers is None:
-            return Splitter(enabled=False)
-        return Splitter(opens_thinking(self._tokenizer, prompt, self.markers))
+    async def text(self, tokens: list[int]) -> str:
+        return await self.apart(self._tokenizer.decode, tokens)
+
+    def choice(self, prompt: list[int], chat: ChatPlan | None) -> Choice:
+        """An answer as it will be read; some templates begin the thinking in the prompt."""
+        if chat is None:
+            return Choice(Splitter(enabled=False))
+        parses = chat.names is not None or chat.style.always
+        specials = chat.style.specials if parses else frozenset()
+        thinking = self.markers is not None and opens_thinking(self._tokenizer, prompt, self.markers)
+        return Choice(
+            Splitter(thinking, enabled=self.markers is not None, specials=specials),
+            chat.style.parser(chat.names or frozenset()) if parses else None,
+            chat.style.call_id,
+            chat.single,
+            chat.opening,
+        )
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from semspec.text.chat import PLAIN, ChatFormat
 from semspec.text.exchange import Exchange, Side
 from semspec.text.reader import Reader
 from semspec.text.tokenizer import Prompt, encode, opens_thinking
@@ -17,23 +18,25 @@ class PairPrompt(list[int]):
         self.draft = draft
 
 
-def draft_prompt(exchange: Exchange, prompt: Prompt | list[int], target: list[int]) -> list[int]:
+def draft_prompt(
+    exchange: Exchange, prompt: Prompt | list[int], target: list[int], form: ChatFormat = PLAIN
+) -> list[int]:
     """A prompt, whose tokens are known for the target, in the draft's tokens."""
     if isinstance(prompt, PairPrompt):
         return prompt.draft
     if not isinstance(prompt, str) and all(isinstance(part, int) for part in prompt):
         return _translated(exchange, target)
     try:
-        own = encode(exchange.draft.tokenizer, prompt)
+        own = encode(exchange.draft.tokenizer, prompt, form)
     except Exception:  # no chat template, or one that fails on these messages, which the target's takes
         return _translated(exchange, target)
     own = own if isinstance(prompt, str) else _as_open(exchange, own, target)
     return [t for t in own if t < exchange.draft.vocab] or _translated(exchange, target)
 
 
-def encode_for_pair(exchange: Exchange, prompt: Prompt | list[int]) -> PairPrompt:
-    target = encode(exchange.target.tokenizer, prompt)
-    return PairPrompt(target, draft_prompt(exchange, prompt, target))
+def encode_for_pair(exchange: Exchange, prompt: Prompt | list[int], form: ChatFormat = PLAIN) -> PairPrompt:
+    target = encode(exchange.target.tokenizer, prompt, form)
+    return PairPrompt(target, draft_prompt(exchange, prompt, target, form))
 
 
 def _as_open(exchange: Exchange, own: list[int], target: list[int]) -> list[int]:

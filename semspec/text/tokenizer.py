@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError, SemspecError
 from semspec.model.gguf_tokenizer import read_tokenizer
+from semspec.text.chat import PLAIN, ChatFormat, Messages, encode_chat, whole_characters
 
-Messages = list[dict[str, Any]]
 Prompt = str | Messages
 THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 CLOSING = re.compile(r"</\w*(?:think|thought|reason)\w*>|\[/\w*(?:think|thought|reason)\w*\]", re.IGNORECASE)
@@ -30,40 +28,17 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int]) -> list[int]:
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int], form: ChatFormat = PLAIN) -> list[int]:
     """A prompt's tokens: text as it is, chat messages through the model's chat template, tokens as they are."""
     if isinstance(prompt, str):
         tokens = tokenizer.encode(whole_characters(prompt))
     elif prompt and all(isinstance(token, int) for token in prompt):
         tokens = prompt
     else:
-        if not prompt:
-            raise BadRequest("the chat has no messages; give at least one, with a role and a content")
-        for message in prompt:
-            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-                raise BadRequest(f"a chat message needs a role and a content, both text; this one is {message!r:.200}")
-            whole_characters(message["role"] + message["content"])
-        if not tokenizer.chat_template:
-            raise BadRequest("this model has no chat template; give the prompt as text")
-        try:
-            tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-        except TemplateError as error:
-            raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
+        tokens = encode_chat(tokenizer, prompt, form)  # type: ignore[arg-type]
     if not tokens:
         raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
     return list(tokens)
-
-
-def whole_characters(text: str) -> str:
-    """The text, unless there is half a character in it, which no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"U+{ord(text[error.start]):04X}"
-        raise BadRequest(
-            f"the prompt has half a character in it, the lone surrogate {half}; read it as UTF-8"
-        ) from None
-    return text
 
 
 def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:

@@ -103,10 +103,10 @@ def test_null_asks_for_nothing(pocket: Live):
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
         ({"max_completion_tokens": 9}, "max_tokens and max_completion_tokens differ"),
-        ({"messages": [ASK[0] | {"tool_calls": [{"id": "x"}]}]}, "tool_calls is not supported"),
+        ({"messages": [ASK[0] | {"tool_calls": [{"id": "x"}]}]}, "tool_calls.0.function is required"),
         ({"messages": [ASK[0] | {"audio": {"id": "x"}}]}, "audio is not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]}, "no field 'more'"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role tool"),
         ({"stream": True, "stream_options": {"include_usage": True, "more": 1}}, "no field 'more'"),
     ],
 )
@@ -118,7 +118,7 @@ def test_nothing_is_ignored_in_silence(pocket: Live, more: dict[str, Any], words
 def test_a_name_reaches_the_chat_template(pocket: Live, monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
 
-    def encode(_: object, prompt: Any) -> list[int]:
+    def encode(_: object, prompt: Any, form: Any) -> list[int]:
         seen.extend(prompt)
         return [1, 2, 3]
 

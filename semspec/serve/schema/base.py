@@ -34,12 +34,12 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def without_neutral(given: Any, neutral: dict[str, tuple[Any, ...]]) -> Any:
+def without_neutral(given: Any, neutral: dict[str, tuple[Any, ...]], refuse: bool = True) -> Any:
     """Without fields that ask for nothing; those that ask for something we cannot do are refused."""
     if not isinstance(given, dict):
         return given
     for name, nothing in neutral.items():
-        if given.get(name) is not None and given[name] not in nothing:
+        if refuse and given.get(name) is not None and given[name] not in nothing:
             raise ValueError(f"{name} is not supported by this server; leave it out")
     return {k: v for k, v in given.items() if k not in neutral}
 

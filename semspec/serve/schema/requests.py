@@ -3,33 +3,54 @@ nothing."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+import logging
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from semspec.serve.schema import sampling
 from semspec.serve.schema.base import STRICT, Lenient, Text, Tokens, at_most, without_neutral
-from semspec.serve.schema.messages import Messages
+from semspec.serve.schema.messages import Message, Messages
 from semspec.serve.schema.speculation import Speculation
+from semspec.serve.schema.tools import NamedChoice, ToolChoice, Tools
 from semspec.text.tokenizer import Prompt
 
 MAX_PROMPTS = 4096  # in one request; --max-choices says how many are answered
-IGNORED = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"})
+IGNORED = frozenset({
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier", "cache_salt",
+    "prompt_cache_retention", "request_id"})  # fmt: skip
 """They change nothing about an answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
+    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "suffix": ("",),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True, False),
+    "include_reasoning": (True,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "prediction": (),
+    "web_search_options": (),
+    "truncate_prompt_tokens": (-1,),
 }
 """Fields we do not have, with the values that ask for nothing; sampling.py has more of them."""
+MAX_VARIABLES = 10_000  # characters of chat_template_kwargs, as JSON
+log = logging.getLogger("semspec.serve")
 
 
 class StreamOptions(Lenient):
     model_config = STRICT
     include_usage: bool = False
+    include_obfuscation: bool = Field(False, description="Taken, and without effect: nothing is added to chunks.")
+    continuous_usage_stats: Literal[False] = False
 
 
 class RequestBase(sampling.SamplingFields):
@@ -41,13 +62,34 @@ class RequestBase(sampling.SamplingFields):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     deadline: Annotated[float, Field(gt=0)] | None = Field(None, description="Seconds this request may take.")
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
+        0, description="Of a client's own requests, those with lower numbers come first."
+    )
     speculation: Speculation | None = None
+    ignore_unknown: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral(cls, given: Any) -> Any:
-        found = without_neutral(given, sampling.NEUTRAL | NEUTRAL)
-        return {k: v for k, v in found.items() if k not in IGNORED} if isinstance(found, dict) else found
+        if not isinstance(given, dict):
+            return given
+        found = {k: v for k, v in given.items() if k not in IGNORED}
+        if cls.ignore_unknown:
+            found = cls._without_unknown(found)
+        return without_neutral(found, sampling.NEUTRAL | NEUTRAL)
+
+    @classmethod
+    def _without_unknown(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Without fields that nothing here knows, in messages too; the log says which they were."""
+        found = {k: v for k, v in given.items() if k in cls.model_fields}
+        unknown = {k for k in given if k not in found}
+        if isinstance(messages := found.get("messages"), list):
+            known = Message.model_fields
+            unknown |= {f"messages.{k}" for m in messages if isinstance(m, dict) for k in m if k not in known}
+            found["messages"] = [{k: m[k] for k in m if k in known} if isinstance(m, dict) else m for m in messages]
+        if unknown:
+            log.info("ignored", extra={"fields": {"fields": sorted(name[:64] for name in unknown)[:16]}})
+        return found
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RequestBase:
@@ -66,14 +108,39 @@ class ChatRequest(RequestBase):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _agree(self) -> ChatRequest:
+        prompts = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and prompts:
+            raise ValueError("add_generation_prompt and continue_final_message exclude each other")
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice is required, and there are no tools")
+        if self.named is not None and self.named not in {tool.function.name for tool in self.tools}:
+            raise ValueError("tool_choice names a function that is not among the tools")
+        if len(json.dumps(self.chat_template_kwargs)) > MAX_VARIABLES:
+            raise ValueError(f"chat_template_kwargs are longer than {MAX_VARIABLES} characters")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if None not in (lengths := {self.max_tokens, self.max_completion_tokens}) and len(lengths) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         return self
+
+    @property
+    def named(self) -> str | None:
+        """The function that has to be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -118,6 +185,12 @@ class CompletionRequest(RequestBase):
     @property
     def prompts(self) -> list[Any]:
         return self.prompt if _kind(self.prompt) in ("some texts", "lists of token ids") else [self.prompt]  # type: ignore[return-value]
+
+
+def taking_unknown(kind: type[RequestBase]) -> type[RequestBase]:
+    """The same body, with fields that nothing here knows left out instead of refused."""
+    own = {"ignore_unknown": True, "__annotations__": {"ignore_unknown": ClassVar[bool]}, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), own)
 
 
 class TokenizeRequest(Lenient):
