@@ -109,7 +109,7 @@ class Options:
         if self.relax_span not in ("all", "thinking"):
             raise BadRequest(f"relax_span is {self.relax_span!r}; give all or thinking")
         self.repetition_guard()
-        if self.early_exit.enabled and kind and not kind.needs_model:
+        if self.early_exit.enabled and kind and kind.looks_up:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         self.logit_options()

@@ -96,8 +96,11 @@ def parse_options(
     """
     fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in hidden and f.metadata.get("option", True)}
     values: dict[str, Any] = {}
-    for item in filter(None, text.split(",")):
+    main = getattr(cls, "main_option", "")
+    for i, item in enumerate(filter(None, text.split(","))):
         key, _, value = item.partition("=")
+        if main and not i and key.strip() not in fields:
+            key, value = main, item
         key = current_name(what, fields.values(), key.strip().replace("-", "_"))
         if key not in fields:
             known = f"its options are: {', '.join(fields) or 'none'}"

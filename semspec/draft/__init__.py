@@ -1,11 +1,13 @@
 """Drafters: where proposals come from. Each has four methods: begin, propose, accept, close (see types.Drafter)."""
 
 from semspec.draft.cascade import CascadeDrafter
+from semspec.draft.eagle import EagleDrafter
 from semspec.draft.early_exit import EarlyExit
 from semspec.draft.kinds import REGISTRY, DrafterKind, register
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.draft.none import NoDrafter
+from semspec.draft.reading import ReadingDrafter
 from semspec.draft.translating import TranslatingDrafter
 from semspec.draft.within_context import WithinContext
 
@@ -13,10 +15,12 @@ __all__ = [
     "REGISTRY",
     "CascadeDrafter",
     "DrafterKind",
+    "EagleDrafter",
     "EarlyExit",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",
+    "ReadingDrafter",
     "TranslatingDrafter",
     "WithinContext",
     "register",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from semspec.draft.cascade import CascadeDrafter
+from semspec.draft.eagle import EagleDrafter
 from semspec.draft.early_exit import EarlyExit
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
@@ -14,7 +15,18 @@ from semspec.errors import BadRequest
 from semspec.registry import Registry
 from semspec.types import Drafter, Runner
 
+if TYPE_CHECKING:
+    from semspec.model.heads.runner import HeadRunner
+
 MAX_NGRAM = 32  # each sequence has an index of all n-grams up to this size
+
+
+class DrafterResources(Protocol):
+    """What a kind of drafter may get from a pair."""
+
+    def head(self, path: str, least: float, target: Runner) -> HeadRunner:
+        """The draft head in this folder, as it fits the target; loaded once."""
+        ...
 
 
 class DrafterKind(ABC):
@@ -22,6 +34,16 @@ class DrafterKind(ABC):
 
     name: ClassVar[str]
     needs_model: ClassVar[bool] = False  # the pair's draft model
+    reads_target: ClassVar[bool] = False  # it has weights of its own, which read the target's hidden states
+    main_option: ClassVar[str] = ""  # that may be given without its name
+
+    def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
+        """This kind with what it needs of a pair whose target is run by this runner."""
+        return self
+
+    @property
+    def looks_up(self) -> bool:
+        return not (self.needs_model or self.reads_target)
 
     @abstractmethod
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter: ...
@@ -83,7 +105,33 @@ class Cascade(Lookup):
         return CascadeDrafter(draft, self.lookup(), self.ahead, early_exit)
 
 
+@dataclass(frozen=True)
+class Eagle(DrafterKind):
+    """An EAGLE-3 head for this target."""
+
+    name = "eagle"
+    reads_target = True
+    main_option = "path"
+
+    path: str = ""
+    least: float = 0.1  # share of the target's tokens that it has to guess right when it is loaded
+    head: HeadRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise BadRequest("drafter 'eagle' needs the folder of a head that was trained for the target: eagle:PATH")
+        if not 0.0 <= self.least <= 1.0:
+            raise BadRequest(f"eagle's least is {self.least}; give a share from 0 (any head) to 1")
+
+    def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
+        return replace(self, head=pair.head(self.path, self.least, target))
+
+    def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
+        assert self.head is not None, "build comes after bind"
+        return EagleDrafter(self.head, early_exit)
+
+
 REGISTRY = Registry("drafter", "semspec.drafters", DrafterKind)  # type: ignore[type-abstract]
 register = REGISTRY.register
-for _kind in (Cascade, Model, Ngram):
+for _kind in (Cascade, Eagle, Model, Ngram):
     register(_kind)

@@ -19,10 +19,11 @@ from semspec.model.config import Shape
 from semspec.model.experts import Experts, FeedForward
 from semspec.model.kernels import KernelFlags, Kernels
 from semspec.model.layer_ops import SparsityInputs
+from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.quantised import QuantisedLinear
-from semspec.model.transformer import Layer, Transformer
+from semspec.model.transformer import Transformer
 
 MAX_HEAD_DIM = 256
 
@@ -101,7 +102,7 @@ class FusedForward:
             at = torch.arange(batch, device=tokens.device) * queries + (metadata.counts - 1).clamp_min(0)
             x, added = x[at], None if added is None else added[..., at, :].contiguous()
             hidden = {i: states[at] for i, states in hidden.items()}
-        normed = k.add_norm(x, added, t.norm, s.norm_eps, inner)
+        normed = k.add_norm(x, added, t.final_norm, s.norm_eps, inner)
         if s.depth in want:
             hidden[s.depth] = normed
         return normed.view(batch, -1, s.width), {i: h.view(batch, -1, s.width) for i, h in hidden.items()}

@@ -21,23 +21,28 @@ LOWEST = -1e4  # finite: rules multiply log-probabilities by probabilities, whic
 
 
 class LimitedHead(Linear):
-    def __init__(self, head: Linear, embedding: Tensor | None, ids: Sequence[int], vocab: int) -> None:
-        """`embedding`: the head's weights as floats, if these are the embedding's."""
-        self.vocab, self.bias = vocab, None
-        self.ids = torch.tensor(ids, device=None if embedding is None else embedding.device)
+    def __init__(self, inner: Linear, ids: Tensor, vocab: int, sample: Tensor | None = None) -> None:
+        """`inner` has an output for each of these ids of the vocabulary."""
+        self.inner, self.ids, self.vocab, self.bias = inner, ids, vocab, None
+        self._sample = inner.sample if sample is None else sample
+
+    @staticmethod
+    def picked(head: Linear, embedding: Tensor | None, ids: Sequence[int], vocab: int) -> LimitedHead:
+        """Some outputs of a head. `embedding`: its weights as floats, if these are the embedding's."""
+        at = torch.tensor(ids, device=None if embedding is None else embedding.device)
         if isinstance(head, DenseLinear):
-            self.ids = self.ids.to(head.weight.device)
-            weight = head.weight[self.ids]
+            at = at.to(head.weight.device)
+            weight = head.weight[at]
             packed = None if head.packed is None else cpu_gemm.pack(weight)
-            self.inner: Linear = DenseLinear(weight, None, head.transposed, packed)
+            inner: Linear = DenseLinear(weight, None, head.transposed, packed)
         elif isinstance(head, QuantisedLinear):
-            self.ids = self.ids.to(head.codes.device)
-            self.inner = head.with_rows(1).picked(self.ids)
+            at = at.to(head.codes.device)
+            inner = head.with_rows(1).picked(at)
         elif embedding is not None:
-            self.inner = Int8Linear(embedding[self.ids])
+            inner = Int8Linear(embedding[at])
         else:
             raise ModelError("a head of int8 weights cannot be made smaller on a CPU; give another draft_dtype")
-        self._sample = head.sample
+        return LimitedHead(inner, at, vocab, head.sample)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.spread(self.inner(x), x.new_empty((len(x), self.vocab)))

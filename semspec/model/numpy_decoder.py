@@ -23,10 +23,11 @@ from semspec.model.cache import Cache
 from semspec.model.experts import ACTIVATE, FeedForward
 from semspec.model.int4 import Int4Linear
 from semspec.model.int8 import Int8Linear
+from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.rows import last_rows, prefill, rest, split_rows
-from semspec.model.transformer import Layer, Transformer
+from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
 
 Array = NDArray[np.float32]
@@ -66,7 +67,7 @@ class NumpyDecoder:
         self.embedding = transformer.embedding.numpy()
         self.scale = None if transformer.embedding_scale is None else np.float32(transformer.embedding_scale.item())
         self.layers = [_Layer(layer) for layer in transformer.layers]
-        self.norm, self.head = transformer.norm.numpy(), _product(transformer.head)
+        self.norm, self.head = transformer.final_norm.numpy(), _product(transformer.head)
         self.attention_scale = np.float32(self.shape.attention_scale)
         self.keys, self.values = cache.keys.numpy(), cache.values.numpy()  # [depth, slots, kv heads, capacity, d]
         self.rotary_tables = transformer.rotary_tables

@@ -116,6 +116,17 @@ class Checkpoint:
             kept_bytes(name, h.get_dtype(), h.get_shape(), ITEMSIZE.get(h.get_dtype(), 1)) for name, h in headers
         )
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._where)
+
+    def size(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that is there; only its header is read."""
+        return tuple(self._header(name).get_shape())
+
+    def integers(self, name: str, count: int, device: torch.device) -> Tensor:
+        return self._get(name, (count,), ("I64", "I32"), device).long()
+
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         return self._get(name, shape, FLOATS, device).to(dtype)
 

@@ -64,7 +64,7 @@ class Preparer:
         rewriter = self._rewriter(rule)
         drafter = self._drafter(rule, options)
         own = None
-        if self.resources.exchange is not None and drafter.runners:
+        if self.resources.exchange is not None and drafter.runners and self._kind(options).needs_model:
             own = draft_prompt(self.resources.exchange, prompt, tokens)
             comparing = [r for r in (rule, rewriter) if r is not None and r.needs_draft_logits]
             drafter = self._translating(drafter, own, len(tokens), comparing, options.early_exit)
@@ -76,7 +76,7 @@ class Preparer:
         job = Job(
             prompt=tokens,
             rule=rule,
-            num_draft_tokens=self._draft_length(rule, options),
+            num_draft_tokens=self._draft_length(rule, options, drafter),
             max_new_tokens=self._max_new_tokens(len(tokens), options.max_new_tokens),
             sampling=options.sampling(seed),
             stop=stop,
@@ -107,7 +107,7 @@ class Preparer:
                 "it without the plan, or allow lossy answers"
             )
 
-    def _draft_length(self, rule: Rule, options: Options) -> int | DraftLengthPolicy:
+    def _draft_length(self, rule: Rule, options: Options, drafter: Drafter) -> int | DraftLengthPolicy:
         length = options.draft_length()
         if options.num_draft_tokens is None and not isinstance(length, int) and plan_of(self.target):
             # A sparse plan sees drafts as wholes, so the text depends on where they end: not on a clock, unless asked.
@@ -117,15 +117,15 @@ class Preparer:
         lengths = options.max_draft_tokens, rule.min_draft_tokens()
         if length == REPEATABLE:
             row_cost = ROW_COST.get(self.target.device.type, ROW_COST["cuda"])
-            return RepeatableLength(self._draft_cost(options), row_cost, *lengths)
+            return RepeatableLength(self._draft_cost(drafter), row_cost, *lengths)
         key = (rule, options.drafter, options.early_exit, options.max_draft_tokens)
-        return self.lengths.of(key, *lengths, lookup=not self._kind(options).needs_model)
+        return self.lengths.of(key, *lengths, lookup=self._kind(options).looks_up)
 
-    def _draft_cost(self, options: Options) -> float:
+    def _draft_cost(self, drafter: Drafter) -> float:
         """What a draft token takes, in target passes, by the models' sizes: no clock, so the same in every run."""
-        if self.draft is None or not self._kind(options).needs_model:
+        if not drafter.runners:
             return 0.0
-        draft, target = (getattr(unwrap(runner), "shape", None) for runner in (self.draft, self.target))
+        draft, target = (getattr(unwrap(runner), "shape", None) for runner in (drafter.runners[0], self.target))
         return draft.parameters / target.parameters if draft and target else UNKNOWN_DRAFT_COST
 
     def _encode(self, prompt: Prompt | list[int]) -> list[int]:
@@ -192,14 +192,14 @@ class Preparer:
             return NoDrafter()
         if self.draft is None and rule.unit == "step":
             raise BadRequest(f"verifier {rule.name!r} needs a draft model; load the pair with draft=...")
-        if self.draft is None and options.early_exit.enabled:
-            raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
         kind = self._kind(options)
+        if kind.looks_up and options.early_exit.enabled:
+            raise BadRequest("draft_min_p and draft_max_entropy need a draft model; load the pair with draft=...")
         if self.draft is None and kind.needs_model:
             raise BadRequest(
                 f"drafter {kind.name!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
-        drafter = kind.build(self.draft, options.early_exit)
+        drafter = kind.bind(self.resources, self.target).build(self.draft, options.early_exit)
         # A rule that mixes both models' distributions has no use for drafts without one.
         looks_up = rule.unit == "token" and (rule.lossless or not rule.needs_draft_logits) and not rule.draft_layers
         if self.draft is None or not kind.needs_model or not looks_up:

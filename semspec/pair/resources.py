@@ -12,15 +12,20 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError
+from semspec.model.heads.eagle import EagleHead
+from semspec.model.heads.fit import fitted
+from semspec.model.heads.runner import HeadRunner
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
 from semspec.text.steps import Steps
 from semspec.text.token_bytes import TokenBytes
-from semspec.text.tokenizer import thinking_markers
+from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Runner
 
 MARK = "answer-so-far"  # stands for it in a rendered chat
+# What a target answers while a draft head is measured.
+QUESTION = "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have? Explain."
 
 
 class Resources:
@@ -37,6 +42,7 @@ class Resources:
         self.tokenizer, self.target, self.draft, self.eos = tokenizer, target, draft, eos
         self.probe_folder = probe_folder
         self._probes: dict[Path, Probe] = {}
+        self._heads: dict[str, HeadRunner] = {}
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
@@ -55,7 +61,7 @@ class Resources:
 
     def next_turn(self, question: str) -> list[int]:
         """What ends the answer so far, puts a question and begins the reply, by the chat template if there is one."""
-        if not self.tokenizer.chat_template:
+        if not self._chats:
             return self.tokens_of(f"\n\n{question}\n\n")
         turns = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARK}]
         turns.append({"role": "user", "content": question})
@@ -125,6 +131,17 @@ class Resources:
                 "folder: semantic+:probes=DIR"
             )
         return self._probe(place / "judge", self.target, folder)
+
+    def head(self, path: str, least: float, target: Runner) -> HeadRunner:
+        """The draft head in this folder, as it fits the target; loaded once."""
+        if path not in self._heads:
+            text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
+            self._heads[path] = fitted(EagleHead.load(path, target), target, text, least, path)
+        return self._heads[path]
+
+    @property
+    def _chats(self) -> bool:
+        return bool(self.tokenizer.chat_template)
 
     def _folder(self, folder: str) -> Path | None:
         return Path(folder) if folder else self.probe_folder

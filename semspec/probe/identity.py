@@ -27,7 +27,7 @@ def fingerprint(runner: Runner) -> str:
     digest.update(repr((shape.model_type, sizes)).encode())
     layers = [model.layers[i] for i in sorted({0, shape.depth // 2, shape.depth - 1})]
     projections = [linear.sample for layer in layers for linear in (layer.qkv, layer.out)]
-    for some in [evenly_spaced(model.embedding), evenly_spaced(model.norm), *projections]:
+    for some in [evenly_spaced(model.embedding), evenly_spaced(model.final_norm), *projections]:
         digest.update(_rounded(some))
     return f"{shape.model_type}-{shape.depth}x{shape.width}-{digest.hexdigest()[:16]}"
 

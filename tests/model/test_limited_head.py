@@ -40,7 +40,7 @@ def test_logits_are_those_of_the_whole_head_where_it_has_any(dtype: str, tmp_pat
 
 
 def test_a_head_writes_into_memory_that_is_given() -> None:
-    head = LimitedHead(quantise(torch.randn(20, 16), "fp8"), None, [1, 5], 20)
+    head = LimitedHead.picked(quantise(torch.randn(20, 16), "fp8"), None, [1, 5], 20)
     x, out = torch.randn(3, 16), torch.full((3, 20), 7.0)
     assert head.write(x, out) is out and torch.equal(out, head(x))
 

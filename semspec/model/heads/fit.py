@@ -1,0 +1,102 @@
+"""Does a head fit its target, and how does it count layers? Measured on a text of the target's own.
+
+A layer's id means the state after that many layers to some programs and after one more to others, and configs do not
+say which. A head with the wrong states drafts, and next to nothing is accepted. Some exporters also write an embedding
+that was never trained. So the ways to read a head are compared, and the best is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.errors import ModelError
+from semspec.model.heads.eagle import EagleHead
+from semspec.model.heads.runner import HeadRunner
+from semspec.types import Decode, Runner, Sampling, Score
+
+log = logging.getLogger(__name__)
+TOKENS = 96  # that the target writes, or fewer if it ends before
+OFFSETS = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to read a head, and the share of tokens at which its first guess is then the target's."""
+
+    layers: tuple[int, ...]
+    offset: int
+    own_embedding: bool
+    agreement: float
+    tokens: int
+
+    def __str__(self) -> str:
+        embedding = "" if self.own_embedding else " with the target's embedding"
+        ids = ", ".join(map(str, self.layers))
+        return f"layers {ids} (ids +{self.offset}){embedding}: {self.agreement:.0%} of {self.tokens} tokens"
+
+
+def fitted(head: EagleHead, target: Runner, prompt: Sequence[int], least: float, name: str) -> HeadRunner:
+    """A runner for this head as it fits the target best. One that agrees with less than `least` is refused."""
+    readings = measure(head, target, prompt)
+    best = max(readings, key=lambda reading: reading.agreement)  # of equals the first, as the config says
+    others = "; ".join(str(reading) for reading in readings if reading is not best)
+    if best.agreement < least:
+        raise ModelError(
+            f"{name}: the head does not fit this target. Its first guess is the target's at {best}; {others}. At least "
+            f"{least:.0%} are wanted: take a head that was trained for this very model"
+        )
+    log.warning("%s reads %s agree with the target%s", name, best, f" ({others})" if others else "")
+    if not best.own_embedding:
+        head.embedding = head.shared_embedding
+    return HeadRunner(head, target.vocab, target.capacity, best.layers)
+
+
+@torch.inference_mode()
+def measure(head: EagleHead, target: Runner, prompt: Sequence[int]) -> list[Reading]:
+    """All ways to read this head."""
+    ids = head.config.layers
+    offsets = [n for n in OFFSETS if not n or (head.config.fused and max(ids) + n <= target.depth)]
+    wanted = {n: tuple(i + n for i in ids) for n in offsets}
+    text, hidden = written(target, prompt, tuple(sorted({i for layers in wanted.values() for i in layers})))
+    own, shared = head.embedding, head.shared_embedding
+    embeddings = [own]
+    if own is not shared and own.shape == shared.shape and not torch.allclose(own, shared, atol=1e-2):
+        embeddings.append(shared)
+    readings = []
+    for embedding in embeddings:
+        head.embedding = embedding
+        for n, layers in wanted.items():
+            share, count = agreement(HeadRunner(head, target.vocab, target.capacity, layers), text, hidden, len(prompt))
+            readings.append(Reading(layers, n, embedding is own, share, count))
+    head.embedding = own
+    return readings
+
+
+def written(target: Runner, prompt: Sequence[int], layers: tuple[int, ...]) -> tuple[list[int], dict[int, Tensor]]:
+    """A prompt with what the target writes after it, and the target's states of all but the last token."""
+    n = min(TOKENS, target.capacity - len(prompt) - 1)
+    slot = target.acquire(prompt)
+    try:
+        (out,) = target.decode([Decode(target, slot, list(prompt), n, Sampling(), 0)])
+        text = [*prompt, *out.tokens]
+        target.truncate(slot, 0)
+        (rows,) = target.score([Score(target, slot, text[:-1], 0, layers, states=len(text) - 1)])
+    finally:
+        target.release(slot)
+    return text, rows.hidden
+
+
+def agreement(runner: HeadRunner, text: list[int], hidden: dict[int, Tensor], prompt: int) -> tuple[float, int]:
+    """The share of the written tokens, and their number, that the head guesses from the target's states before."""
+    slot = runner.acquire()
+    count = min(len(text) - prompt, len(text) - 2)
+    runner.observe(slot, hidden)
+    (rows,) = runner.score([Score(runner, slot, text[:-1], count)])
+    runner.release(slot)
+    same = rows.logits.argmax(-1) == torch.tensor(text[len(text) - count :], device=rows.logits.device)
+    return float(same.float().mean()), count

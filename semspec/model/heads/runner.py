@@ -1,0 +1,154 @@
+"""The runner of a draft head: the contract of types.Runner, with the target's states beside the tokens.
+
+A token at position p is read with the target's state at p - 1, which `observe` has brought; beyond the target's states,
+with the head's own output at p - 1. What rests on such outputs is dropped by the next `truncate`: the states that the
+target computed for accepted tokens take their place. The first token of a text has no state before it and is only
+counted. Passes are batched as a model's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from semspec.errors import SemspecError
+from semspec.model.attention_metadata import SequenceChunk
+from semspec.model.decode import decode_by_score
+from semspec.model.heads.eagle import EagleHead
+from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
+
+FIRST_CAPACITY = 256  # pairs that a new slot has room for; it grows as its text does
+ENOUGH = 1 << 20  # slots: there are as many as the target has
+
+
+@dataclass(slots=True)
+class _Slot:
+    states: Tensor  # [capacity, width] combined states of the target
+    keys: Tensor  # [layers, kv heads, capacity, head_dim]
+    values: Tensor
+    length: int = 0  # tokens read, the first included
+    known: int = 0  # tokens whose states are combined
+    waiting: list[list[Tensor]] = field(default_factory=list)  # and those that are not yet, by part and layer
+    own: Tensor | None = None  # [1, width] the head's own state at the last token
+
+    @property
+    def observed(self) -> int:
+        return self.known + sum(len(part[0]) for part in self.waiting)
+
+
+class HeadRunner:
+    def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
+        """`layers`: of the target, whose states it reads, in the order of the head's inputs."""
+        self.head, self.vocab, self.capacity = head, vocab, capacity
+        self.layers = head.config.layers if layers is None else layers
+        self.depth, self.device, self.shape = head.shape.depth, head.device, head.shape
+        self._slots: dict[int, _Slot] = {}
+
+    @property
+    def free(self) -> int:
+        return ENOUGH - len(self._slots)
+
+    @torch.inference_mode()
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
+        slot = next(i for i in range(ENOUGH) if i not in self._slots)
+        s, none = self.head.shape, torch.empty(0, device=self.device, dtype=self.head.dtype)
+        cache = (s.depth, s.kv_heads, 0, s.head_dim)
+        self._slots[slot] = _Slot(none.view(0, s.width), none.view(cache), none.view(cache))
+        return slot
+
+    def release(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def length(self, slot: int) -> int:
+        return self._slots[slot].length
+
+    def observed(self, slot: int) -> int:
+        """Tokens whose states the target has given."""
+        return self._slots[slot].observed
+
+    def observe(self, slot: int, hidden: dict[int, Tensor]) -> None:
+        """States of further tokens, by layer; they are read with the next pass."""
+        self._slots[slot].waiting.append([hidden[layer] for layer in self.layers])
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Keep at most so many tokens, and none that was read without a state of the target."""
+        s = self._slots[slot]
+        if not length:
+            s.known, s.waiting = 0, []
+        s.length, s.own = min(length, s.observed + 1 if s.observed else 0, s.length), None
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        raise SemspecError("a draft head's slots are not copied")
+
+    def view(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        s = self._slots[slot]
+        return s.keys[layer], s.values[layer]
+
+    @torch.inference_mode()
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        self._combine([self._slots[r.slot] for r in requests])
+        chunks, tokens, states, wanted, row = list[SequenceChunk](), list[int](), list[Tensor](), list[int](), 0
+        for r in requests:
+            s = self._slots[r.slot]
+            read = r.tokens if s.length else r.tokens[1:]
+            start = max(s.length - 1, 0)
+            self._grow(s, start + len(read))
+            if read:
+                chunks.append(SequenceChunk(r.slot, start, len(read)))
+                states.append(self._states(s, start, len(read)))
+            tokens += read
+            row += len(read)
+            wanted += range(row - r.keep, row)
+            assert r.keep <= len(read), "a row for the first token of a text, which has no state before it"
+        logits = torch.empty(0, self.vocab, device=self.device)
+        own = torch.empty(0)
+        if tokens:
+            at = torch.tensor(wanted, dtype=torch.long, device=self.device)
+            ids = torch.tensor(tokens, device=self.device)
+            logits, own = self.head.forward(ids, torch.cat(states), chunks, self, at)
+        outputs, row = [], 0
+        for r in requests:
+            s, rows = self._slots[r.slot], slice(row, row := row + r.keep)
+            s.length, s.own = s.length + len(r.tokens), own[row - 1 : row] if r.keep else None
+            outputs.append(ScoreOutput(logits[rows, : self.vocab]))
+        return outputs
+
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        return decode_by_score(self, requests)
+
+    def _states(self, s: _Slot, start: int, count: int) -> Tensor:
+        """Of the tokens from `start` on: the target's, and after its last the head's own."""
+        given = s.states[start : min(start + count, s.known)]
+        missing = count - len(given)
+        if not missing:
+            return given
+        if missing > 1 or s.own is None:
+            raise SemspecError(f"a draft head was asked to read {missing} tokens without the target's states")
+        return torch.cat([given, s.own])
+
+    def _combine(self, slots: list[_Slot]) -> None:
+        """Take in all states that are waiting, with one product for all sequences."""
+        parts = [(s, part) for s in slots for part in s.waiting]
+        if not parts:
+            return
+        states = [torch.cat([part[i] for _, part in parts]) for i in range(len(self.layers))]
+        combined, row = self.head.combine(states), 0
+        for s, part in parts:
+            end = s.known + len(part[0])
+            self._grow(s, end)
+            s.states[s.known : end] = combined[row : (row := row + len(part[0]))]
+            s.known = end
+        for s in slots:
+            s.waiting = []
+
+    def _grow(self, s: _Slot, pairs: int) -> None:
+        have = len(s.states)
+        if pairs <= have:
+            return
+        more = max(FIRST_CAPACITY, 2 * have, pairs) - have
+        s.states = torch.cat([s.states, s.states.new_zeros(more, s.states.shape[1])])
+        room = s.keys.new_zeros(*s.keys.shape[:2], more, s.keys.shape[3])
+        s.keys, s.values = torch.cat([s.keys, room], 2), torch.cat([s.values, room], 2)
