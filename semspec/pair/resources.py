@@ -42,7 +42,7 @@ class Resources:
         self.tokenizer, self.target, self.draft, self.eos = tokenizer, target, draft, eos
         self.probe_folder = probe_folder
         self._probes: dict[Path, Probe] = {}
-        self._heads: dict[str, HeadRunner] = {}
+        self._heads: dict[tuple[str, float], HeadRunner] = {}
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
@@ -134,10 +134,10 @@ class Resources:
 
     def head(self, path: str, least: float, target: Runner) -> HeadRunner:
         """The draft head in this folder, as it fits the target; loaded once."""
-        if path not in self._heads:
+        if (path, least) not in self._heads:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
-            self._heads[path] = fitted(EagleHead.load(path, target), target, text, least, path)
-        return self._heads[path]
+            self._heads[path, least] = fitted(EagleHead.load(path, target), target, text, least, path)
+        return self._heads[path, least]
 
     @property
     def _chats(self) -> bool:

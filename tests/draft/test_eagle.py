@@ -1,0 +1,158 @@
+"""Drafting with a head: text is the target's, in batches, sessions and after cancellation; samples keep its law."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+import semspec
+from semspec import verify
+from semspec.draft import EagleDrafter
+from semspec.errors import BadRequest, ModelError
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.model.heads.config import HeadConfig, HeadTensors
+from semspec.model.heads.eagle import EagleHead, TargetParts
+from semspec.model.heads.runner import HeadRunner
+from semspec.model.linear import DenseLinear
+from semspec.model.weights import Checkpoint
+from semspec.options import Options
+from semspec.types import Decode, DecodeOutput, Sampling
+from tests.checkpoints import CHAT, make_model, make_tokenizer, save
+from tests.chi import chi_square
+from tests.fakes import FakeRunner, chain
+from tests.heads import make_head
+
+VOCAB, LENGTH, DRAWS = 4, 3, 1500
+TARGET = chain(VOCAB, seed=1, memory=2, sharpness=1.2)
+PROMPT = [1, 2]
+
+
+def small_head(folder: Path, target: FakeRunner, cls: type[HeadRunner] = HeadRunner) -> HeadRunner:
+    """A random head over three of four tokens, for a target whose states are its logits."""
+    make_head(folder, width=16, target_width=VOCAB, target_vocab=VOCAB, vocab=3, layers=[0, 1, 2])
+    parts = TargetParts(torch.zeros(VOCAB, VOCAB), DenseLinear(torch.zeros(VOCAB, VOCAB)), 2, VOCAB, torch.float32)
+    with Checkpoint(folder) as checkpoint:
+        tensors = HeadTensors(checkpoint)
+        head = EagleHead(HeadConfig.read(tensors, 2, VOCAB), tensors, parts, torch.device("cpu"))
+    return cls(head, VOCAB, target.capacity)
+
+
+def p_value(folder: Path, rule: str, cls: type[HeadRunner] = HeadRunner) -> tuple[float, int]:
+    target, executor = FakeRunner(TARGET, VOCAB, slots=500), Executor()
+    head, tasks, accepted = small_head(folder, target, cls), [], []
+    for seed in range(DRAWS):
+        stats, job = Stats(), Job(PROMPT, verify.make(rule), 2, LENGTH, Sampling(1.0, seed=seed))
+        tasks.append(executor.submit(Decoder(job, target, EagleDrafter(head), stats).decode(), stats))
+        accepted.append(stats)
+    executor.run()
+    assert not any(task.error for task in tasks) and head.free == HeadRunner(head.head, VOCAB, 9).free
+    counts = torch.zeros([VOCAB] * LENGTH)
+    for task in tasks:
+        counts[tuple(t for event in task.events for t in event.tokens)] += 1
+    expected = torch.zeros([VOCAB] * LENGTH)
+    for tokens in product(range(VOCAB), repeat=LENGTH):
+        p, context = 1.0, list(PROMPT)
+        for token in tokens:
+            p *= torch.tensor(TARGET(context)).softmax(-1)[token].item()
+            context.append(token)
+        expected[tokens] = p
+    return chi_square(counts, expected), sum(stats.accepted for stats in accepted)
+
+
+class Careless(HeadRunner):
+    """A planted fault: what it says it drew from is not what it drew from."""
+
+    def decode(self, requests: list[Decode]) -> list[DecodeOutput]:  # type: ignore[override]
+        outputs = super().decode(requests)
+        for out in outputs:
+            assert out.logits is not None
+            out.logits = out.logits.roll(1, -1)
+        return outputs
+
+
+@pytest.mark.parametrize("rule", ["sampling", "block"])
+def test_sampled_drafts_of_a_head_keep_the_targets_distribution(rule: str, tmp_path: Path):
+    p, accepted = p_value(tmp_path, rule)
+    assert p > 1e-3 and accepted > DRAWS // 4
+
+
+def test_draft_probabilities_of_other_tokens_would_be_noticed(tmp_path: Path):
+    assert p_value(tmp_path, "sampling", Careless)[0] < 1e-6
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> semspec.Pair:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT
+    return semspec.load(save(make_model("llama3"), tmp_path_factory.mktemp("target"), tokenizer), context=256, slots=3)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """It knows some of what the target writes, so that some drafts are accepted."""
+    folder = tmp_path_factory.mktemp("head")
+    make_head(folder, layers=[1, 2, 3], vocab=250)
+    return f"eagle:{folder},least=0"
+
+
+PROMPTS = ["the quick brown fox", "one two", "the sky is blue because light scatters " * 3, "x"]
+
+
+@pytest.mark.parametrize("length", [4, "auto-repeatable"])
+def test_text_is_the_targets_alone_and_in_a_batch(pair: semspec.Pair, drafter: str, length: int | str):
+    wanted = [pair.generate(p, verifier="none", max_new_tokens=24).text for p in PROMPTS]
+    options = {"drafter": drafter, "num_draft_tokens": length, "max_new_tokens": 24}
+    assert [pair.generate(p, **options).text for p in PROMPTS] == wanted
+    batch = pair.generate(PROMPTS, **options)
+    assert [result.text for result in batch] == wanted
+    if length == 4:
+        assert all(result.stats.drafted for result in batch)
+    warm = {"temperature": 1.0, "seed": 3, "verifier": "exact"} | options
+    assert [r.text for r in pair.generate(PROMPTS, **warm)] == [
+        pair.generate(p, **warm | {"verifier": "none"}).text for p in PROMPTS
+    ]
+
+
+def test_lossy_and_sampling_rules_and_early_exits_take_its_drafts(pair: semspec.Pair, drafter: str):
+    for verifier in ("fly:window=2", "typical", "sampling", "block", "ensemble"):
+        result = pair.generate(
+            "one two", verifier=verifier, drafter=drafter, num_draft_tokens=4, max_new_tokens=16, temperature=0.8
+        )
+        assert result.stats.drafted
+    unsure = pair.generate("one two", drafter=drafter, num_draft_tokens=4, max_new_tokens=16, draft_min_p=0.99)
+    assert unsure.text == pair.generate("one two", verifier="none", max_new_tokens=16).text
+
+
+def test_sessions_and_cancelled_streams_leave_nothing_behind(pair: semspec.Pair, drafter: str):
+    options = Options(drafter=drafter, num_draft_tokens=3, max_new_tokens=12, ignore_eos=True)
+    with semspec.Session(pair) as session:
+        for question in ("the quick brown fox", "one two three"):
+            answer = session.ask(question, options).result().text
+            messages = session.messages[:-1]
+            assert answer == pair.generate(messages, verifier="none", max_new_tokens=12, ignore_eos=True).text
+        assert session.reused > 20, "states of the first turn are remembered"
+    (head,) = pair.resources._heads.values()
+    before = head.free
+    stream = pair.stream("one two", options)
+    next(iter(stream))
+    assert head.free == before - 1
+    stream.close()
+    assert head.free == before and pair.target.free == 3
+
+
+def test_mistakes_are_told(pair: semspec.Pair, drafter: str, tmp_path: Path):
+    with pytest.raises(BadRequest, match="eagle:PATH"):
+        Options(drafter="eagle")
+    with pytest.raises(BadRequest, match="a share from 0"):
+        Options(drafter="eagle:somewhere,least=2")
+    with pytest.raises(ModelError, match="no folder"):
+        pair.generate("x", drafter=f"eagle:{tmp_path}/missing/head/")
+    with pytest.raises(ModelError, match="does not fit"):
+        pair.generate("x", drafter=drafter.replace("least=0", "least=0.9").replace("eagle:", "eagle:path="))
+    with pytest.raises(BadRequest, match="draft model"):
+        pair.generate("x", verifier="specreason", drafter=drafter)
