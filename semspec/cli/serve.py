@@ -7,12 +7,15 @@ import os
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semspec.cli.arguments import PairArguments, SpeculationArguments, spread, valid_text
 from semspec.errors import BadRequest, ModelError, SemspecError
+
+if TYPE_CHECKING:
+    from semspec.pair import Pair
 
 KEY = "SEMSPEC_API_KEY"
 _access = partial(typer.Option, rich_help_panel="Access")
@@ -90,8 +93,14 @@ def serve(
     logs.configure()
     memory.configure()
     metrics = Metrics()
-    engine = Engine(  # the pair refuses lossy rules itself, whatever gets past the server's own check
-        lambda: model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache),
+
+    def load() -> Pair:  # it refuses lossy rules itself, whatever gets past the server's own check
+        pair = model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache)
+        pair.load_drafter(settings.defaults)
+        return pair
+
+    engine = Engine(
+        load,
         queue=max_queue,
         draft_tokens=max_draft_tokens,
         on_finish=metrics.finish,

@@ -139,6 +139,11 @@ class Pair:
         sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""
         return Ticket(self.executor, task, job, stats, prepared.text, sparse)
 
+    def load_drafter(self, options: Options) -> None:
+        """Load what the drafter of these options needs, such as a head, before the first request comes."""
+        with self.executor.lock:
+            self._preparer.load_drafter(options)
+
     def spelling(self, token: int) -> str:
         """A single token as text, as it is inside a text."""
         return self.resources.bytes_of(token).decode(errors="replace")

@@ -187,6 +187,10 @@ class Preparer:
     def _kind(self, options: Options) -> DrafterKind:
         return options.drafter_kind or DRAFTERS["ngram" if self.draft is None else "model"]()
 
+    def load_drafter(self, options: Options) -> None:
+        """Whatever the drafter needs, now instead of with the first request."""
+        self._kind(options).bind(self.resources, self.target)
+
     def _drafter(self, rule: Rule, options: Options) -> Drafter:
         if not rule.speculates:
             return NoDrafter()

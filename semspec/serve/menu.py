@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from semspec import pocket, verify
+from semspec.draft.kinds import Eagle
 from semspec.options import AUTO, DRAFTERS, REPEATABLE
 from semspec.pair import Pair
 from semspec.serve.limits import Settings
@@ -27,17 +28,18 @@ def menu(settings: Settings) -> dict[str, Any]:
     """Every rule with its options, for /v1/methods."""
     defaults = settings.defaults
     default = verify.make(defaults.verifier)
+    own = defaults.drafter.partition(":")[0]  # no more: its options may be paths
     return {
         "default": {
             "verifier": default.name,
             "num_draft_tokens": defaults.num_draft_tokens,
-            "drafter": defaults.drafter,
+            "drafter": own,
             "relax_span": defaults.relax_span,
         },
         "allow_lossy": settings.allow_lossy,
         "max_draft_tokens": settings.limits.draft_tokens,
         "max_new_tokens": settings.limits.new_tokens,
-        "drafters": list(DRAFTERS),
+        "drafters": [name for name in DRAFTERS if name == own or name != Eagle.name],  # which needs a path
         "auto": AUTO,
         "draft_lengths": [AUTO, REPEATABLE],
         "verifiers": [

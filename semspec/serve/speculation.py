@@ -23,6 +23,8 @@ def apply(given: SpeculationBase | None, settings: Settings) -> Options:
     if given is None:
         return _capped(options, settings)
     changes = given.model_dump(include=set(SHARED), exclude_unset=True, exclude_none=True)
+    if changes.get("drafter") == options.drafter.partition(":")[0]:  # by name the server's own, with its options
+        del changes["drafter"]
     rule = default = _capped_rule(verify.make(options.verifier), settings)
     if given.verifier is not None:
         rule = verify.make(given.verifier)

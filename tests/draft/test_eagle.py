@@ -132,7 +132,7 @@ def test_sessions_and_cancelled_streams_leave_nothing_behind(pair: semspec.Pair,
     options = Options(drafter=drafter, num_draft_tokens=3, max_new_tokens=12, ignore_eos=True)
     with semspec.Session(pair) as session:
         for question in ("the quick brown fox", "one two three"):
-            answer = session.ask(question, options).result().text
+            answer = "".join(event.text for event in session.ask(question, options))
             messages = session.messages[:-1]
             assert answer == pair.generate(messages, verifier="none", max_new_tokens=12, ignore_eos=True).text
         assert session.reused > 20, "states of the first turn are remembered"

@@ -21,6 +21,7 @@ from semspec.serve.app import make_app
 from semspec.serve.engine import Engine
 from semspec.serve.hosts import HostCheck, host_names, parse_host
 from semspec.serve.limits import Limits, Settings
+from semspec.serve.menu import menu
 from semspec.serve.metrics import Metrics
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.speculation import Speculation
@@ -376,3 +377,8 @@ def test_no_request_gives_a_drafter_a_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert apply(Speculation.model_validate({"drafter": "heads:depth=6"}), settings).drafter == "heads:depth=6"
     operator = Settings(name="x", defaults=Options(drafter=asked))
     assert apply(Speculation.model_validate({"drafter": asked}), operator).drafter == asked
+    assert apply(Speculation.model_validate({"drafter": "heads"}), operator).drafter == asked, "the server's own"
+    shown = menu(operator)
+    assert shown["default"]["drafter"] == "heads" and "/etc" not in str(shown) and "eagle" not in shown["drafters"]
+    with pytest.raises(BadRequest, match="option 'path' of that drafter is set where the server is started"):
+        apply(Speculation.model_validate({"drafter": "eagle:/etc"}), settings)
