@@ -16,6 +16,7 @@ from semspec.verify.checked import option_fields
 
 SHOWN = ("label", "main", "choices", "unset")  # of an option's metadata
 POCKET_STEPS = (3, 3, 4, 5)  # of a solution, for each example
+BEGINNINGS = ("Once upon a time", "The three laws of motion are:", "def fibonacci(n):", "1, 1, 2, 3, 5, 8,")
 GENERAL = (
     "Explain to a ten-year-old why the sky is blue.",
     "Write a Python function that returns the n-th Fibonacci number, with a short explanation.",
@@ -82,13 +83,18 @@ def about(rule: type[Rule]) -> str:
 
 
 def examples(pair: Pair | None, seed: int) -> dict[str, Any]:
-    """Questions that suit the model, and whether it takes one question only instead of a chat.
+    """Questions that suit the model, whether it chats at all, and whether it takes one question only.
 
     A model of the pocket world, told by its chat template, knows that world's problems and was trained on one each."""
-    if pair is None or getattr(pair.tokenizer, "chat_template", None) != pocket.CHAT_TEMPLATE:
-        return {"examples": list(GENERAL), "one_question": False, "about": ""}
+    template = None if pair is None else pair.tokenizer.chat_template
+    if pair is not None and not template:
+        about = "This model has no chat template: it goes on from your text."
+        return {"chat": False, "examples": list(BEGINNINGS), "one_question": True, "about": about}
+    if template != pocket.CHAT_TEMPLATE:
+        return {"chat": True, "examples": list(GENERAL), "one_question": False, "about": ""}
     numbers = range(seed * len(POCKET_STEPS), (seed + 1) * len(POCKET_STEPS))
     return {
+        "chat": True,
         "examples": [pocket.problem(i, n, "test").text for i, n in zip(numbers, POCKET_STEPS, strict=True)],
         "one_question": True,
         "about": "This pair knows word problems of one small world, in its names and wordings. Try one of these:",

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+import semspec
 from semspec import pocket as world
 from semspec.serve.app import PAGE
+from semspec.serve.limits import Settings
 from semspec.serve.menu import GENERAL
+from tests.checkpoints import make_model, make_tokenizer, save
 from tests.serve.browser import ASK, ask, browser_only, done, figure, shown
-from tests.serve.live import Live
+from tests.serve.live import Live, serving
 
 
 def answer(live: Live, **speculation: Any) -> tuple[str, dict[str, Any]]:
@@ -137,7 +140,9 @@ def test_every_rule_and_option_has_words_for_people(pocket: Live):
 
 
 def test_examples_of_other_models_are_general(tiny: Live):
-    assert tiny.get("/v1/examples").json() == {"examples": list(GENERAL), "one_question": False, "about": ""}
+    assert tiny.get("/v1/examples").json() == {
+        "chat": True, "examples": list(GENERAL), "one_question": False, "about": "",
+    }  # fmt: skip
     assert tiny.get("/v1/examples?seed=-1").status_code == 400
 
 
@@ -250,3 +255,23 @@ def test_the_page_is_whole_in_itself(pocket: Live):
         assert "http://" not in text and "https://" not in text and "innerHTML" not in text, file
         assert not re.search(r"<[^>]* on\w+=", text), file
     assert json.dumps(pocket.get("/v1/methods").json())
+
+
+@browser_only
+def test_a_model_without_a_chat_template_goes_on_from_a_text(browser: Any, target_folder: Path, tmp_path: Path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    folder = save(make_model("llama3.1"), tmp_path / "plain", tokenizer)
+    load = lambda: semspec.load(folder, device="cpu", slots=2, context=256)  # noqa: E731
+    with serving(load, Settings(name="plain")) as live:
+        tab = browser.new_page()
+        tab.goto(live.url)
+        tab.locator(".example").first.wait_for()
+        assert "no chat template" in tab.locator("#about").inner_text() and not tab.locator("#system").is_visible()
+        tab.fill("#longest", "12")
+        ask(tab, "the quick brown")
+        done(tab)
+        body = {"model": "plain", "prompt": "the quick brown", "max_tokens": 12, "temperature": 0, "seed": 0}
+        text = live.post("/v1/completions", body).json()["choices"][0]["text"]
+        assert shown(tab.locator(".answer")) == re.sub(r"\s+", "", text)
+        tab.close()

@@ -52,10 +52,12 @@ export class Chat {
   }
 
   // Asks all methods one after the other, so that neither slows the other down; all of them see the same history.
-  async ask(question, { methods, settings, system, remember }, signal) {
+  // A model without a chat template goes on from the text instead.
+  async ask(question, { methods, settings, system, remember, plain }, signal) {
     const before = remember ? this.turns.flatMap((turn) => turn.messages) : [];
     const prompt = system ? [{ role: "system", content: system }] : [];
     const messages = [...prompt, ...before, { role: "user", content: question }];
+    const said = plain ? { prompt: messages.map(({ content }) => content).join("") } : { messages };
     const turn = new Turn({ question }, this.actions);
     for (const former of this.turns) former.detail.open = false;
     turn.detail.open = true;
@@ -65,7 +67,7 @@ export class Chat {
     for (const method of methods) {
       if (signal.aborted) break;
       const answer = turn.add(new Answer({ method: method.description }));
-      const body = { ...settings, model: this.menu.model, messages, speculation: method.request };
+      const body = { ...settings, model: this.menu.model, ...said, speculation: method.request };
       await answer.ask(body, signal, () => this.draw(turn));
       this.learn(answer);
       this.draw(turn, true);

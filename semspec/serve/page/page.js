@@ -11,6 +11,7 @@ let methods = [];
 let stopping = null;
 let viewing = false; // a chat from a link
 let oneQuestion = false;
+let plain = false; // the model goes on from a text
 let seed = 0;
 
 async function start() {
@@ -81,9 +82,12 @@ function settle() {
 async function suggest() {
   const told = await (await fetch(`/v1/examples?seed=${seed++ % 1000}`)).json();
   oneQuestion = told.one_question;
+  plain = !told.chat;
+  $("system").parentElement.hidden = plain;
+  $("prompt").placeholder = plain ? "Begin a text. Enter sends, Esc stops." : "Ask something. Enter sends, Esc stops.";
   $("about").textContent = told.about;
   $("examples").replaceChildren(...told.examples.map((text) => button(text, "Ask this", () => send(text), "example")));
-  $("others").hidden = !oneQuestion;
+  $("others").hidden = !oneQuestion || plain;
 }
 
 function arrange() {
@@ -103,7 +107,8 @@ async function send(text) {
   const asked = {
     methods: $("compare").checked ? methods : methods.slice(0, 1),
     settings,
-    system: $("system").value.trim(),
+    system: plain ? "" : $("system").value.trim(),
+    plain,
     remember: $("remember").checked,
   };
   const running = chat.ask(text, asked, stopping.signal);

@@ -1,6 +1,6 @@
-// One chat request, piece by piece. Calls back with every chunk; throws what the server says is wrong.
+// One request for a chat, or for more of a text, piece by piece. Calls back with every chunk; throws what the server says is wrong.
 export async function stream(body, signal, onChunk) {
-  const response = await fetch("/v1/chat/completions", {
+  const response = await fetch("messages" in body ? "/v1/chat/completions" : "/v1/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
