@@ -84,6 +84,7 @@ async function suggest() {
   oneQuestion = told.one_question;
   plain = !told.chat;
   $("system").parentElement.hidden = plain;
+  $("empty").querySelector("h2").textContent = plain ? "Begin a text" : "Ask something";
   $("prompt").placeholder = plain ? "Begin a text. Enter sends, Esc stops." : "Ask something. Enter sends, Esc stops.";
   $("about").textContent = told.about;
   $("examples").replaceChildren(...told.examples.map((text) => button(text, "Ask this", () => send(text), "example")));
