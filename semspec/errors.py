@@ -27,6 +27,12 @@ class ModelError(SemspecError):
     exit_code = 3
 
 
+class EngineError(SemspecError):
+    """A server that this pair asks cannot be reached, fails, or answers what cannot be used."""
+
+    exit_code = 4
+
+
 class BatchFailed(SemspecError):
     """Some prompts of a list could not be answered. `results` holds an answer or an exception for each."""
 

@@ -202,6 +202,7 @@ class DraftedStep:
     outcome: StepOutcome
     tokens: list[int]  # all of it, accepted or not, including a beginning that was committed before
     start: int  # new tokens before it
+    evidence: Tensor | None = None  # what was seen of it, where that cannot be computed again: behind servers
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ ROWS = [
     "draft",
     "loop",
     "options",
+    "engines",
     "pair",
     "hf",
     "semspec",  # the public names

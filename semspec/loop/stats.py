@@ -25,6 +25,7 @@ class Stats:
     loops: int = 0  # times a lossy rule repeated itself and was replaced by `exact`
     target_passes: int = 0  # that verified or generated; prefill does not count
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
+    calls: Counter[str] = field(default_factory=Counter)  # round trips to servers: target, draft; and "draft lost"
 
     def observe(self, drafted: int, accepted: int, relaxed: int = 0, bonus: int = 1) -> None:
         """Record one round."""
@@ -80,6 +81,7 @@ class Stats:
             self.loops + other.loops,
             self.target_passes + other.target_passes,
             {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
+            self.calls + other.calls,
         )
 
     @staticmethod
@@ -104,4 +106,4 @@ class Stats:
             "fates": dict(self.step_outcomes),
             "target_passes": self.target_passes,
             "seconds": dict(self.seconds),
-        }
+        } | ({"calls": dict(self.calls)} if self.calls else {})

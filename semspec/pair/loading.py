@@ -15,6 +15,7 @@ from semspec.model.memory_plan import MemoryPlan, check, describe
 from semspec.model.placement import choose_device
 from semspec.model.threads import choose_threads
 from semspec.pair import Pair
+from semspec.pair.remote import connect, is_url
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
 from semspec.text.exchange import Exchange, Side
@@ -41,7 +42,7 @@ def load(
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
-    package. `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
+    package; or the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/engines.md). `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
@@ -61,6 +62,16 @@ def load(
         raise BadRequest(
             "a sparse plan is lossy, and allow_lossy is off; load the target without the plan, or allow lossy answers"
         )
+    if is_url(target) or is_url(draft):
+        local = {
+            "device": device != "auto", "draft_device": draft_device, "dtype": dtype != "auto",
+            "draft_dtype": draft_dtype, "draft_vocab": draft_vocab, "sparse": sparse,
+        }  # fmt: skip
+        if wrong := [name for name, given in local.items() if given]:
+            raise BadRequest(f"{wrong[0]} is for models loaded here, and this pair is servers; leave it out")
+        if not is_url(target):
+            raise BadRequest(f"the draft is a server, and the target {target} is not; give the address of one")
+        return connect(str(target), None if draft is None else str(draft), slots, context, allow_lossy)
     target, draft = shipped_pair(target, draft)
     plan = SparsePlan.load(Path(sparse)) if isinstance(sparse, str | Path) else sparse
     source = find(target)

@@ -11,6 +11,7 @@ SHIPPED: dict[str, Path] = {
     "pocket-other-draft": _MODELS / "other-draft",  # with another tokenizer
 }
 PROBES = _MODELS / "probes"
+JUDGE_OF_EVIDENCE = _MODELS / "probes-of-evidence"  # for the same models behind servers, which send no states
 
 
 def shipped_pair(target: str | Path, draft: str | Path | None) -> tuple[str | Path, str | Path | None]:

@@ -146,8 +146,9 @@ class Probe:
         (folder / CARD).write_text(json.dumps(self.card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @staticmethod
-    def load(folder: str | Path, model: str, device: torch.device | str = "cpu") -> Probe:
-        """A probe for the model of this fingerprint (`fingerprint(runner)`); one of another model is refused."""
+    def load(folder: str | Path, model: str | None, device: torch.device | str = "cpu") -> Probe:
+        """A probe for the model of this fingerprint (`fingerprint(runner)`); one of another model is refused. None: it
+        is not known which model it will be asked about, as behind a server."""
         folder = Path(folder)
         try:
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
@@ -158,7 +159,7 @@ class Probe:
             raise ModelError(f"the probe in {folder} is damaged: {error}; make it again") from error
         if not isinstance(card, dict) or card.get("format") != FORMAT:
             raise ModelError(f"the probe in {folder} is not of format {FORMAT}; make it again with this version")
-        if card["model"] != model:
+        if model is not None and card["model"] != model:
             raise ModelError(
                 f"the probe in {folder} belongs to model {card['model']}, but this is {model}; "
                 "a probe reads only the states it was trained on: fit one for this model"

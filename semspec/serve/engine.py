@@ -201,7 +201,7 @@ class Engine:
         """The first passes are slow; nobody should wait for them. The last of these measures what a token costs."""
         prompt = [min(1, pair.target.vocab - 1)] * 8
         count = min(WARM_UP_TOKENS, pair.target.capacity - len(prompt))
-        for verifier in ("exact", "none", "none"):
+        for verifier in pair.warm_up_verifiers:
             options = Options(verifier=verifier, max_new_tokens=count, ignore_eos=True)
             (ticket,) = pair.submit([(prompt, options)])
             start = time.perf_counter()

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from semspec.errors import BadRequest, SemspecError
+from semspec.errors import BadRequest, EngineError, SemspecError
 from semspec.serve.schema.speculation import Speculation
 
 KINDS = {
@@ -18,6 +18,7 @@ KINDS = {
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
+    502: "engine_error",
     503: "unavailable_error",
     504: "deadline_error",
 }
@@ -65,6 +66,8 @@ def as_http_error(error: Exception) -> HttpError:
         return error
     if isinstance(error, BadRequest):
         return HttpError(400, str(error))
+    if isinstance(error, EngineError):
+        return HttpError(502, str(error), "engine")
     if isinstance(error, SemspecError):
         return HttpError(500, str(error))
     return HttpError(500, "this request failed inside the server, which goes on; the server's log says how", "crash")

@@ -38,7 +38,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt | list[int], form:
         tokens = encode_chat(tokenizer, prompt, form)  # type: ignore[arg-type]
     if not tokens:
         raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
-    return list(tokens)
+    return tokens if isinstance(tokens, list) else list(tokens)  # a list may know more than its tokens
 
 
 def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from semspec.verify.ensemble import Ensemble
 from semspec.verify.exact import Exact
 from semspec.verify.fly import Fly
 from semspec.verify.glimprouter import GlimpRouter
+from semspec.verify.likely_step import LikelyStep
 from semspec.verify.margin import Margin
 from semspec.verify.mars import Mars
 from semspec.verify.none import NoSpeculation
@@ -47,7 +48,7 @@ LOOSE: tuple[type[Rule], ...] = (
     Regret, Mars, Ears, CorrectionMemory,
 )  # fmt: skip
 STEPWISE: tuple[type[Rule], ...] = (
-    Semantic, SemanticPlus, SpecReason, SpecThinking, GlimpRouter, ConfSpec, TrigReason,
+    Semantic, SemanticPlus, LikelyStep, SpecReason, SpecThinking, GlimpRouter, ConfSpec, TrigReason,
     RandomStep, AcceptAllSteps, AcceptNoStep, Oracle,
 )  # fmt: skip
 CONTROLS: tuple[type[Rule], ...] = (AcceptAll, Random)

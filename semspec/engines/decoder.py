@@ -1,0 +1,320 @@
+"""The loop of step rules over two servers: the draft's writes a step, the target's scores it, the rule decides.
+
+The same decisions as in loop/step_decoder.py, on text. A step that is accepted costs two round trips: the draft's
+server writes up to a blank line; the target's reads the step, reports the log-probabilities of its tokens, and adds one
+token of its own. Of a rejected step the beginning may stay, as the rule says, and the target's server writes the rest
+of it in one more. Prefix caching on both servers makes each of these read what is new only.
+
+A draft's server that fails leaves the target writing alone, until it answers again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from semspec.engines.answers import UNFINISHED, Answer, Piece, spelled, tail
+from semspec.engines.executor import Call
+from semspec.engines.pieces import Pieces, TextPrompt, words
+from semspec.engines.remote import BLANK, Ending, RemoteModel
+from semspec.engines.verification import Judged, Judges, ScoredStep, StepVocabulary, judge, question_of
+from semspec.errors import EngineError
+from semspec.loop.decoder import Job
+from semspec.loop.stats import Stats
+from semspec.text.tokenizer import THINKING
+from semspec.types import GREEDY, DraftedStep, Event, FinishReason, Relaxed, Sampling, StepOutcome
+from semspec.verify.step_rule import StepRule
+
+log = logging.getLogger(__name__)
+ALONE_TOKENS = 128  # that the target writes in one call where no step has to end
+REST_SECONDS = 15.0  # that a draft's server which failed is left alone
+CLOSING = tuple(end for _, end in THINKING)
+Calls = Generator[Call | Event, Any, Any]
+
+
+@dataclass(slots=True)
+class Servers:
+    """What all sequences of a pair share."""
+
+    target: RemoteModel
+    draft: RemoteModel | None
+    pieces: Pieces
+    judges: Judges
+    turn: tuple[str, str] | None = None  # what the target's chat template has around a user's next turn
+    clock: Callable[[], float] = time.monotonic
+    down_until: float = 0.0  # the draft's server failed, and is not asked before then
+
+    def vocabulary(self) -> StepVocabulary:
+        return StepVocabulary(self.judges, self.turn)
+
+    def lose_draft(self, error: EngineError) -> None:
+        self.down_until = self.clock() + REST_SECONDS
+        log.warning("the target writes alone: %s", error)
+
+
+@dataclass(slots=True)
+class Proposal:
+    text: str
+    ending: Ending
+    own: list[Piece]  # in the draft's tokens
+
+
+@dataclass(slots=True)
+class TextDecoder:
+    """One sequence."""
+
+    job: Job
+    servers: Servers
+    stats: Stats
+    referee: Callable[[str, str], bool] | None = None
+    text: str = ""  # the answer so far
+    tokens: list[int] = field(default_factory=list)
+    step_start: int = 0  # tokens before the step that is being written
+    text_start: int = 0  # characters
+    round: int = 0
+    drafting: bool = True  # the draft writes next
+    alone: bool = False  # the target writes all the rest
+    lost: bool = False  # the draft's server has failed this sequence
+    lead: int = 0  # steps left for the target to write before the draft may
+    question: str = ""
+
+    def decode(self) -> Calls:
+        rule = self.job.rule
+        if isinstance(rule, StepRule):
+            self.lead, self.question = rule.lead, question_of(rule, self.servers.vocabulary())
+        else:
+            self.alone = True
+        finish: FinishReason | None = None
+        while finish is None:
+            event = yield from self.advance()
+            finish = event.finish_reason
+            yield event
+
+    @property
+    def left(self) -> int:
+        return self.job.max_new_tokens - len(self.tokens)
+
+    @property
+    def rule(self) -> StepRule:
+        assert isinstance(self.job.rule, StepRule)
+        return self.job.rule
+
+    @property
+    def prompt(self) -> TextPrompt:
+        assert isinstance(self.job.prompt, TextPrompt)
+        return self.job.prompt
+
+    def sampling(self, how: Sampling) -> Sampling:
+        """With a seed of its own for every call."""
+        self.round += 1
+        return how if how.greedy else replace(how, seed=(how.seed + 7919 * self.round) % 2**62)
+
+    def advance(self) -> Calls:
+        if self.alone or not self.drafting or self.lead:
+            return (yield from self.target_writes())
+        proposal = yield from self.propose()
+        if proposal is None:
+            return (yield from self.target_writes())
+        ending = proposal.ending in ("end of text", "unknown")
+        if proposal.text.strip() and (self.rule.keep or not ending):
+            return (yield from self.check(proposal, whole=not ending))
+        self.hand_over()  # the draft would end the text or the thinking
+        event = yield from self.target_writes()
+        if proposal.text.strip():
+            self.record(event, "handed over", proposal.text)
+        return event
+
+    # -- the draft
+
+    def propose(self) -> Calls:
+        """The draft's next step; None: its server fails."""
+        draft, servers = self.servers.draft, self.servers
+        assert draft is not None
+        if servers.clock() < servers.down_until:
+            self.lose()
+            return None
+        bound = self.rule.bind(servers.vocabulary())
+        how = self.sampling(self.job.sampling if bound.samples_drafts else GREEDY)
+        top = draft.abilities.top if bound.keeps_draft_logits else 0
+        tokens = min(self.rule.max_step_tokens, self.left)
+        lead, text, ending, answer = "", "", "blank line", None
+        while not text.strip() and ending == "blank line" and len(lead) < 3 * len(BLANK):
+            lead += text  # blank lines before the first word belong to the step
+            prompt = self.prompt.draft + self.text + lead
+            try:
+                answer = yield Call(lambda prompt=prompt: draft.write(prompt, tokens, how, [BLANK], top), "draft")
+                text, ending = draft.ending(answer)
+            except EngineError as error:
+                self.lose(error)
+                return None
+        assert answer is not None
+        text = text.rstrip(UNFINISHED) if ending == "length" else text
+        cut = min((at for marker in CLOSING if (at := text.find(marker)) >= 0), default=None)
+        if cut is not None:
+            text, ending = text[:cut], "end of text"
+        own = _exact(answer.pieces, text)
+        return Proposal(lead + text, ending, [Piece(lead), *own] if lead and own else own)
+
+    def lose(self, error: EngineError | None = None) -> None:
+        if error is not None:
+            self.servers.lose_draft(error)
+        self.stats.calls["draft lost"] += not self.lost
+        self.lost = True
+
+    def hand_over(self) -> None:
+        self.drafting = False
+        self.alone = self.alone or self.rule.hand_over
+
+    # -- the target
+
+    def check(self, step: Proposal, whole: bool) -> Calls:
+        target, rule, job = self.servers.target, self.rule, self.job
+        cooled = replace(job.sampling, temperature=min(job.sampling.temperature, rule.bonus))
+        prompt, how = self.prompt.target + self.text + step.text + self.question, self.sampling(cooled)
+        answer: Answer = yield Call(lambda: target.score(prompt, how))
+        scored = self.scored(answer, step, whole)
+        if scored is None:
+            log.warning("%r reports tokens that do not spell the text; its step counts as rejected", target)
+            judged = Judged(0, {})
+            texts = words(step.text)
+        else:
+            vocabulary = self.servers.vocabulary()
+            judged = judge(rule, scored, vocabulary, job.sampling, len(self.prompt) + len(self.tokens), self.round)
+            texts = [piece.text for piece in scored.pieces]
+        accepted = judged.accepted
+        passed = accepted == len(texts)
+        new, ended = texts[:accepted], False
+        if passed and not self.question:
+            ended = answer.finish != "length" and not answer.text
+            new += [answer.text] if answer.text and UNFINISHED not in answer.text else []
+        event = self.commit(new, accepted, ended, judged)
+        event.drafted = len(texts)
+        self.stats.observe(len(texts), event.accepted, len(event.relaxed), bonus=len(event.tokens) - event.accepted)
+        outcome: StepOutcome = "handed over" if not whole else "accepted" if passed else "refused"
+        self.record(event, outcome, step.text, texts, judged)
+        if passed and whole:
+            self.begin_step(len(event.tokens) - event.accepted, len("".join(new[accepted:])))
+        elif not whole:
+            self.hand_over()
+        else:
+            self.drafting = False
+        return event
+
+    def scored(self, answer: Answer, step: Proposal, whole: bool) -> ScoredStep | None:
+        pieces = tail(answer.prompt or (), step.text + self.question)
+        asked = tail(pieces, self.question) if pieces and self.question else []
+        if not pieces or asked is None:
+            return None
+        first = answer.pieces[0] if answer.pieces else Piece("")
+        after = Piece("", None, asked[0].top) if asked else first
+        if asked:
+            at, short = len(pieces) - len(asked), len(step.text) - sum(len(p.text) for p in pieces[: -len(asked)])
+            between = [replace(pieces[at], text=pieces[at].text[:short])] if short > 0 else []
+            pieces = pieces[:at] + between
+        before, so_far = self.text[: self.text_start], self.text[self.text_start :]
+        valid = self.referee(before, so_far + step.text) if self.referee and self.rule.refereed else None
+        return ScoredStep(pieces, after, first if asked else None, step.own or None, whole, valid)
+
+    def target_writes(self) -> Calls:
+        """The rest of its step, or of the text."""
+        target, how = self.servers.target, self.sampling(self.job.sampling)
+        stop = [] if self.alone else [BLANK]
+        tokens = min(self.left, ALONE_TOKENS if self.alone else max(1, self.rule.max_step_tokens))
+        prompt = self.prompt.target + self.text
+        answer: Answer = yield Call(lambda: target.write(prompt, tokens, how, stop))
+        text, ending = target.ending(answer)
+        if ending == "unknown" and stop:  # does the text go on without the stop string?
+            more = yield Call(lambda: target.write(prompt + text, 1, how))
+            ending = "blank line" if more.text or more.finish == "length" else "end of text"
+            text += BLANK if ending == "blank line" else ""
+        if ending == "length" and (cut := text.rstrip(UNFINISHED)):
+            text = cut
+        if not text and ending == "length":
+            target.connection.fail("writes nothing, and says that there is more")
+        new = spelled(answer.pieces, text, words)
+        event = self.commit(new, 0, ended=ending in ("end of text", "unknown"))
+        for _ in event.tokens:
+            self.stats.observe(drafted=0, accepted=0)
+        if any(marker in self.text[-len(text) - 16 :] for marker in CLOSING):
+            self.alone = True  # what follows the thinking is the target's
+        if ending != "length" and text.strip() and not self.alone:
+            self.stats.step_outcomes["target"] += 1
+            self.lead = max(0, self.lead - 1)
+            self.begin_step()
+        return event
+
+    # -- both
+
+    def begin_step(self, back: int = 0, characters: int = 0) -> None:
+        """A step has ended, so many tokens before the end of the answer."""
+        self.step_start, self.text_start = len(self.tokens) - back, len(self.text) - characters
+        self.drafting = True
+
+    def commit(self, texts: list[str], accepted: int, ended: bool, judged: Judged | None = None) -> Event:
+        """Add tokens to the answer, as many as belong to it."""
+        assert self.job.halt is not None
+        number = self.servers.pieces.number
+        tokens = [number(text) for text in texts[: self.left]]
+        halted = self.job.halt(tokens)
+        tokens = tokens if halted is None else tokens[:halted]
+        whole = len(tokens) == len(texts)
+        self.text += "".join(texts[: len(tokens)])
+        self.tokens += tokens
+        finish: FinishReason | None = None
+        if halted is not None or (ended and whole):
+            finish = "stop"
+        elif self.left <= 0:
+            finish = "length"
+        event = Event(tokens, ["target"] * len(tokens), finish_reason=finish)
+        event.accepted = min(accepted, len(tokens))
+        relaxed = judged.relaxed if judged else {}
+        for i in range(event.accepted):
+            event.origins[i] = "relaxed" if i in relaxed else "draft"
+            if i in relaxed:
+                reason, choice = relaxed[i]
+                event.relaxed[i] = Relaxed(reason, number(choice) if choice else None)
+        self.check_repetition(len(tokens))
+        return event
+
+    def record(
+        self,
+        event: Event,
+        outcome: StepOutcome,
+        text: str,
+        texts: list[str] | None = None,
+        judged: Judged | None = None,
+    ) -> None:
+        """The step that the draft wrote, with its outcome and what was seen of it."""
+        self.stats.step_outcomes[outcome] += 1
+        begun = self.tokens[self.step_start : len(self.tokens) - len(event.tokens)]
+        own = [self.servers.pieces.number(t) for t in (words(text) if texts is None else texts)]
+        evidence = None if judged is None else judged.evidence
+        event.drafted_steps.append(DraftedStep(outcome, begun + own, self.step_start, evidence))
+
+    def check_repetition(self, new: int) -> None:
+        if self.job.rule.lossless or self.alone:
+            return
+        loop = self.job.repetition_guard.find(self.tokens, new)
+        if loop is not None:
+            self.alone, self.stats.loops = True, self.stats.loops + 1
+            log.warning(
+                "%s wrote %d tokens %d times in a row; the target goes on alone",
+                self.job.rule.name, loop.period, loop.repeats,
+            )  # fmt: skip
+
+
+def _exact(pieces: list[Piece], text: str) -> list[Piece]:
+    """The pieces that spell this text, if they do: the last may go on beyond it; else none."""
+    found, at = list[Piece](), 0
+    for piece in pieces:
+        if at == len(text):
+            break
+        own = piece.text[: len(text) - at]
+        if piece.partial or not text.startswith(own, at):
+            return []
+        found.append(replace(piece, text=own))
+        at += len(own)
+    return found if at == len(text) else []

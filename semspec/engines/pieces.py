@@ -1,0 +1,115 @@
+"""Tokens of servers, known by their text alone: numbers for them, and a tokenizer made of servers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from semspec.engines.remote import BACKGROUND, RemoteModel
+from semspec.errors import BadRequest, EngineError
+from semspec.text.tokenizer import THINKING, Messages
+
+MOST = 1 << 20  # different texts; no model has so many tokens
+NOTHING = 0  # the number of the empty text
+WIDEST = " " * 32  # as long as the longest tokens of most models
+WORDS = re.compile(r"\s*\S+|\s+")
+
+
+class Pieces:
+    """Every text that a token has had so far, numbered."""
+
+    def __init__(self) -> None:
+        self._texts = [""]
+        self._numbers = {"": NOTHING}
+        self._lock = Lock()
+
+    def number(self, text: str) -> int:
+        with self._lock:
+            if text not in self._numbers:
+                if len(self._texts) >= MOST:
+                    raise EngineError("the servers of this pair report more different tokens than a model can have")
+                self._numbers[text] = len(self._texts)
+                self._texts.append(text)
+            return self._numbers[text]
+
+    def text(self, number: int) -> str:
+        return self._texts[number]
+
+
+class TextPrompt(list[int]):
+    """A prompt as text, for each server its own. As tokens only their number is known: they are all nothing, but for
+    the marker that opens the thinking, if it ends with one."""
+
+    def __init__(self, target: str, draft: str, count: int, last: int = NOTHING) -> None:
+        super().__init__([*[NOTHING] * (max(1, count) - 1), last])
+        self.target, self.draft = target, draft
+
+
+def words(text: str) -> list[str]:
+    """A text in pieces about the size of tokens, where a server does not report tokens."""
+    return WORDS.findall(text)
+
+
+class RemoteTokenizer:
+    """What the package asks of a tokenizer, answered by servers. Threads may share it."""
+
+    eos_token_id = None
+    all_special_ids: Sequence[int] = ()
+
+    def __init__(self, target: RemoteModel, draft: RemoteModel | None) -> None:
+        self._target, self._draft = target, draft
+        self.pieces = Pieces()
+        self._markers = {text: self.pieces.number(text) for pair in THINKING for text in pair}
+        self.pieces.number(WIDEST)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteTokenizer:
+        return self
+
+    @property
+    def chat_template(self) -> str | None:
+        able = self._target.abilities
+        return "the server's" if able.tokenizes or able.templates else None
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._markers | {WIDEST: self.pieces.number(WIDEST)}
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {}
+
+    def encode(self, text: str, **_: Any) -> TextPrompt:
+        if not text:
+            raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
+        return self._prompt(text, text, BACKGROUND.wait(self._target.count(text)))
+
+    def apply_chat_template(self, messages: Messages, **_: Any) -> TextPrompt:
+        text, count, draft = BACKGROUND.wait(self._rendered(messages))
+        return self._prompt(text, draft, len(text) // 4 if count is None else count)
+
+    async def _rendered(self, messages: Messages) -> tuple[str, int | None, str]:
+        """A chat is read by each model through its own template; a draft whose server has none reads the target's."""
+
+        async def by_draft() -> str | None:
+            try:
+                return None if self._draft is None else (await self._draft.render(messages))[0]
+            except (EngineError, BadRequest):
+                return None
+
+        (text, count), draft = await asyncio.gather(self._target.render(messages), by_draft())
+        return text, count, text if draft is None else draft
+
+    def _prompt(self, text: str, draft: str, count: int) -> TextPrompt:
+        end = text.rstrip()
+        last = next((self._markers[begin] for begin, _ in THINKING if end.endswith(begin)), NOTHING)
+        return TextPrompt(text, draft, count, last)
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return "".join(self.pieces.text(token) for token in tokens)
+
+    def batch_decode(self, lists: Sequence[Sequence[int]], **_: Any) -> list[str]:
+        return [self.decode(tokens) for tokens in lists]
+
+    def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
+        return self.batch_decode([[token] for token in tokens])
