@@ -98,11 +98,8 @@ def read_prompt_logprobs(rows: Any) -> list[Piece]:
         if row is None:
             found.append(Piece(""))
             continue
-        if (
-            not isinstance(row, dict)
-            or not 0 < len(row) <= MAX_TOP
-            or not all(isinstance(e, dict) for e in row.values())
-        ):
+        many = len(row) if isinstance(row, dict) and all(isinstance(e, dict) for e in row.values()) else 0
+        if not 0 < many <= MAX_TOP:
             _wrong("prompt_logprobs of another form")
         entries = [(_text(e.get("decoded_token")), _logprob(e.get("logprob"))) for e in row.values()]
         top = {text: p for text, p in entries if p is not None}

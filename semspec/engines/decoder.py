@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from semspec.engines.answers import UNFINISHED, Answer, Piece, spelled, tail
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 ALONE_TOKENS = 128  # that the target writes in one call where no step has to end
 REST_SECONDS = 15.0  # that a draft's server which failed is left alone
 CLOSING = tuple(end for _, end in THINKING)
+BLANK_LINE: Ending = "blank line"
 Calls = Generator[Call | Event, Any, Any]
 
 
@@ -118,7 +120,7 @@ class TextDecoder:
         proposal = yield from self.propose()
         if proposal is None:
             return (yield from self.target_writes())
-        ending = proposal.ending in ("end of text", "unknown")
+        ending = proposal.ending == "end of text"
         if proposal.text.strip() and (self.rule.keep or not ending):
             return (yield from self.check(proposal, whole=not ending))
         self.hand_over()  # the draft would end the text or the thinking
@@ -140,13 +142,13 @@ class TextDecoder:
         how = self.sampling(self.job.sampling if bound.samples_drafts else GREEDY)
         top = draft.abilities.top if bound.keeps_draft_logits else 0
         tokens = min(self.rule.max_step_tokens, self.left)
-        lead, text, ending, answer = "", "", "blank line", None
-        while not text.strip() and ending == "blank line" and len(lead) < 3 * len(BLANK):
+        lead, text, ending, answer = "", "", BLANK_LINE, None
+        while not text.strip() and ending == BLANK_LINE and len(lead) < 3 * len(BLANK):
             lead += text  # blank lines before the first word belong to the step
-            prompt = self.prompt.draft + self.text + lead
+            write = partial(draft.write, self.prompt.draft + self.text + lead, tokens, how, [BLANK], top)
             try:
-                answer = yield Call(lambda prompt=prompt: draft.write(prompt, tokens, how, [BLANK], top), "draft")
-                text, ending = draft.ending(answer)
+                answer = yield Call(write, "draft")
+                text, ending = yield from self.settled(draft, self.prompt.draft + self.text + lead, answer, "draft")
             except EngineError as error:
                 self.lose(error)
                 return None
@@ -225,17 +227,13 @@ class TextDecoder:
         tokens = min(self.left, ALONE_TOKENS if self.alone else max(1, self.rule.max_step_tokens))
         prompt = self.prompt.target + self.text
         answer: Answer = yield Call(lambda: target.write(prompt, tokens, how, stop))
-        text, ending = target.ending(answer)
-        if ending == "unknown" and stop:  # does the text go on without the stop string?
-            more = yield Call(lambda: target.write(prompt + text, 1, how))
-            ending = "blank line" if more.text or more.finish == "length" else "end of text"
-            text += BLANK if ending == "blank line" else ""
+        text, ending = yield from self.settled(target, prompt, answer, "target", bool(stop))
         if ending == "length" and (cut := text.rstrip(UNFINISHED)):
             text = cut
         if not text and ending == "length":
             target.connection.fail("writes nothing, and says that there is more")
         new = spelled(answer.pieces, text, words)
-        event = self.commit(new, 0, ended=ending in ("end of text", "unknown"))
+        event = self.commit(new, 0, ended=ending == "end of text")
         for _ in event.tokens:
             self.stats.observe(drafted=0, accepted=0)
         if any(marker in self.text[-len(text) - 16 :] for marker in CLOSING):
@@ -247,6 +245,17 @@ class TextDecoder:
         return event
 
     # -- both
+
+    def settled(self, model: RemoteModel, prompt: str, answer: Answer, to: str, stops: bool = True) -> Calls:
+        """What was written and why it ended. A server that does not tell a stop string from the end of the text is
+        asked once more: does the text go on?"""
+        text, ending = model.ending(answer)
+        if ending != "unknown":
+            return text, ending
+        if not stops:
+            return text, "end of text"
+        more: Answer = yield Call(partial(model.write, prompt + text, 1, GREEDY), to)
+        return (text + BLANK, BLANK_LINE) if more.text or more.finish == "length" else (text, "end of text")
 
     def begin_step(self, back: int = 0, characters: int = 0) -> None:
         """A step has ended, so many tokens before the end of the answer."""

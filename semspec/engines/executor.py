@@ -88,7 +88,8 @@ class CallExecutor:
     def _advance(self) -> bool:
         found = False
         for task, (future, call, began) in list(self._calls.items()):
-            if future.done() and self._calls.pop(task, None):
+            if future.done() and task in self._calls:
+                del self._calls[task]
                 found = True
                 seconds = self.clock() - began
                 task.stats.seconds["draft" if call.to == "draft" else "score"] += seconds

@@ -23,7 +23,7 @@ MAX_SEED = 2**31
 COMMON = (" ", "e", ".", "\n")  # no text is long without any of these
 ANSWER, TURN = "answer-so-far", "turn-after-it"  # stand for those in a rendered chat
 TRIAL = "One and one is two.\n\nTwo and two is"
-FORMS: dict[str, dict[str, Any]] = {"echo": {"echo": True}, "prompt_logprobs": {}}
+FORMS = ("echo", "prompt_logprobs")  # how a prompt's log-probabilities are asked for
 
 
 class Background:
@@ -75,13 +75,11 @@ class RemoteModel:
         able = model.abilities
         await model._try_stops()
         for form, top in ((form, top) for top in TOPS for form in FORMS):
-            how = FORMS[form] | ({"logprobs": top} if form == "echo" else {"logprobs": top, "prompt_logprobs": top})
-            answer = await model._tries(scored=True, **how)
-            if answer is not None:
+            if await model._tries(scored=True, **_scoring(form, top)) is not None:
                 able.scores, able.top = form, top
                 break
         else:
-            able.top = next((top for top in TOPS if await model._tries(logprobs=top) is not None), 0)
+            able.top = max([top for top in TOPS if await model._tries(logprobs=top) is not None], default=0)
         try:
             able.tokenizes = bool(await model._detokenize(await model._tokenize({"prompt": "one"})))
         except EngineError:
@@ -149,9 +147,8 @@ class RemoteModel:
         return max(1, len(text) // 4)
 
     async def _tokenize(self, what: dict[str, Any]) -> list[int]:
-        found = (await self.connection.post("/tokenize", {"model": self.abilities.name} | what, root=True)).get(
-            "tokens"
-        )
+        body = {"model": self.abilities.name} | what
+        found = (await self.connection.post("/tokenize", body, root=True)).get("tokens")
         if not isinstance(found, list) or not found or not all(type(token) is int for token in found):
             self.connection.fail("has a /tokenize that gives no tokens")
         return found
@@ -195,11 +192,10 @@ class RemoteModel:
 
     async def score(self, prompt: str, sampling: Sampling) -> Answer:
         """The prompt's log-probabilities, and the token that follows it."""
-        top = self.abilities.top
-        more: dict[str, Any] = FORMS[str(self.abilities.scores)] | {"logprobs": top}
-        if self.abilities.scores != "echo":
-            more["prompt_logprobs"] = top
-        return await self._complete(prompt, 1, sampling, more, scored=True)
+        assert self.abilities.scores is not None
+        return await self._complete(
+            prompt, 1, sampling, _scoring(self.abilities.scores, self.abilities.top), scored=True
+        )
 
     async def _complete(
         self, prompt: str, max_tokens: int, sampling: Sampling, more: dict[str, Any], scored: bool = False
@@ -210,6 +206,10 @@ class RemoteModel:
             return read_answer(await self.connection.post("/completions", body), prompt, scored)
         except Malformed as error:
             self.connection.fail(f"sends {error}")
+
+
+def _scoring(form: str, top: int) -> dict[str, Any]:
+    return {"logprobs": top, form: True if form == "echo" else top}
 
 
 def _filters(sampling: Sampling) -> dict[str, Any]:
@@ -225,9 +225,8 @@ def _filters(sampling: Sampling) -> dict[str, Any]:
 async def _card(connection: Connection, name: str | None) -> Abilities:
     """The model that the server has, or of several the one of this name."""
     found = (await connection.get("/models")).get("data")
-    cards = (
-        [c for c in found if isinstance(c, dict) and isinstance(c.get("id"), str)] if isinstance(found, list) else []
-    )
+    listed = found if isinstance(found, list) else []
+    cards = [card for card in listed if isinstance(card, dict) and isinstance(card.get("id"), str)]
     if not cards:
         connection.fail("names no model under /models")
     names = [str(card["id"]) for card in cards]

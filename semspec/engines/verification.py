@@ -150,7 +150,8 @@ def judge(
     bound: Rule = rule.bind(vocabulary)
     if bound.keeps_draft_logits and step.own is None:  # the rule cannot tell, so it is safe to reject
         return Judged(0, {})
-    read = [*step.pieces, step.after, *([step.asked] if step.asked else [])]
+    asked = len(bound.layout(ids)) - len(ids)  # texts of its question, each of which counts as a token
+    read = [*step.pieces, step.after, *[Piece("")] * (asked - 1), *([step.asked] if step.asked else [])]
     target = vocabulary.rows(read)
     draft = Draft(ids, step_ends=(len(ids),) if step.whole else ())
     drawn = sampling if isinstance(bound, StepRule) and bound.samples_drafts else Sampling()

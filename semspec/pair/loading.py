@@ -42,7 +42,8 @@ def load(
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
-    package; or the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/engines.md). `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
+    package; or take the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/engines.md).
+    `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file

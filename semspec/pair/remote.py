@@ -66,7 +66,7 @@ def connect(
     async def both() -> tuple[RemoteModel, RemoteModel | None]:
         if draft is None:
             return await one(target, "target", 4), None
-        return await asyncio.gather(one(target, "target", 4), one(draft, "draft", DRAFT_TRIES))  # type: ignore[return-value]
+        return await asyncio.gather(one(target, "target", 4), one(draft, "draft", DRAFT_TRIES))
 
     models = BACKGROUND.wait(both())
     if models[1] is not None and models[0].abilities.scores is None:
@@ -101,15 +101,15 @@ class RemoteResources:
     eos: frozenset[int] = frozenset()
 
     def __init__(self, servers: Servers, tokenizer: RemoteTokenizer) -> None:
-        self._servers, self.tokenizer = servers, tokenizer
-        self.thinking = thinking_markers(tokenizer)  # type: ignore[arg-type]
+        self._empty, self.tokenizer = servers.vocabulary(), tokenizer
+        self.thinking = thinking_markers(tokenizer)
 
     def bytes_of(self, token: int) -> bytes:
         return self.tokenizer.pieces.text(token).encode()
 
     def __getattr__(self, name: str) -> Any:
         """A rule is bound to the vocabulary of a step; here to an empty one, for what does not depend on it."""
-        return getattr(self._servers.vocabulary(), name)
+        return getattr(self._empty, name)
 
 
 class RemotePair(Pair):
@@ -208,7 +208,7 @@ class RemotePair(Pair):
                 "steps": rule.steps > 1, "delimiters": rule.delimiters != "all", "end_tokens": rule.end_tokens > 0,
                 "takeover": rule.takeover_tokens() > 0,
             }  # fmt: skip
-            bound = rule.bind(self.resources)
+            bound = rule.bind(self.servers.vocabulary())
             if bound.layers or bound.draft_layers:
                 raise BadRequest(NO_STATES)
         if wrong := [name for name, is_set in refused.items() if is_set]:

@@ -1,0 +1,153 @@
+"""Servers that fail, are slow, die or lie: what whoever asked gets to see."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import semspec
+from semspec.engines import connection
+from semspec.errors import EngineError
+from semspec.pair.remote import connect
+from tests.engines.conftest import CHAT, RIGHT
+from tests.engines.fake import Fake
+
+TARGETS = "\n\n".join(RIGHT)
+
+
+def status(code: int, message: str = "not now") -> Callable[[dict[str, Any]], tuple[int, Any]]:
+    return lambda body: (code, {"error": {"message": message}})
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503])
+def test_a_busy_target_is_asked_again(target: Fake, draft: Fake, code: int) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    target.faults = [status(code)] * 3
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+    target.faults = [status(code)] * 4
+    with pytest.raises(EngineError, match=f"target's server at {target.url} answered with status {code} 4 times"):
+        pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    assert not target.faults and not pair.executor.tasks and pair.target.free == 8
+
+
+def test_a_request_that_is_wrong_is_not_sent_again(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    target.asked.clear()
+    target.faults = [status(400, "too long for me")]
+    with pytest.raises(EngineError, match="too long for me"):
+        pair.generate(CHAT, verifier="none")
+    assert len(target.asked) == 1
+
+
+def test_a_slow_target_is_waited_for_up_to_a_limit(target: Fake, draft: Fake) -> None:
+    pair = connect(target.url, draft.url, seconds=0.5)
+    target.delay = 0.1
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+    target.delay = 1.0
+    target.asked.clear()
+    with pytest.raises(EngineError, match=r"did not answer within 0\.5 seconds"):
+        pair.generate(CHAT, verifier="none")
+    assert len(target.asked) == 1, "a busy server is not made busier"
+
+
+def test_a_dead_draft_leaves_the_target_writing_alone_and_the_stats_say_so(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    stream = pair.stream(CHAT, verifier="likely-step", max_new_tokens=60)
+    first = next(stream)
+    assert first.accepted and not stream.stats.calls["draft lost"]
+    draft.kill()
+    rest = list(stream)
+    result = stream.result()
+    assert result.text == TARGETS and rest and result.finish_reason == "stop"
+    assert result.stats.calls["draft lost"] == 1 and result.stats.to_dict()["calls"]["draft lost"] == 1
+    # The next answers do not wait for it.
+    again = pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    assert again.text == TARGETS and again.stats.calls["draft"] == 0 and again.stats.calls["draft lost"] == 1
+
+
+def test_a_draft_that_comes_back_is_asked_again(target: Fake, draft: Fake) -> None:
+    pair = connect(target.url, draft.url)
+    now = [0.0]
+    pair.servers.clock = lambda: now[0]
+    draft.faults = [status(503)] * 2
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).stats.calls["draft lost"] == 1
+    now[0] += 100
+    stats = pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).stats
+    assert not stats.calls["draft lost"] and stats.step_outcomes["accepted"]
+
+
+def test_a_draft_that_is_not_there_at_the_start_is_an_error(target: Fake, draft: Fake) -> None:
+    draft.kill()
+    with pytest.raises(EngineError, match=f"draft's server at {draft.url} cannot be reached"):
+        semspec.load(target.url, draft=draft.url)
+
+
+def choice(**more: Any) -> dict[str, Any]:
+    return {"choices": [{"text": "a", "finish_reason": "length", "logprobs": None} | more]}
+
+
+LOGPROBS = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0], "top_logprobs": [{}, {}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"<html>", "no valid JSON"),
+        (b"[1, 2]", "no object"),
+        (b"[" * 100_000, "no valid JSON"),
+        ({}, "without choices"),
+        (choice(text=None), "without a text"),
+        (choice(), "no log-probabilities of the prompt"),
+        (choice(logprobs={"tokens": ["a"] * 3, "token_logprobs": [-1.0]}), "not as many as tokens"),
+        (choice(logprobs=LOGPROBS | {"top_logprobs": [{}]}), "not as many as tokens"),
+        (choice(logprobs=LOGPROBS | {"tokens": ["a", 7]}), "no text"),
+        (choice(logprobs=LOGPROBS | {"token_logprobs": [-1.0, "x"]}), "log-probability that is none"),
+        (choice(logprobs=LOGPROBS | {"token_logprobs": [-1.0, 3.0]}), "log-probability that is none"),
+        (choice(logprobs=LOGPROBS | {"token_logprobs": [-1.0, float("nan")]}), "NaN is no number"),
+        (choice(logprobs=LOGPROBS | {"top_logprobs": [{}, {str(i): -1 for i in range(999)}]}), "another form"),
+        (choice(prompt_logprobs=[None, {"1": {"logprob": -1}}]), "no text"),
+        (choice(prompt_logprobs={"a": 1}), "no list"),
+    ],
+)
+def test_a_target_that_lies_ends_the_answer_with_a_clear_error(target: Fake, draft: Fake, body: Any, word: str) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    target.faults = [lambda _: (200, body)]
+    with pytest.raises(EngineError, match=word) as caught:
+        pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    assert target.url in str(caught.value) and not pair.executor.tasks
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+
+
+def test_tokens_that_do_not_spell_the_step_do_not_pass_it(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    target.faults = [lambda _: (200, choice(logprobs=LOGPROBS, text="z"))]
+    result = pair.generate(CHAT, verifier="accept-all-steps:lead=0,hand_over=false", max_new_tokens=60)
+    assert result.stats.step_outcomes["refused"] == 1 and result.text.startswith(RIGHT[0])
+
+
+def test_an_endless_answer_is_cut(target: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = semspec.load(target.url)
+    monkeypatch.setattr(connection, "MAX_BODY", 10_000)
+    target.faults = [lambda _: (200, choice(text="a" * 20_000))]
+    with pytest.raises(EngineError, match="sends more than"):
+        pair.generate(CHAT, verifier="none")
+
+
+def test_no_key_is_ever_shown(target: Fake, draft: Fake, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    target.key, draft.key = "sk-target-1", "sk-draft-2"
+    monkeypatch.setenv("SEMSPEC_TARGET_API_KEY", "sk-target-1")
+    monkeypatch.setenv("SEMSPEC_DRAFT_API_KEY", "sk-draft-2")
+    caplog.set_level(logging.DEBUG)
+    pair = semspec.load(target.url, draft=draft.url)
+    draft.key = "another"  # it now refuses, and quotes what it was sent
+    result = pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    assert result.text == TARGETS and result.stats.calls["draft lost"] == 1
+    target.key = "another"
+    with pytest.raises(EngineError, match="status 401") as caught:
+        pair.generate(CHAT, verifier="none")
+    shown = caplog.text + str(caught.value) + repr(pair) + repr(vars(pair)) + json.dumps(result.stats.to_dict())
+    assert "sk-" not in shown and "***" in shown

@@ -1,0 +1,159 @@
+"""Step rules over two servers: what is written, by whom, and in how many round trips."""
+
+from __future__ import annotations
+
+import pytest
+
+import semspec
+from semspec.errors import BadRequest
+from tests.engines.conftest import CHAT, QUESTION, RIGHT, WRONG
+from tests.engines.fake import Fake
+
+TARGETS = "\n\n".join(RIGHT)
+MIXED = "\n\n".join([*WRONG[:2], RIGHT[2]])  # the draft's steps, but the target ends the text
+
+
+@pytest.mark.parametrize(
+    ("verifier", "text", "outcomes"),
+    [
+        ("none", TARGETS, {}),
+        ("accept-no-step:lead=0", TARGETS, {"refused": 2, "target": 2, "handed over": 1}),
+        ("accept-all-steps:lead=0", MIXED, {"accepted": 2, "handed over": 1}),
+        ("accept-all-steps:lead=0,keep=true", MIXED, {"accepted": 2, "handed over": 1}),
+        ("accept-all-steps", MIXED, {"target": 1, "accepted": 1, "handed over": 1}),
+        ("likely-step", TARGETS, {"accepted": 1, "refused": 1, "target": 2, "handed over": 1}),
+        ("specreason:lead=0", TARGETS, {"accepted": 1, "refused": 1, "target": 1, "handed over": 1}),
+        (
+            "specreason:lead=0,form=chat,score=greedy,question=from 0 (useless) to 9",
+            TARGETS,
+            {"accepted": 1, "refused": 1, "target": 1, "handed over": 1},
+        ),
+    ],
+)
+def test_each_rule_decides_as_it_would_in_process(
+    target: Fake, draft: Fake, verifier: str, text: str, outcomes: dict[str, int]
+) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    result = pair.generate(CHAT, verifier=verifier, max_new_tokens=60)
+    assert result.text == text and result.finish_reason == "stop"
+    assert dict(result.stats.step_outcomes) == outcomes
+    assert "".join(pair.spelling(token) for token in result.tokens) == text
+    assert result.stats.tokens == len(result.tokens) == result.stats.accepted + result.stats.bonus
+
+
+def test_a_step_costs_two_round_trips_at_most(target: Fake, draft: Fake) -> None:
+    """One of the draft's server to write it, one of the target's to read it; what the target writes itself, one."""
+    pair = semspec.load(target.url, draft=draft.url)
+    for verifier in ("accept-all-steps:lead=0", "likely-step", "specreason:lead=0", "accept-no-step:lead=0"):
+        target.asked.clear()
+        draft.asked.clear()
+        stats = pair.generate(CHAT, verifier=verifier, max_new_tokens=60).stats
+        drafted = sum(stats.step_outcomes[outcome] for outcome in ("accepted", "refused", "handed over"))
+        assert len(draft.asked) == stats.calls["draft"] == drafted
+        assert len(target.asked) == stats.calls["target"]
+        scored = [body for body in target.asked if body.get("echo")]
+        assert len(scored) <= drafted and all(body["max_tokens"] == 1 for body in scored)
+        assert len(target.asked) - len(scored) <= stats.step_outcomes["target"] + stats.step_outcomes["handed over"]
+
+
+def test_relaxed_tokens_say_why_and_what_the_target_would_have_written(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    result = pair.generate(CHAT, verifier="likely-step:threshold=-3", max_new_tokens=60)
+    assert result.text == MIXED and not result.lossless
+    found = {
+        pair.spelling(event.tokens[i]): (pair.spelling(why.target_token), why.reason)
+        for event in result.events
+        for i, why in event.relaxed.items()
+    }
+    assert set(found) == {" owns", " 5"} and found[" owns"][0] == " has" and found[" 5"][0] == " 4"
+    assert "log-probability" in found[" 5"][1]
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        {"echo", "tokenize"},  # says nothing about stop strings
+        {"echo", "ignores", "tokenize"},  # takes any field, and does nothing with it
+        {"echo", "names_stop", "tokenize"},
+        {"prompt_logprobs", "keeps_stop", "tokenize"},
+        {"echo", "keeps_stop"},  # the prompt has to be text
+    ],
+)
+def test_servers_that_can_do_different_things_write_the_same(target: Fake, draft: Fake, dialect: set[str]) -> None:
+    target.dialect = draft.dialect = frozenset(dialect)
+    pair = semspec.load(target.url, draft=draft.url)
+    prompt = CHAT if "tokenize" in dialect else f"Q: {QUESTION}\nA:\n"
+    for verifier, text in (("likely-step", TARGETS), ("accept-all-steps:lead=0", MIXED), ("none", TARGETS)):
+        assert pair.generate(prompt, verifier=verifier, max_new_tokens=60).text == text
+
+
+def test_a_draft_may_have_other_tokens(target: Fake, draft: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is exchanged: a draft that writes letter by letter proposes the same steps."""
+    plain = draft.next
+    draft.next = lambda context: (plain(context) or "")[:1] or None  # type: ignore[method-assign]
+    pair = semspec.load(target.url, draft=draft.url)
+    assert pair.generate(CHAT, verifier="accept-all-steps:lead=0", max_new_tokens=60).text == MIXED
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+
+
+def test_stop_strings_lengths_and_seeds(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    for verifier in ("none", "accept-all-steps:lead=0", "likely-step"):
+        result = pair.generate(CHAT, verifier=verifier, max_new_tokens=60, stop=" 3")
+        assert (result.text, result.finish_reason) == ("Ana has", "stop")
+        result = pair.generate(CHAT, verifier=verifier, max_new_tokens=3)
+        assert (result.text, result.finish_reason, len(result.tokens)) == ("Ana has 3", "length", 3)
+    target.asked.clear()
+    pair.generate(CHAT, verifier="likely-step", max_new_tokens=60, temperature=0.7, top_p=0.9, seed=3)
+    assert all(body["temperature"] == (0.1 if body.get("echo") else 0.7) for body in target.asked)
+    assert len({body["seed"] for body in target.asked}) == len(target.asked)
+
+
+def test_only_the_target_ends_the_thinking(target: Fake, draft: Fake) -> None:
+    target.script[QUESTION] = ["<think>One.", "Two.", "Three.</think>", "The end."]
+    draft.script[QUESTION] = ["<think>One.", "Too.</think>", "Three.</think>", "Never said."]
+    pair = semspec.load(target.url, draft=draft.url)
+    result = pair.generate(CHAT, verifier="accept-all-steps:lead=0,hand_over=false", max_new_tokens=60)
+    assert result.text == "\n\n".join(target.script[QUESTION])
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"verifier": "exact"}, "compares single tokens"),
+        ({"verifier": "semantic"}, "no hidden states"),
+        ({"verifier": "semantic+"}, "no judge"),
+        ({"verifier": "spec-thinking"}, "takeover"),
+        ({"verifier": "likely-step:steps=2"}, "steps cannot"),
+        ({"verifier": "none", "logprobs": 2}, "logprobs cannot"),
+        ({"verifier": "none", "max_new_tokens": 9999}, "context of 4096"),
+        ({"verifier": "none", "ignore_eos": True}, "ignore_eos cannot"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused_before_anything_is_asked(
+    target: Fake, draft: Fake, options: dict[str, object], word: str
+) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    target.asked.clear()
+    with pytest.raises(BadRequest, match=word):
+        pair.generate(CHAT, **options)
+    assert not target.asked
+
+
+def test_pairs_that_cannot_be_are_refused_at_the_start(target: Fake, draft: Fake) -> None:
+    for wrong, word in (
+        (lambda: semspec.load(target.url, draft="pocket-draft"), "not; give the address"),
+        (lambda: semspec.load("pocket", draft=draft.url), "the target pocket is not"),
+        (lambda: semspec.load(target.url, dtype="float32"), "dtype is for models loaded here"),
+        (lambda: semspec.load(target.url, draft=draft.url, allow_lossy=False), "lossy"),
+        (lambda: semspec.load("http://me:secret@host/v1"), "give a key in the environment"),
+        (lambda: semspec.load(f"{target.url}#other"), "has no model 'other'"),
+        (lambda: semspec.load(target.url).generate(CHAT, verifier="likely-step"), "needs a draft"),
+    ):
+        with pytest.raises(BadRequest, match=word) as caught:
+            wrong()
+        assert "secret" not in str(caught.value)
+    target.dialect = frozenset({"keeps_stop", "tokenize"})
+    with pytest.raises(BadRequest, match="no log-probabilities of prompts"):
+        semspec.load(target.url, draft=draft.url)
+    assert semspec.load(target.url).generate(CHAT, verifier="none").text == TARGETS
