@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -47,8 +47,14 @@ _model = partial(typer.Option, rich_help_panel="Models")
 _speculation = partial(typer.Option, rich_help_panel="Speculation")
 _sampling = partial(typer.Option, rich_help_panel="Generation")
 
-Target = Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a .gguf file, a hub id, or pocket.")]
-Draft = Annotated[str | None, _model(help="Draft model. Without one, drafts are n-gram lookups in the text.")]
+TARGET = "Target model: a checkpoint folder, a .gguf file, a hub id, pocket, or a server's address (http://host/v1)."
+Target = Annotated[str, typer.Argument(help=TARGET)]
+OptionalTarget = Annotated[str | None, typer.Argument(help=TARGET)]
+TargetOption = Annotated[str | None, _model("--target", help="The target, in place of the argument.")]
+Draft = Annotated[
+    str | None,
+    _model(help="Draft model, or its server's address. Without one, drafts are n-gram lookups in the text."),
+]
 Device = Annotated[str, _model(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
 DraftDevice = Annotated[
     str | None, _model(help="Device of the draft model; the target's by default.", autocompletion=lambda: DEVICES)
@@ -140,6 +146,25 @@ class PairArguments(ModelArguments):
     draft_device: DraftDevice = None
     draft_vocab: DraftVocab = None
     sparse: Sparse = None
+
+    @property
+    def of_servers(self) -> bool:
+        """Whether it is two servers that exchange text."""
+        return self.draft is not None and self.target.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedArguments(PairArguments):
+    """The same, with a target that may also be given as an option."""
+
+    target: OptionalTarget = None  # type: ignore[assignment]
+    target_option: TargetOption = None
+
+    def pair(self) -> PairArguments:
+        target = self.target_option or self.target
+        if not target:
+            raise BadRequest("there is no target; give one as the argument, or with --target")
+        return PairArguments(**{f.name: getattr(self, f.name) for f in fields(PairArguments)} | {"target": target})
 
 
 @dataclass(frozen=True, kw_only=True)

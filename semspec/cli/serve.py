@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semspec.cli.arguments import PairArguments, SpeculationArguments, spread, valid_text
+from semspec.cli.arguments import ServedArguments, SpeculationArguments, spread, valid_text
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
 
 KEY = "SEMSPEC_API_KEY"
+SERVERS = "pair"  # the name of two servers to clients, whatever their models are called
 _access = partial(typer.Option, rich_help_panel="Access")
 _limit = partial(typer.Option, rich_help_panel="Limits")
 
 
 @spread
 def serve(
-    model: PairArguments,
+    given: ServedArguments,
     speculation: SpeculationArguments,
     host: Annotated[str, _access(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, _access(min=0, max=65535, metavar="<int>", help="Port; 0 takes a free one.")] = 8000,
@@ -48,9 +49,14 @@ def serve(
     deadline: Annotated[float, _limit(help="Seconds a request may take, waiting included.")] = 600.0,
     drain: Annotated[float, _limit(help="Seconds for running requests once told to end.")] = 30.0,
     name: Annotated[str | None, typer.Option(help="The model's name to clients; by default the target's.")] = None,
-    lossy: Annotated[
-        bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Let requests choose lossy rules, or refuse them.")
-    ] = False,
+    allow_lossy: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-lossy/--no-allow-lossy",
+            help="Let requests choose lossy rules, or refuse them.",
+            show_default="no; yes for a pair of servers, whose rules are all lossy",
+        ),
+    ] = None,
     tool_parser: Annotated[
         str,
         typer.Option(help="How calls are found in answers: auto, hermes, llama3, mistral, harmony or json."),
@@ -63,6 +69,8 @@ def serve(
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
     check_free(host, port)  # before anything is loaded
+    model = given.pair()
+    lossy = model.of_servers if allow_lossy is None else allow_lossy
     from semspec.model.prefix_cache import PrefixCache
     from semspec.serve import logs, memory
     from semspec.serve.app import make_app
@@ -75,7 +83,7 @@ def serve(
     if model.sparse is not None and not lossy:
         raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
     settings = Settings(
-        name=valid_text(name or Path(model.target).name, "the model's name"),
+        name=valid_text(name or (SERVERS if model.of_servers else Path(model.target).name), "the model's name"),
         defaults=speculation.options(allow_lossy=lossy),
         allow_lossy=lossy,
         limits=Limits(
@@ -96,6 +104,7 @@ def serve(
 
     def load() -> Pair:  # it refuses lossy rules itself, whatever gets past the server's own check
         pair = model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache)
+        pair.check(settings.defaults)
         pair.load_drafter(settings.defaults)
         return pair
 

@@ -161,9 +161,12 @@ def check(context: typer.Context, command: Any, values: dict[str, Any], path: Pa
 
 
 def settable(command: Any) -> Iterator[tuple[str, Any]]:
-    """A command's options and settable arguments, by key."""
+    """A command's options and settable arguments, by key. An option that stands for an argument is not among them."""
+    arguments = {parameter.name for parameter in command.params if parameter.param_type_name == "argument"}
     for parameter in command.params:
         key = _normal(max(parameter.opts, key=len).lstrip("-"))
+        if parameter.param_type_name == "option" and key in arguments:
+            continue
         if parameter.param_type_name == "option" or key in ARGUMENTS:
             yield key, parameter
 

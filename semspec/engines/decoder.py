@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from semspec.engines.answers import UNFINISHED, Answer, Piece, spelled, tail
 from semspec.engines.executor import Call
 from semspec.engines.pieces import Pieces, TextPrompt, words
@@ -82,6 +84,7 @@ class TextDecoder:
     lost: bool = False  # the draft's server has failed this sequence
     lead: int = 0  # steps left for the target to write before the draft may
     question: str = ""
+    state: Tensor | None = None  # the rule's
 
     def decode(self) -> Calls:
         rule = self.job.rule
@@ -180,11 +183,13 @@ class TextDecoder:
         scored = self.scored(answer, step, whole)
         if scored is None:
             log.warning("%r reports tokens that do not spell the text; its step counts as rejected", target)
-            judged = Judged(0, {})
+            judged = Judged(0, {}, self.state)
             texts = words(step.text)
         else:
             vocabulary = self.servers.vocabulary()
-            judged = judge(rule, scored, vocabulary, job.sampling, len(self.prompt) + len(self.tokens), self.round)
+            position = len(self.prompt) + len(self.tokens)
+            judged = judge(rule, scored, vocabulary, job.sampling, position, self.round, self.state)
+            self.state = judged.state
             texts = [piece.text for piece in scored.pieces]
         accepted = judged.accepted
         passed = accepted == len(texts)

@@ -128,6 +128,7 @@ class Judged:
 
     accepted: int  # tokens
     relaxed: dict[int, tuple[str, str]]  # of these, by index: why, and the target's own choice
+    state: Tensor | None = None  # given to the rule with the next step
     evidence: Tensor | None = None  # [all evidence] for those who collect it; with the draft's confidence, if known
 
 
@@ -139,9 +140,15 @@ def question_of(rule: StepRule, vocabulary: StepVocabulary) -> str:
 
 
 def judge(
-    rule: StepRule, step: ScoredStep, vocabulary: StepVocabulary, sampling: Sampling, position: int, round: int
+    rule: StepRule,
+    step: ScoredStep,
+    vocabulary: StepVocabulary,
+    sampling: Sampling,
+    position: int,
+    round: int,
+    state: Tensor | None = None,
 ) -> Judged:
-    """The rule's decision, by its own `verify`."""
+    """The rule's decision, by its own `verify`; `state` is what it returned with the step before."""
     ids = [vocabulary.id(piece.text) for piece in step.pieces]
     own = None if step.own is None else [vocabulary.id(piece.text) for piece in step.own]
     for piece in (*step.pieces, *(step.own or ()), step.after, *([step.asked] if step.asked else [])):
@@ -149,7 +156,7 @@ def judge(
             vocabulary.id(text)
     bound: Rule = rule.bind(vocabulary)
     if bound.keeps_draft_logits and step.own is None:  # the rule cannot tell, so it is safe to reject
-        return Judged(0, {})
+        return Judged(0, {}, state)
     asked = len(bound.layout(ids)) - len(ids)  # texts of its question, each of which counts as a token
     read = [*step.pieces, step.after, *[Piece("")] * (asked - 1), *([step.asked] if step.asked else [])]
     target = vocabulary.rows(read)
@@ -162,9 +169,10 @@ def judge(
     if step.valid is not None:
         draft.valid = (step.valid,)
     protected = torch.tensor([text in MARKERS for text in vocabulary.texts])
-    request = VerifyRequest(bound, draft, ScoreOutput(target), sampling, position, round, protected=protected)
+    request = VerifyRequest(bound, draft, ScoreOutput(target), sampling, position, round, state, None, protected)
     (verdict,) = join_segments(verdicts(bound.verify(collate([request]))), [request])
-    return Judged(verdict.accepted, _reasons(bound, verdict, vocabulary), _evidence(step, ids, own, target, vocabulary))
+    reasons, seen = _reasons(bound, verdict, vocabulary), _evidence(step, ids, own, target, vocabulary)
+    return Judged(verdict.accepted, reasons, verdict.state, seen)
 
 
 def _reasons(rule: Rule, verdict: Verdict, vocabulary: StepVocabulary) -> dict[int, tuple[str, str]]:

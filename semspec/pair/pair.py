@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from semspec import verify
 from semspec.errors import BadRequest, BatchFailed
 from semspec.loop.decoder import Decoder
 from semspec.loop.draft_length import DraftLengths
@@ -64,6 +65,10 @@ class Pair:
             f"<Pair: target of {self.target.depth} layers on {self.target.device}, {draft}, "
             f"{self.target.vocab} tokens, context {self.target.capacity}, {self.target.free} slots free{lossy}>"
         )
+
+    def check(self, options: Options) -> None:
+        """Refuse what no request with these options could get from this pair."""
+        verify.make(options.verifier).bind(self.resources)
 
     @property
     def warm_up_verifiers(self) -> tuple[str, ...]:

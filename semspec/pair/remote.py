@@ -182,6 +182,9 @@ class RemotePair(Pair):
         )
         return job, text, options
 
+    def check(self, options: Options) -> None:
+        self._rule(options)
+
     def _rule(self, options: Options) -> Rule:
         """What servers cannot do is refused here."""
         rule = verify.make(options.verifier)
@@ -206,7 +209,7 @@ class RemotePair(Pair):
                 raise BadRequest(f"verifier {rule.name!r} needs a draft; give the address of its server as the draft")
             refused |= {
                 "steps": rule.steps > 1, "delimiters": rule.delimiters != "all", "end_tokens": rule.end_tokens > 0,
-                "takeover": rule.takeover_tokens() > 0,
+                f"what {rule.name} asks inside a step": rule.takeover_tokens() > 0 or rule.glimpses or rule.asks_draft,
             }  # fmt: skip
             bound = rule.bind(self.servers.vocabulary())
             if bound.layers or bound.draft_layers:

@@ -40,7 +40,7 @@ class Session:
     @property
     def reused(self) -> int:
         """Tokens of the last prompt that the target did not have to read."""
-        return self._caches[0].reused
+        return self._caches[0].reused if self._caches else 0  # servers have caches of their own
 
     def ask(self, text: str, options: Options | None = None, **overrides: Any) -> Stream:
         """The next turn. A turn that is still being written ends here."""
