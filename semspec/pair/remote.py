@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from semspec.pair.pair import Pair
 from semspec.pair.prepare import DEFAULT_NEW_TOKENS
 from semspec.pair.result import Ticket
 from semspec.pocket.shipped import JUDGE_OF_EVIDENCE
+from semspec.sampling.logit_options import LogitOptions
 from semspec.text.stream import TextStream
 from semspec.text.tokenizer import Prompt, encode, thinking_markers
 from semspec.verify import Rule
@@ -76,6 +78,11 @@ def connect(
             "draft out"
         )
     return RemotePair(*models, slots, context, allow_lossy)
+
+
+def _changes_logits(options: Options) -> bool:
+    given = options.logit_options()
+    return replace(given, bad_words=tuple(given.bad_words)) != LogitOptions()
 
 
 class RemoteSide:
@@ -169,7 +176,7 @@ class RemotePair(Pair):
                 f"the prompt has {len(tokens)} tokens and {options.max_new_tokens or 1} new ones are asked for, more "
                 f"than the server's context of {self.target.capacity}; shorten the prompt or ask for less"
             )
-        text = TextStream(self.tokenizer, [], options.stop_strings)
+        text = TextStream(self.tokenizer, [], options.stop_strings, include_stop=options.include_stop)
         seed = secrets.randbits(62) if options.seed is None else options.seed
         job = Job(
             prompt=tokens,
@@ -196,11 +203,12 @@ class RemotePair(Pair):
                 f"{STEP_RULES}"
             )
         refused = {
-            "logprobs": options.logprobs is not None,
+            "logprobs": options.logprobs is not None or options.prompt_logprobs is not None,
             "max_thinking_tokens": options.max_thinking_tokens is not None,
             "relax_span": options.relax_span != "all",
             "stop_ids": bool(options.stop_ids),
             "ignore_eos": options.ignore_eos,
+            "a change of logits (penalties, biases, bad_words, ...)": _changes_logits(options),
             "draft_min_p and draft_max_entropy": options.early_exit.enabled,
             "drafter": options.drafter not in (AUTO, "model"),
         }

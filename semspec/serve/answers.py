@@ -44,6 +44,7 @@ class Choice:
     texts: dict[str, str] = field(default_factory=lambda: {"reasoning": "", "content": ""})
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
+    prompt: list[dict[str, Any] | None] | None = None  # logprobs of the prompt
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
     offset: int = 0  # characters of the tokens whose logprobs have been reported
@@ -110,6 +111,7 @@ class Answer(ABC):
         choice = self.choices[message.choice]
         parts, _ = choice.add(message)
         choice.logprobs += message.logprobs or []
+        choice.prompt = message.prompt or choice.prompt
         if self.trace:
             traced = trace_of(message, parts)
             choice.trace["spans"] += traced["spans"]
@@ -120,6 +122,7 @@ class Answer(ABC):
         for i, choice in enumerate(self.choices):
             logprobs = self.logprobs(choice, choice.logprobs) if choice.logprobs else None
             shaped = {"index": i, **self.message(choice), "logprobs": logprobs, **ending(choice.finish)}
+            shaped |= {"prompt_logprobs": choice.prompt} if choice.prompt else {}
             choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
         return self._frame(self.kind) | {"choices": choices} | self._totals()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
@@ -41,6 +42,7 @@ class Delta:
     accepted: int
     logprobs: list[TokenText] | None
     finish: str | None
+    prompt: list[dict[str, Any] | None] | None = None  # the prompt's logprobs as vLLM has them, with the first delta
     specials: list[tuple[int, str]] = field(default_factory=list)  # special tokens, which have no text in the spans
 
 
@@ -105,6 +107,7 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int, specials: Mappin
         event.accepted,
         None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
         event.finish_reason,
+        None if event.prompt_logprobs is None else [prompt_entry(pair, lp) for lp in event.prompt_logprobs],
         [(start + i, specials[token]) for i, token in enumerate(event.tokens) if token in specials] if specials else [],
     )
 
@@ -112,6 +115,18 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int, specials: Mappin
 def token_text(pair: Pair, lp: TokenLogprob) -> TokenText:
     raw = pair.resources.bytes_of
     return TokenText(raw(lp.token), finite(lp.logprob), tuple((raw(t), finite(p)) for t, p in lp.top))
+
+
+def prompt_entry(pair: Pair, lp: TokenLogprob | None) -> dict[str, Any] | None:
+    """A prompt's token and the likeliest ones in its place, by id, the prompt's own first."""
+    if lp is None:
+        return None
+    ranks = {token: i + 1 for i, (token, _) in enumerate(lp.top)}
+    entries = {lp.token: lp.logprob} | dict(lp.top)
+    return {
+        str(token): {"logprob": finite(p), "rank": ranks.get(token), "decoded_token": pair.spelling(token)}
+        for token, p in entries.items()
+    }
 
 
 def finite(logprob: float) -> float:

@@ -90,7 +90,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages, form: Ch
         if isinstance(error, TemplateError) or form != PLAIN:
             raise BadRequest("the model's chat template fails on these messages, tools or variables") from error
         raise
-    return list(tokens)
+    return tokens if isinstance(tokens, list) else list(tokens)
 
 
 def whole_characters(text: str) -> str:
