@@ -189,6 +189,9 @@ class RemotePair(Pair):
         )
         return job, text, options
 
+    def load_drafter(self, options: Options) -> None:
+        """The draft's server has what it needs."""
+
     def check(self, options: Options) -> None:
         self._rule(options)
 
