@@ -12,6 +12,7 @@ from semspec.errors import BadRequest
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
 from semspec.sampling.logit_options import LogitOptions
+from semspec.text.structured import grammar_of
 from semspec.types import Sampling
 from semspec.verify import Rule
 
@@ -58,6 +59,8 @@ class Options:
     logit_bias: dict[int, float] = field(default_factory=dict)  # added to the logits of these tokens
     bad_words: tuple[str, ...] | list[str] = ()  # texts whose tokens are not written
     allowed_token_ids: tuple[int, ...] | list[int] | None = None  # None: all
+    structured_outputs: dict[str, Any] | None = None  # what the answer has to be: one of json (a schema), json_object
+    # (true), regex, choice (a list of texts), grammar (Lark); what a model thinks is left free
     logprobs: int | None = None  # report each token's logprob, with this many top logprobs
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
@@ -113,6 +116,7 @@ class Options:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
         self.sampling(seed=self.seed or 0)
         self.logit_options()
+        self.grammar()
         rule = verify.make(self.verifier)
         if isinstance(length := self.draft_length(), int):
             rule.for_draft_length(length)
@@ -166,6 +170,9 @@ class Options:
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)
+
+    def grammar(self) -> str | None:
+        return None if self.structured_outputs is None else grammar_of(self.structured_outputs)
 
     def logit_options(self) -> LogitOptions:
         return LogitOptions(**{f.name: getattr(self, f.name) for f in fields(LogitOptions)})

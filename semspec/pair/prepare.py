@@ -20,9 +20,10 @@ from semspec.options import REPEATABLE, Options
 from semspec.pair.resources import Resources
 from semspec.sampling.processors import Processors
 from semspec.sparse import plan_of
+from semspec.text.grammar import GrammarProcessor
 from semspec.text.prompts import draft_prompt
 from semspec.text.stream import TextStream
-from semspec.text.tokenizer import Prompt, encode, opens_thinking
+from semspec.text.tokenizer import Prompt, encode, last_token, opens_thinking
 from semspec.types import Drafter, Runner
 from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
@@ -140,7 +141,17 @@ class Preparer:
     def _processors(self, prompt: list[int], stop: frozenset[int], options: Options) -> Processors | None:
         vocab, tokens_of = self.target.vocab, self.resources.tokens_of
         each = options.logit_options().processors(prompt, vocab, stop, tokens_of)
+        if (grammar := options.grammar()) is not None:
+            each.append(self._grammar(grammar, prompt, stop))
         return Processors(len(prompt), each) if each else None
+
+    def _grammar(self, grammar: str, prompt: list[int], stop: frozenset[int]) -> GrammarProcessor:
+        grammars, markers = self.resources.grammars, self.resources.thinking
+        last = None if markers is None else last_token(self.resources.tokenizer, prompt, markers)
+        is_open = markers is not None and last == markers[0]
+        if markers is not None and last == markers[1]:  # the prompt has ended the thinking
+            markers = None
+        return GrammarProcessor(grammars.matcher(grammar), self.target.vocab, grammars.ends, stop, markers, is_open)
 
     def _max_new_tokens(self, prompt: int, wanted: int | None) -> int:
         left = self.target.capacity - prompt

@@ -19,6 +19,7 @@ from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
 from semspec.text.steps import Steps
+from semspec.text.structured import Grammars
 from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Runner
@@ -72,6 +73,10 @@ class Resources:
         """[V] which tokens contain this word, in whatever case"""
         texts = self.tokenizer.batch_decode([[i] for i in range(self.target.vocab)])
         return torch.tensor([word in text.lower() for text in texts], device=self.target.device)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.target.vocab, self.eos)
 
     @cached_property
     def thinking(self) -> tuple[int, int] | None:

@@ -56,8 +56,12 @@ def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | No
 def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int], markers: tuple[int, int]) -> bool:
     """Whether a prompt ends with the marker that opens the thinking, as some chat templates end it. A marker further
     up is somebody's text."""
-    last = next((t for t in reversed(prompt) if t in markers or str(tokenizer.decode([t])).strip()), None)
-    return last == markers[0]
+    return last_token(tokenizer, prompt, markers) == markers[0]
+
+
+def last_token(tokenizer: PreTrainedTokenizerBase, prompt: list[int], markers: tuple[int, int]) -> int | None:
+    """A prompt's last token that is a marker or more than white space."""
+    return next((t for t in reversed(prompt) if t in markers or str(tokenizer.decode([t])).strip()), None)
 
 
 def difference(

@@ -1,0 +1,127 @@
+"""Structured output: what an answer may have to be (JSON, a pattern, a choice, a grammar), checked and compiled.
+
+Everything here may come from a stranger. Sizes are limited before anything is compiled; llguidance then counts what it
+does and gives up, in words, beyond its own limits. It neither fetches nor opens what a schema refers to.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from semspec.errors import BadRequest
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+MAX_SCHEMA = 100_000  # characters, as JSON
+MAX_REGEX = 10_000
+MAX_GRAMMAR = 30_000
+MAX_CHOICES = 1_000
+MAX_CHOICE = 30_000  # characters of all choices
+MAX_MESSAGE = 300  # characters of the library's own words
+CACHED = 32  # compiled grammars
+# One space, or a new line with its indent. A model that is not sure what comes next may write white space for ever, where
+# any amount of it is allowed.
+JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r" |\r?\n[ \t]{0,24}"}
+
+
+def grammar_of(wanted: Any) -> str:
+    """A request's `structured_outputs` as one of the library's grammars; whatever cannot be one is a BadRequest."""
+    if not isinstance(wanted, dict) or len(wanted) != 1 or next(iter(wanted)) not in KINDS:
+        raise BadRequest(f"structured_outputs is no object with one of: {', '.join(KINDS)}")
+    from llguidance import LLMatcher
+
+    ((kind, value),) = wanted.items()
+    if kind == "json_object":
+        if value is not True:
+            raise BadRequest("structured_outputs.json_object is either true or left out")
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
+    if kind == "json":
+        return LLMatcher.grammar_from_json_schema(_schema(value), overrides=JSON_OPTIONS)
+    if kind == "choice":
+        if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
+            raise BadRequest("structured_outputs.choice is no list of texts with something in them")
+        if not 1 <= len(value) <= MAX_CHOICES or sum(map(len, value)) > MAX_CHOICE:
+            raise BadRequest(
+                f"structured_outputs.choice has {len(value)} texts; give 1 to {MAX_CHOICES}, of {MAX_CHOICE} "
+                "characters together"
+            )
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
+    limit = MAX_REGEX if kind == "regex" else MAX_GRAMMAR
+    if not isinstance(value, str) or not 1 <= len(value) <= limit:
+        raise BadRequest(f"structured_outputs.{kind} is no text of 1 to {limit} characters")
+    return LLMatcher.grammar_from_regex(value) if kind == "regex" else LLMatcher.grammar_from_lark(value)
+
+
+def _schema(value: Any) -> str:
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+        found = json.loads(text) if len(text) <= MAX_SCHEMA else None
+    except (TypeError, ValueError, RecursionError):
+        raise BadRequest("the JSON schema is not JSON, or too deep") from None
+    if len(text) > MAX_SCHEMA:
+        raise BadRequest(f"the JSON schema has {len(text)} characters; give at most {MAX_SCHEMA}")
+    if not isinstance(found, dict | bool):
+        raise BadRequest("the JSON schema is no object")
+    if found is False:
+        raise BadRequest("the JSON schema false allows nothing")
+    return json.dumps({} if found is True else found)
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer and keeps the latest. Threads may share it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Iterable[int]) -> None:
+        self._tokenizer, self._vocab, self._eos = tokenizer, vocab, sorted(eos)
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _llguidance_tokenizer(self) -> Any:
+        from llguidance import hf
+
+        try:
+            return hf.from_tokenizer(self._tokenizer, n_vocab=self._vocab, eos_token=self._eos or None)
+        except Exception as error:  # a Rust library's own
+            raise BadRequest(
+                f"structured output is not possible with this model's tokenizer: {str(error)[:MAX_MESSAGE]}"
+            ) from error
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens with which the library ends a text."""
+        return [token for token in self._llguidance_tokenizer.eos_tokens if token < self._vocab]
+
+    def matcher(self, grammar: str) -> Any:
+        """A matcher at the beginning of a text."""
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = self._compile(grammar)
+                while len(self._compiled) > CACHED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return self._compiled[grammar].deep_copy()
+
+    def _compile(self, grammar: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(max_lexer_states=100_000, verbose_errors=False)
+        matcher = LLMatcher(self._llguidance_tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some are found to be too complex only here
+        if matcher.is_error():
+            raise BadRequest(f"this grammar or schema cannot be obeyed: {reason(matcher)}")
+        if matcher.is_stopped():
+            raise BadRequest("this grammar or schema allows nothing but the empty text")
+        return matcher
+
+
+def reason(matcher: Any) -> str:
+    """Why a matcher has failed, in the library's words."""
+    text = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
