@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,6 +69,7 @@ class Service:
             self.tokenization.check_size(prompt, plan)
         request = self.engine.accept(count, min(limits.deadline, body.deadline or limits.deadline))
         try:
+            await self._compile(options)
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
             sequences = []
             for prompt in prompts:
@@ -88,6 +90,12 @@ class Service:
             include_usage=body.include_usage,
         )  # fmt: skip
         return answer, request
+
+    async def _compile(self, options: Options) -> None:
+        """Compile a grammar, which may take a second, before the engine needs it, on a thread of its own."""
+        if (grammar := options.grammar()) is not None:
+            assert self.engine.pair is not None
+            await asyncio.to_thread(self.engine.pair.resources.grammars.matcher, grammar)
 
     def check_model(self, name: str) -> None:
         if name != self.settings.name:

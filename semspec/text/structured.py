@@ -25,8 +25,8 @@ MAX_CHOICES = 1_000
 MAX_CHOICE = 30_000  # characters of all choices
 MAX_MESSAGE = 300  # characters of the library's own words
 CACHED = 32  # compiled grammars
-# One space, or a new line with its indent. A model that is not sure what comes next may write white space for ever, where
-# any amount of it is allowed.
+# One space, or a new line with its indent. Where any amount of white space is allowed, a model that is not sure what
+# comes next may write it for ever.
 JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r" |\r?\n[ \t]{0,24}"}
 
 

@@ -131,7 +131,7 @@ def outcomes() -> list[tuple[int, ...]]:
     return [t for t in every if STOP not in t[:-1] and (t[-1] == STOP or len(t) == LENGTH)]
 
 
-def p_value(verifier: str, o: LogitOptions = SHAPED, drafter: str = "model", draws: int = 1200) -> float:
+def p_value(verifier: str, o: LogitOptions = SHAPED, drafter: str = "model", draws: int = 800) -> float:
     expected = {tokens: likelihood(o, tokens) for tokens in outcomes()}
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-4)
     counts = dict.fromkeys(expected, 0)

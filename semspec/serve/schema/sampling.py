@@ -17,10 +17,10 @@ from semspec.sampling.logit_options import (
     LogitOptions,
 )
 from semspec.serve.schema.base import Lenient, Text, Token, Tokens, at_most
+from semspec.serve.schema.structured import StructuredFields
 
 MIN_TEMPERATURE = 1e-4  # below it, logits divided by it leave nothing but the greedy choice
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "best_of": (1,),
     "echo": (False,),
 }
@@ -33,7 +33,7 @@ MAX_ALLOWED = 1 << 20
 Stops = Annotated[list[StopString], Field(fail_fast=True), at_most(16)]
 
 
-class SamplingFields(Lenient):
+class SamplingFields(Lenient, StructuredFields):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
@@ -78,5 +78,6 @@ class SamplingFields(Lenient):
             ignore_eos=self.ignore_eos,
             max_thinking_tokens=self.max_thinking_tokens,
             prompt_logprobs=self.prompt_logprobs,
+            structured_outputs=self.structured(),
             **{name: getattr(self, name) for name in LOGIT_OPTIONS},
         )
