@@ -84,6 +84,7 @@ def serve(
         raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
     settings = Settings(
         name=valid_text(name or (SERVERS if model.of_servers else Path(model.target).name), "the model's name"),
+        draft=Path(model.draft).name if model.draft else None,
         defaults=speculation.options(allow_lossy=lossy),
         allow_lossy=lossy,
         limits=Limits(

@@ -88,19 +88,53 @@ class Choice:
 class Answer(ABC):
     """One response. Subclasses know its shape, whole and as a stream."""
 
-    kind = ""
-    chunk_kind = ""
     prefix = ""
     media_type = "text/event-stream"
+    last_line = ""  # of a stream that is whole
 
     def __init__(
         self, name: str, model: str, choices: Sequence[Choice], n: int, trace: bool = False,
-        detailed: bool = False, include_usage: bool = False,
+        detailed: bool = False, include_usage: bool = False, prompt_tokens: int = 0,
     ) -> None:  # fmt: skip
         self.id, self.model, self.created = f"{self.prefix}-{name}", model, int(time.time())
         self.choices, self.n, self.trace, self.detailed = choices, n, trace, detailed
-        self.include_usage = include_usage
+        self.include_usage, self.prompt_tokens = include_usage, prompt_tokens
         self.finished: list[Finished] = []
+
+    @abstractmethod
+    def take(self, message: Delta | Finished) -> None:
+        """For a whole answer: something has come."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]: ...
+
+    def opening(self) -> list[dict[str, Any]]:
+        """What a stream sends before any text."""
+        return []
+
+    @abstractmethod
+    def chunks(self, message: Delta | Finished) -> list[dict[str, Any]]:
+        """For a stream: something has come."""
+
+    @abstractmethod
+    def closing(self) -> list[dict[str, Any]]:
+        """After all text."""
+
+    def failure(self, error: HttpError) -> list[dict[str, Any]]:
+        """Instead of that; an answer that was cut never looks whole."""
+        return [error.body]
+
+    @abstractmethod
+    def line(self, data: dict[str, Any]) -> str:
+        """As it is sent."""
+
+
+class ChoicesAnswer(Answer):
+    """OpenAI's shapes for chats and texts, with one choice or several."""
+
+    kind = ""
+    chunk_kind = ""
+    last_line = "data: [DONE]\n\n"
 
     # -- the whole
 
@@ -131,10 +165,6 @@ class Answer(ABC):
 
     # -- in chunks
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Chunks before any text."""
-        return []
-
     def chunks(self, message: Delta | Finished) -> list[dict[str, Any]]:
         if isinstance(message, Finished):
             self.finished.append(message)
@@ -153,17 +183,11 @@ class Answer(ABC):
     def delta(self, choice: Choice, shown: list[Shown]) -> dict[str, Any]: ...
 
     def closing(self) -> list[dict[str, Any]]:
-        """Chunks after all text: usage and metrics."""
+        """Usage and metrics."""
         return [self._frame(self.chunk_kind) | {"choices": []} | self._totals()] if self.include_usage else []
-
-    def failure(self, error: HttpError) -> list[dict[str, Any]]:
-        """Instead of them; an answer that was cut never looks whole."""
-        return [error.body]
 
     def line(self, data: dict[str, Any]) -> str:
         return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-    last_line = "data: [DONE]\n\n"
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self.include_usage else {}
@@ -181,7 +205,7 @@ class Answer(ABC):
         return {"usage": usage_of(self.finished, self.n), "metrics": metrics_of(self.finished, self.detailed)}
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChoicesAnswer):
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def message(self, choice: Choice) -> dict[str, Any]:
@@ -229,7 +253,7 @@ class ChatAnswer(Answer):
         }
 
 
-class TextAnswer(Answer):
+class TextAnswer(ChoicesAnswer):
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def message(self, choice: Choice) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""API keys. Everything but /health needs one, if the server has any."""
+"""API keys. Everything but the state of health needs one, if the server has any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semspec.serve.http_errors import HttpError
 
-OPEN = frozenset({"/health"})
+OPEN = frozenset({"/health", "/live", "/ready"})
 
 
 class Keys:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from semspec.serve.engine import Engine
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest
 from semspec.serve.limits import Settings
-from semspec.serve.schema.requests import ChatRequest, CompletionRequest, TokenizeRequest
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest
+from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from semspec.serve.streaming import AnswerStream, begun, collect, unless_gone
 from semspec.serve.tokenization import Tokenization
 
@@ -87,7 +89,7 @@ class Service:
         answer = shape(
             journal["id"], self.settings.name, [self.tokenization.choice(prompt, plan) for prompt, _ in sequences],
             body.n, trace=bool(how and how.trace), detailed=bool(how and how.detailed),
-            include_usage=body.include_usage,
+            include_usage=body.include_usage, prompt_tokens=journal["prompt_tokens"],
         )  # fmt: skip
         return answer, request
 
@@ -106,19 +108,30 @@ class Service:
         length = self.engine.pair.target.capacity if self.engine.pair else None
         return {
             "id": self.settings.name, "object": "model", "created": self.started, "owned_by": "semspec",
-            "max_model_len": length,
+            "max_model_len": length, "target": self.settings.name, "draft": self.settings.draft,
         }  # fmt: skip
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
-        if self._tokenizing >= MAX_TOKENIZE:  # else completions would wait for these
-            raise HttpError(429, "many texts are being tokenized; try again later", "busy", retry_after=1)
-        self._tokenizing += 1
-        try:
-            tokens = await self.tokenization.encode(body.to_encode)
+        chat = None if body.messages is None else self.tokenization.plan(body.chat(self.settings.name))
+        self.tokenization.check_size(body.to_encode, chat)
+        with self._tokenizing_turn():
+            tokens = await self.tokenization.encode(body.to_encode, chat)
             found = {"count": len(tokens), "tokens": tokens, "max_model_len": self.card()["max_model_len"]}
             if body.return_token_strs:
                 found["token_strs"] = await self.tokenization.token_texts(tokens)
             return await self.tokenization.apart(JSONResponse, found)  # it may be long
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        with self._tokenizing_turn():
+            return JSONResponse({"prompt": await self.tokenization.text(body.tokens)})
+
+    @contextmanager
+    def _tokenizing_turn(self) -> Iterator[None]:
+        if self._tokenizing >= MAX_TOKENIZE:  # else completions would wait for these
+            raise HttpError(429, "many texts are being tokenized; try again later", "busy", retry_after=1)
+        self._tokenizing += 1
+        try:
+            yield
         finally:
             self._tokenizing -= 1
 

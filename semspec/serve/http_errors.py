@@ -31,9 +31,10 @@ MESSAGES = {  # where pydantic's own message would describe the validator rather
     "too_short": "is empty",
     "model_type": "has to be a JSON object",
     "model_attributes_type": "has to be a JSON object, sent with the header Content-Type: application/json",
-    "union_tag_invalid": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
-    "union_tag_not_found": "has to be a text, a list of texts, a list of token ids, or a list of such lists",
+    "union_tag_invalid": "is of a type that is not known here",
+    "union_tag_not_found": "has no type that is known here",
 }
+PROMPT = "has to be a text, a list of texts, a list of token ids, or a list of such lists"
 
 
 class HttpError(Exception):
@@ -51,13 +52,17 @@ class HttpError(Exception):
         return {"error": {"message": message, "type": kind, "param": None, "code": self.code}}
 
     @property
-    def response(self) -> JSONResponse:
+    def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:  # lets a browser ask for the key; programs send it as a bearer token
             headers["WWW-Authenticate"] = 'Basic realm="semspec: the API key is the password"'
         if self.status == 504:  # OpenAI's clients would ask again, and wait as long again
             headers["x-should-retry"] = "false"
-        return JSONResponse(self.body, self.status, headers)
+        return headers
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 def as_http_error(error: Exception) -> HttpError:
@@ -87,6 +92,8 @@ def explain(error: RequestValidationError) -> str:
     if first["type"] == "json_invalid":
         parts = []
     where = ".".join(parts)[:MAX_LOCATION] or "the body"
+    if where == "prompt" and first["type"].startswith("union_tag"):
+        return f"{where} {PROMPT}"
     if first["type"] == "value_error":
         return f"{where}: {first['msg'].removeprefix('Value error, ')}"
     return f"{where} {MESSAGES[first['type']]}" if first["type"] in MESSAGES else f"{where}: {first['msg']}"
@@ -95,16 +102,23 @@ def explain(error: RequestValidationError) -> str:
 def install(app: FastAPI) -> None:
     @app.exception_handler(HttpError)
     async def _(request: Request, error: HttpError) -> JSONResponse:
-        return error.response
+        return _shaped(request, error)
 
     @app.exception_handler(SemspecError)
     async def _(request: Request, error: SemspecError) -> JSONResponse:
-        return as_http_error(error).response
+        return _shaped(request, as_http_error(error))
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
-        return HttpError(400, explain(error)).response
+        return _shaped(request, HttpError(400, explain(error)))
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
-        return HttpError(error.status_code, str(error.detail)).response
+        return _shaped(request, HttpError(error.status_code, str(error.detail)))
+
+
+def _shaped(request: Request, error: HttpError) -> JSONResponse:
+    """Anthropic's clients look for the kind of a body first."""
+    if request.url.path == "/v1/messages":
+        return JSONResponse({"type": "error"} | error.body, error.status, error.headers)
+    return error.response

@@ -52,6 +52,7 @@ class Settings:
     """How this server behaves, besides the models it has."""
 
     name: str = "semspec"  # the model's name to clients
+    draft: str | None = None  # the draft model's name
     defaults: Options = field(default_factory=Options)  # where a request says nothing
     allow_lossy: bool = False
     limits: Limits = field(default_factory=Limits)

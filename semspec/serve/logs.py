@@ -18,7 +18,7 @@ from semspec.serve.http_errors import HttpError, as_http_error
 from semspec.serve.metrics import Metrics
 
 log = logging.getLogger("semspec.serve")
-QUIET = frozenset({"/health", "/metrics"})  # asked for every few seconds by machines
+QUIET = frozenset({"/health", "/live", "/ready", "/metrics"})  # asked for every few seconds by machines
 
 
 class JsonFormatter(logging.Formatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
@@ -10,11 +11,13 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from semspec.errors import SemspecError
 from semspec.serve.answers import Answer
 from semspec.serve.deltas import Finished
 from semspec.serve.http_errors import HttpError, as_http_error
 from semspec.serve.in_flight import InFlightRequest
 
+log = logging.getLogger("semspec.serve")
 T = TypeVar("T")
 
 
@@ -24,9 +27,16 @@ async def collect(answer: Answer, request: InFlightRequest, http: Request) -> di
             async for message in request:
                 answer.take(message)
         except Exception as error:
-            raise as_http_error(error) from error
+            raise told(error) from error
     note(http.scope, answer.finished)
     return answer.whole()
+
+
+def told(error: Exception) -> HttpError:
+    """The error as a client gets it; one that nobody has foreseen is for the log."""
+    if not isinstance(error, HttpError | SemspecError):
+        log.error("an answer failed: %s", type(error).__name__, exc_info=error)
+    return as_http_error(error)
 
 
 async def begun(request: InFlightRequest) -> None:
@@ -36,7 +46,7 @@ async def begun(request: InFlightRequest) -> None:
     except BaseException as error:
         request.engine.release(request)
         if isinstance(error, Exception):
-            raise as_http_error(error) from error
+            raise told(error) from error
         raise
 
 
@@ -49,7 +59,7 @@ async def lines(answer: Answer, request: InFlightRequest) -> AsyncIterator[str]:
             for chunk in answer.chunks(message):
                 yield answer.line(chunk)
     except Exception as error:
-        for chunk in answer.failure(as_http_error(error)):
+        for chunk in answer.failure(told(error)):
             yield answer.line(chunk)
         return
     for chunk in answer.closing():

@@ -77,6 +77,8 @@ class Tokenization:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     async def text(self, tokens: list[int]) -> str:
+        if max(tokens) >= len(self._tokenizer):
+            raise BadRequest(f"there is a token {max(tokens)}, and this model has tokens below {len(self._tokenizer)}")
         return await self.apart(self._tokenizer.decode, tokens)
 
     def choice(self, prompt: list[int], chat: ChatPlan | None) -> Choice:

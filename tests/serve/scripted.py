@@ -46,7 +46,7 @@ def scripted_pair(
         if go in context:
             at = len(context) - 1 - context[::-1].index(go)
             tokens, done = script(tuple(context[:at])), len(context) - 1 - at
-            row[tokens[done] if done < len(tokens) else end] = 10.0
+            row[tokens[done] if done < len(tokens) else end] = 100.0  # at any temperature
         return row
 
     runner = FakeRunner(logits, len(tokenizer), slots=slots, capacity=4096)

@@ -15,7 +15,7 @@ from semspec.serve.schema.requests import CompletionRequest
 from tests.serve.live import Live
 
 QUICKLY = settings(
-    max_examples=50, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 
 
@@ -29,8 +29,8 @@ def test_nothing_made_from_the_document_breaks_it(tiny: Live):
                 continue  # nothing can be wrong about it
 
             statuses.setdefault(api.label, set()).update(tried(api.as_strategy(generation_mode=mode)))
-    assert len(statuses) >= 9
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+    assert len(statuses) >= 18
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/responses", "/v1/messages"):
         assert statuses[f"POST {path}"] >= {200, 400}, f"both kinds of requests were made of {path}"
     assert tiny.idle() and tiny.engine.state == "ready"
 
@@ -60,8 +60,11 @@ def hasten(case: Any) -> None:
         if case.body.get("prompt") in ("", []) or _ids(case.body.get("prompt")):
             case.body["prompt"] = "as good as any"  # nearly all others are empty, or of words that a tiny model lacks
         case.body.pop("deadline", None)  # a microsecond is too short, and 504 the right word for it
-        if isinstance(case.body.get("max_tokens"), int | None) and "completions" in case.path:
-            case.body["max_tokens"] = 3
+        length = "max_output_tokens" if "responses" in case.path else "max_tokens"
+        if isinstance(case.body.get(length), int | None) and case.path.startswith("/v1"):
+            case.body[length] = 3
+        if case.path.startswith("/api/"):
+            case.body["options"] = {"num_predict": 3}
 
 
 def _ids(prompt: Any) -> bool:

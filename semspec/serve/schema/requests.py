@@ -191,21 +191,3 @@ def taking_unknown(kind: type[RequestBase]) -> type[RequestBase]:
     """The same body, with fields that nothing here knows left out instead of refused."""
     own = {"ignore_unknown": True, "__annotations__": {"ignore_unknown": ClassVar[bool]}, "__module__": kind.__module__}
     return type(kind.__name__, (kind,), own)
-
-
-class TokenizeRequest(Lenient):
-    model_config = STRICT
-    model: str | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
-    return_token_strs: bool = False
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either a prompt or messages")
-        return self
-
-    @property
-    def to_encode(self) -> Prompt:
-        return self.prompt if self.prompt is not None else [m.plain() for m in self.messages or []]

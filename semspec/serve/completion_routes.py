@@ -1,0 +1,111 @@
+"""Routes that make the models work, in the shapes of several APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError
+
+import semspec
+from semspec.serve.answers import ChatAnswer, TextAnswer
+from semspec.serve.anthropic import MessagesAnswer
+from semspec.serve.completions import Service
+from semspec.serve.ollama import OllamaAnswer, OllamaTextAnswer
+from semspec.serve.responses import ResponsesAnswer
+from semspec.serve.schema.anthropic import MessagesRequest
+from semspec.serve.schema.ollama import OllamaChat, OllamaGenerate
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest, RequestBase, taking_unknown
+from semspec.serve.schema.responses import ResponsesRequest
+from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The answer."}
+}
+LINES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "application/x-ndjson": {}}, "description": "The answer."}
+}
+
+
+def add(app: FastAPI, service: Service) -> None:
+    async def check_capacity() -> None:
+        service.engine.check_capacity()
+
+    capacity = [Depends(check_capacity)]  # runs before the body is validated
+    loose = service.settings.ignore_unknown
+    chat_kind: Any = taking_unknown(ChatRequest) if loose else ChatRequest
+    text_kind: Any = taking_unknown(CompletionRequest) if loose else CompletionRequest
+
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answer a chat."""
+        return await service.answer(request, body, ChatAnswer)
+
+    async def complete(request: Request, body: CompletionRequest) -> Response:
+        """Continue a text."""
+        return await service.answer(request, body, TextAnswer)
+
+    for path, endpoint, kind in (
+        ("/v1/chat/completions", chat, chat_kind),
+        ("/v1/completions", complete, text_kind),
+    ):
+        endpoint.__annotations__["body"] = kind
+        app.post(path, responses=RESPONSES, dependencies=capacity)(endpoint)
+
+    @app.post("/v1/responses", responses=RESPONSES, dependencies=capacity)
+    async def respond(request: Request, body: ResponsesRequest) -> Response:
+        """Answer a chat in the shape of OpenAI's Responses."""
+        shape = partial(ResponsesAnswer, asked=body.asked())
+        return await service.answer(request, translated(body.chat, chat_kind), shape)
+
+    @app.post("/v1/messages", responses=RESPONSES, dependencies=capacity)
+    async def messages(request: Request, body: MessagesRequest) -> Response:
+        """Answer a chat in the shape of Anthropic's Messages."""
+        return await service.answer(request, translated(body.chat, chat_kind), MessagesAnswer)
+
+    @app.post("/api/chat", responses=LINES, dependencies=capacity)
+    async def ollama_chat(request: Request, body: OllamaChat) -> Response:
+        """Answer a chat as Ollama does."""
+        return await service.answer(request, translated(body.chat, chat_kind), OllamaAnswer)
+
+    @app.post("/api/generate", responses=LINES, dependencies=capacity)
+    async def ollama_generate(request: Request, body: OllamaGenerate) -> Response:
+        """Answer a question as Ollama does; raw: continue a text."""
+        given = translated(body.completion, text_kind) if body.raw else translated(body.chat, chat_kind)
+        return await service.answer(request, given, OllamaTextAnswer)
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """The model, as Ollama lists it."""
+        name = f"{service.settings.name}:latest"
+        return {"models": [{"name": name, "model": name, "size": 0, "digest": "", "details": {"format": "semspec"}}]}
+
+    @app.get("/api/version")
+    async def ollama_version() -> dict[str, str]:
+        return {"version": semspec.__version__}
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """The tokens of a text, or of a chat as the model sees it."""
+        if body.model is not None:
+            service.check_model(body.model)
+        return await service.tokenize(body)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """The text of some tokens."""
+        if body.model is not None:
+            service.check_model(body.model)
+        return await service.detokenize(body)
+
+
+def translated(translate: Callable[[Any], RequestBase], kind: type[RequestBase]) -> Any:
+    """A body of another API as one of ours; what is wrong with that is the client's mistake."""
+    try:
+        return translate(kind)
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(found) from None

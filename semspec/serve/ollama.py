@@ -1,0 +1,83 @@
+"""Answers of /api/chat and /api/generate, as Ollama gives them: one JSON object a line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+from semspec.serve.answers import Answer
+from semspec.serve.deltas import Delta, Finished
+
+NANO = 1e9  # durations are in nanoseconds
+
+
+class OllamaAnswer(Answer):
+    """A chat's answer; its subclass has the shape for texts."""
+
+    prefix = "ollama"
+    media_type = "application/x-ndjson"
+
+    def line(self, data: dict[str, Any]) -> str:
+        return json.dumps(data, ensure_ascii=False) + "\n"
+
+    def take(self, message: Delta | Finished) -> None:
+        self.chunks(message)
+
+    def chunks(self, message: Delta | Finished) -> list[dict[str, Any]]:
+        if isinstance(message, Finished):
+            self.finished.append(message)
+            return []
+        choice = self.choices[0]
+        _, shown = choice.add(message)
+        # Calls are sent whole, when all of them are.
+        calls = choice.calls if message.finish is not None else []
+        texts = {kind: "".join(s.text for s in shown if s.kind == kind) for kind in ("content", "reasoning")}
+        return [self._said(texts, calls)] if any(texts.values()) or calls else []
+
+    def closing(self) -> list[dict[str, Any]]:
+        return [self._said({"content": "", "reasoning": ""}, []) | self._ended()]
+
+    def whole(self) -> dict[str, Any]:
+        choice = self.choices[0]
+        return self._said(choice.texts, choice.calls) | self._ended()
+
+    def _said(self, texts: dict[str, str], calls: list[Any]) -> dict[str, Any]:
+        return self._head() | {"message": self._words(texts, calls), "done": False}
+
+    def _words(self, texts: dict[str, str], calls: list[Any]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": texts["content"]}
+        if texts["reasoning"]:
+            message["thinking"] = texts["reasoning"]
+        if calls:
+            message["tool_calls"] = [
+                {"function": {"index": i, "name": call.name, "arguments": _object(call.arguments)}}
+                for i, call in enumerate(calls)
+            ]
+        return message
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self.model, "created_at": datetime.datetime.now(datetime.UTC).isoformat()}
+
+    def _ended(self) -> dict[str, Any]:
+        (end,) = self.finished
+        return {
+            "done": True, "done_reason": "length" if end.outcome in ("length", "thinking") else "stop",
+            "total_duration": int(end.seconds * NANO), "load_duration": 0,
+            "prompt_eval_count": end.prompt_tokens,
+            "prompt_eval_duration": int((end.first_token - end.queued) * NANO),
+            "eval_count": end.stats.tokens, "eval_duration": int((end.seconds - end.first_token) * NANO),
+        }  # fmt: skip
+
+
+class OllamaTextAnswer(OllamaAnswer):
+    def _said(self, texts: dict[str, str], calls: list[Any]) -> dict[str, Any]:
+        thinking = {"thinking": texts["reasoning"]} if texts["reasoning"] else {}
+        return self._head() | {"response": texts["content"], **thinking, "done": False}
+
+
+def _object(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return {}

@@ -1,0 +1,109 @@
+"""Bodies of Ollama's /api/chat and /api/generate, as chats and completions."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from semspec.serve.schema.base import STRICT, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.messages import MAX_MESSAGES
+from semspec.serve.schema.requests import ChatRequest, CompletionRequest
+from semspec.serve.schema.tools import MAX_TOOLS, Tool
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "images": ([],), "suffix": ("",), "template": ("",), "context": ([],), "logprobs": (False,), "top_logprobs": (0,),
+}  # fmt: skip
+IGNORED = ("keep_alive", "num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa", "num_keep")
+"""They are settings of a server, or tune one."""
+SAMPLING = {"num_predict": "max_tokens"}  # other options have our names
+
+
+class CalledFunction(Lenient):
+    model_config = STRICT
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    index: int | None = None
+
+
+class OllamaCall(Lenient):
+    model_config = STRICT
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+class OllamaMessage(Lenient):
+    model_config = STRICT
+    role: str
+    content: Text = ""
+    thinking: Text | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True), at_most(MAX_TOOLS)] = Field(default_factory=list)
+    tool_name: Text | None = None
+    tool_call_id: str | None = None
+    images: Annotated[list[str], Field(max_length=0)] = Field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": self.content, "reasoning_content": self.thinking}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "function": {"name": c.function.name, "arguments": json.dumps(c.function.arguments)}}
+                for c in self.tool_calls
+            ]
+        return message | {"name": self.tool_name, "tool_call_id": self.tool_call_id}
+
+
+class OllamaRequest(Lenient):
+    model_config = STRICT
+    model: str
+    stream: bool = True
+    format: str | dict[str, Any] | None = Field(None, description="json, or a JSON schema.")
+    think: bool | str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, given: Any) -> Any:
+        found = without_neutral(given, NEUTRAL)
+        return {k: v for k, v in found.items() if k not in IGNORED} if isinstance(found, dict) else found
+
+    def common(self) -> dict[str, Any]:
+        """A negative num_predict means as much as there is room for."""
+        options = {SAMPLING.get(k, k): v for k, v in self.options.items() if k not in IGNORED}
+        if isinstance(wanted := options.get("max_tokens"), int) and wanted < 0:
+            options["max_tokens"] = None
+        given = {"model": self.model.removesuffix(":latest"), "max_tokens": None, "stream": self.stream} | options
+        if isinstance(self.format, dict):
+            given["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": self.format}}
+        elif self.format:
+            given["response_format"] = {"type": "json_object" if self.format == "json" else self.format}
+        return given
+
+    def thinks(self) -> dict[str, Any]:
+        if isinstance(self.think, str):
+            return {"reasoning_effort": self.think}
+        return {"reasoning_effort": "none"} if self.think is False else {}
+
+
+class OllamaChat(OllamaRequest):
+    messages: Annotated[list[OllamaMessage], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(fail_fast=True), at_most(MAX_TOOLS)] = Field(default_factory=list)
+
+    def chat(self, kind: type[ChatRequest]) -> ChatRequest:
+        given = {"messages": [m.plain() for m in self.messages], "tools": [t.model_dump() for t in self.tools]}
+        return kind.model_validate(self.common() | given | self.thinks())
+
+
+class OllamaGenerate(OllamaRequest):
+    prompt: Text
+    system: Text | None = None
+    raw: bool = False
+
+    def chat(self, kind: type[ChatRequest]) -> ChatRequest:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        return kind.model_validate(self.common() | {"messages": messages} | self.thinks())
+
+    def completion(self, kind: type[CompletionRequest]) -> CompletionRequest:
+        return kind.model_validate(self.common() | {"prompt": self.prompt})

@@ -1,0 +1,183 @@
+"""The same model through other APIs, each with its own client: OpenAI's Responses, Anthropic's Messages, Ollama."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+
+from semspec.serve.limits import Limits, Settings
+from tests.serve.live import Live, serving
+from tests.serve.scripted import scripted_pair
+
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+ANSWERS = {
+    "hello": ["<think>", "Hm.", "</think>", "\n\nGood day."],
+    "be brief": ["Hi."],
+    "rome": ["I look.", f"\n<tool_call>{CALL}</tool_call>"],
+    "called weather": ["It is sunny."],
+    "raw text": [" goes on"],
+}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL: Any = {"type": "function", "name": "weather", "parameters": SCHEMA}
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    pair = scripted_pair(ANSWERS, think=True)
+    settings = Settings(name="s", draft="d", limits=Limits(new_tokens=500), tool_parser="hermes")
+    with serving(lambda: pair, settings) as live:
+        yield live
+
+
+# -- OpenAI's Responses
+
+
+def test_a_response_and_its_events(live: Live):
+    responses = live.openai().responses
+    whole = responses.create(model="s", input="hello", temperature=0)
+    assert whole.status == "completed" and whole.output_text.strip() == "Good day."
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.output[0].content[0].text == "Hm." and whole.usage.output_tokens > 3
+    events = list(responses.create(model="s", input="hello", temperature=0, stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = [e.type for e in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    for name in (
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+    ):
+        assert f"response.{name}" in kinds
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text and events[-1].response.output_text == text
+    assert "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == "Hm."
+
+
+def test_a_response_calls_and_gets_the_result(live: Live):
+    responses = live.openai().responses
+    first = responses.create(model="s", input=[{"role": "user", "content": "rome"}], tools=[TOOL], instructions="x")
+    call = first.output[-1]
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Rome"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    items: Any = [{"role": "user", "content": "rome"}, *[i.model_dump() for i in first.output], result]
+    assert responses.create(model="s", input=items, tools=[TOOL]).output_text == "It is sunny."
+    events = list(responses.create(model="s", input="rome", tools=[TOOL], stream=True))
+    given = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
+    assert json.loads(given) == {"city": "Rome"}
+    with live.openai().responses.stream(model="s", input="rome", tools=[TOOL]) as stream:
+        assert stream.get_final_response().output[-1].type == "function_call", "the client's own accumulation"
+
+
+def test_a_response_that_is_cut_and_one_that_is_refused(live: Live):
+    responses = live.openai().responses
+    cut = responses.create(model="s", input="hello", max_output_tokens=4)
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
+    for more, words in (
+        ({"previous_response_id": "resp_1"}, "not kept here"),
+        ({"input": [{"type": "image"}]}, "type"),
+        ({"extra_body": {"surprise": 1}}, "surprise"),
+        ({"temperature": 1000}, "temperature"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            responses.create(**{"model": "s", "input": "hello"} | more)
+        assert words in refusal.value.message, refusal.value.message
+    assert responses.create(model="s", input="hello", instructions="be brief").output_text == "Hi."
+
+
+# -- Anthropic's Messages
+
+
+def claude(live: Live) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0)
+
+
+def test_a_message_and_its_events(live: Live):
+    given: Any = {"model": "s", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}
+    message = claude(live).messages.create(**given)
+    assert [block.type for block in message.content] == ["thinking", "text"] and message.stop_reason == "end_turn"
+    assert message.content[0].thinking == "Hm." and message.content[1].text.strip() == "Good day."
+    assert message.usage.input_tokens > 3 and message.usage.output_tokens > 3
+    with claude(live).messages.stream(**given) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "content_block_delta" in kinds
+    assert [block.to_dict() for block in final.content] == [block.to_dict() for block in message.content]
+    assert final.usage == message.usage
+    assert claude(live).messages.create(**given | {"max_tokens": 3}).stop_reason == "max_tokens"
+    system: Any = [{"type": "text", "text": "be brief"}]
+    assert claude(live).messages.create(**given, system=system).content[0].text == "Hi."
+
+
+def test_a_message_calls_and_gets_the_result(live: Live):
+    client, tools = claude(live), [{"name": "weather", "input_schema": SCHEMA}]
+    turns: Any = [{"role": "user", "content": "rome"}]
+    message = client.messages.create(model="s", max_tokens=200, messages=turns, tools=tools)
+    use = message.content[-1]
+    assert (use.type, use.name, use.input) == ("tool_use", "weather", {"city": "Rome"})
+    assert message.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}
+    turns += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(model="s", max_tokens=200, messages=turns, tools=tools)
+    assert answer.content[0].text == "It is sunny."
+    with pytest.raises(anthropic.BadRequestError) as refusal:
+        client.messages.create(model="s", max_tokens=10, messages=[{"role": "user", "content": [{"type": "image"}]}])
+    assert refusal.value.body["type"] == "error"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="t", max_tokens=10, messages=turns[:1])
+
+
+# -- Ollama
+
+
+def test_ollama_chats_and_generates(live: Live):
+    client = ollama.Client(host=live.url)
+    assert client.list().models[0].model == "s:latest"
+    asked: Any = {
+        "model": "s:latest",
+        "messages": [{"role": "user", "content": "hello"}],
+        "options": {"temperature": 0},
+    }
+    whole = client.chat(**asked)
+    assert whole.message.content.strip() == "Good day." and whole.message.thinking == "Hm." and whole.done
+    assert whole.eval_count > 3 and whole.prompt_eval_count > 3 and whole.done_reason == "stop"
+    parts = list(client.chat(**asked, stream=True))
+    assert "".join(p.message.content for p in parts) == whole.message.content and parts[-1].done
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    called = client.chat(model="s", messages=[{"role": "user", "content": "rome"}], tools=[tool]).message.tool_calls
+    assert called[0].function.name == "weather" and called[0].function.arguments == {"city": "Rome"}
+    assert client.generate(model="s", prompt="hello", system="be brief").response == "Hi."
+    long = client.generate(model="s", prompt="hello", options={"num_predict": 3, "num_ctx": 2048}, keep_alive=5)
+    assert long.done_reason == "length"
+    with pytest.raises(ollama.ResponseError):
+        client.chat(model="s", messages=[{"role": "user", "content": "x", "images": ["aGk="]}])
+
+
+# -- the rest
+
+
+def test_tokens_become_text_again(live: Live):
+    tokens = live.post("/tokenize", {"prompt": "the quick brown"}).json()["tokens"]
+    assert live.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "the quick brown"}
+    for wrong in ([], [10**6], [-1], ["a"], [True]):
+        assert live.post("/detokenize", {"tokens": wrong}).status_code == 400
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+    count = live.post("/tokenize", chat).json()["count"]
+    assert live.post("/tokenize", chat | {"add_generation_prompt": False}).json()["count"] == count - 1
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    assert live.post("/tokenize", chat | {"tools": tools}).json()["count"] > count
+
+
+def test_a_model_says_what_it_is_and_a_server_how_it_is(live: Live):
+    card = live.get("/v1/models").json()["data"][0]
+    assert (card["max_model_len"], card["target"], card["draft"]) == (4096, "s", "d")
+    assert live.get("/live").status_code == live.get("/ready").status_code == live.get("/health").status_code == 200
+    paths = live.get("/openapi.json").json()["paths"]
+    assert {"/v1/responses", "/v1/messages", "/api/chat", "/tokenize", "/detokenize", "/live", "/ready"} <= set(paths)
