@@ -30,7 +30,7 @@ ROWS = [
     "semspec",  # the public names
     "tasks",
     "probe_fit bench serve",
-    "sparse_fit",
+    "sparse_fit advise",
     "cli",
     "__main__",
 ]

@@ -17,6 +17,7 @@ from semspec.cli import probe as probe_commands
 from semspec.cli import serve as serve_commands
 from semspec.cli import settings
 from semspec.cli import sparse as sparse_commands
+from semspec.cli.advise import advise
 from semspec.cli.chat import chat
 from semspec.cli.generate import generate
 from semspec.cli.info import info
@@ -38,6 +39,7 @@ app.add_typer(probe_commands.app, name="probe")
 app.add_typer(sparse_commands.app, name="sparse")
 app.command()(serve_commands.serve)
 app.command()(info)
+app.command()(advise)
 app.command()(vocabulary)
 
 

@@ -22,14 +22,14 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}  # many times the size of a cache
 
 
-def seconds_of(work: Callable[[], Any]) -> float:
+def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     """The lower quartile of repeated runs, since noise only adds. The first run is warm-up."""
     work()
     times: list[float] = []
     while sum(times) < MEASURE_SECONDS and len(times) < 50:
-        start = time.perf_counter()
+        start = clock()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return sorted(times)[len(times) // 4]
 
 
@@ -46,7 +46,7 @@ def bandwidth(device: torch.device) -> float:
     return 2 * size / seconds_of(copy)
 
 
-def pass_cost(runner: Runner, rows: int) -> float:
+def pass_cost(runner: Runner, rows: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Milliseconds of a pass over this many tokens of one sequence."""
     rows = min(rows, runner.capacity // 2)
     before = min(CONTEXT, runner.capacity - rows)
@@ -58,12 +58,12 @@ def pass_cost(runner: Runner, rows: int) -> float:
         _wait(runner.device)
         runner.truncate(slot, before)
 
-    seconds = seconds_of(work)
+    seconds = seconds_of(work, clock)
     runner.release(slot)
     return seconds * 1000
 
 
-def token_cost(runner: Runner) -> float:
+def token_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> float:
     """Milliseconds per token of autoregressive decoding, without the cost of a call."""
     few, many = 4, 20
     before = max(1, min(CONTEXT, runner.capacity - many))
@@ -74,7 +74,7 @@ def token_cost(runner: Runner) -> float:
         runner.decode([Decode(runner, slot, [1], min(n, runner.capacity - before), Sampling(), 0)])
         runner.truncate(slot, before)
 
-    short, long = seconds_of(lambda: work(few)), seconds_of(lambda: work(many))
+    short, long = seconds_of(lambda: work(few), clock), seconds_of(lambda: work(many), clock)
     runner.release(slot)
     return max(long - short, 0.0) * 1000 / (many - few)
 
@@ -118,7 +118,7 @@ def profile(
         for plan in plans
     ]
     found: dict[str, Any] = {
-        "device": _name(plans[0].device),
+        "device": device_name(plans[0].device),
         "bandwidth_GBps": speeds[plans[0].device] / 1e9,
         "context": CONTEXT,
         "limits_ms": limits,
@@ -130,7 +130,7 @@ def profile(
     return found
 
 
-def _name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 

@@ -1,0 +1,86 @@
+"""Does a benchmark measure what `semspec advise` says? Three pairs: pocket; SmolLM2 with lookups; a draft as large as
+its target, which cannot pay.
+
+    python bench/advise.py --pair pocket --pair twin
+    python bench/advise.py --pair smollm2 --data DATA --problems 4 --tokens 48     # Spec-Bench prompts; `make smollm2`
+
+Advice comes from some problems, the benchmark from others, with the methods and lengths that were advised. Seconds are
+this process's CPU time on a CPU, which other work on the machine disturbs less, and the clock's on a GPU. The last line
+is JSON: for every method the predicted speedup, the measured one, and whether it is inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from semspec import tasks
+from semspec.advise.advice import advise, times
+from semspec.advise.measure import EVERYTHING, candidates, measure
+from semspec.bench.folder import load_run, surroundings
+from semspec.bench.run import Bench, Config
+from semspec.loop import profile
+from semspec.pair.loading import load
+
+SMOLLM2 = ".models/SmolLM2-135M-Instruct.Q4_1.gguf"
+PAIRS: dict[str, tuple[str, str | None, str]] = {  # target, draft, task
+    "pocket": ("pocket", None, "pocket"),
+    "twin": ("pocket", str(Path(profile.__file__).parent.parent / "pocket/models/target"), "pocket"),
+    "smollm2": (SMOLLM2, None, "spec-bench"),
+}
+
+
+def check(name: str, data: Path | None, problems: int, tokens: int, device: str) -> dict[str, Any]:
+    target, draft, task = PAIRS[name]
+    pair = load(target, draft, device=device, slots=1)
+    clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
+    pair.executor.clock = clock
+    prompts = [p.prompt for p in tasks.make(task, data).problems(problems, 0)]
+    tried = candidates(pair, 0.0, ["margin"])
+    found = measure(pair, prompts, tried, clock=clock, max_new_tokens=tokens)
+    advice = advise(found, target, draft, pair.target.device.type, 0.0, 0.1)
+    advised = {
+        f"{p.candidate.rule}:k={p.draft_tokens},drafter={p.candidate.drafter}": p
+        for p in advice.predictions
+        if p.candidate.rule != EVERYTHING
+    }
+    config = Config(
+        task, list(advised), problems, target, draft, str(data) if data else None, seed=1, max_new_tokens=tokens
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        Bench(config, pair, clock).run(Path(folder))
+        _, samples = load_run(Path(folder))
+    seconds = {arm: sum(s["seconds"] for s in samples if s["arm"] == arm) for arm in ("none", *advised)}
+    rows = []
+    for method, p in advised.items():
+        speedup = seconds["none"] / seconds[method]
+        inside = p.speedup.low <= speedup <= p.speedup.high
+        rows.append({"method": method, "predicted": p.speedup.as_dict(), "measured": speedup, "inside": inside})
+        print(
+            f"{name:8} {method:34} predicted {times(p.speedup)}, measured {speedup:.2f}x{'' if inside else '  OUTSIDE'}"
+        )
+    print(f"{name:8} {advice.headline}", flush=True)
+    return {"pair": name, "pays": advice.pays, "headline": advice.headline, "methods": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", action="append", choices=PAIRS, help="default: all")
+    parser.add_argument("--data", type=Path, help="folder with the data sets")
+    parser.add_argument("--problems", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=128, help="longest answer")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    found = [check(n, args.data, args.problems, args.tokens, args.device) for n in args.pair or PAIRS]
+    print(json.dumps({**surroundings(), "problems": args.problems, "tokens": args.tokens, "pairs": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""From a short run to the speed of every drafter, rule and draft length, with intervals.
+
+Tokens per second after the first round are `rates` of loop/draft_length.py. The chance of every position is counted in
+the run. A round's seconds are the run's, carried over to other lengths by the bare costs of passes: a pass over n + 1
+tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first round come on
+top, as they do in a benchmark.
+
+Intervals are for what another run over as many other prompts would show, so they are wider by the square root of 2 than
+those of the mean. They come from prompts that differ in acceptance and in seconds. A machine that becomes slower for
+all is not in them, but a speedup does not mind it much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from semspec.advise.measure import ALONE, EVERYTHING, Answer, Candidate, Measured
+from semspec.errors import BadRequest
+from semspec.loop.draft_length import PRIOR_TOKENS, rates
+from semspec.loop.profile import interpolate
+from semspec.statistics import Array, Estimate, bootstrap, quantile, ratio
+
+OTHER_PROMPTS = math.sqrt(2.0)  # by which the difference of two means spreads more than one of them
+
+
+@dataclass
+class Prediction:
+    """A drafter and a rule at the draft length that is best for them."""
+
+    candidate: Candidate
+    draft_tokens: int
+    tokens_per_second: Estimate
+    speedup: Estimate
+    tokens_per_round: float
+    acceptance: float  # of the first draft token
+    draft_share: float  # of a round's seconds
+    relaxed: float  # share of tokens
+    loops: int
+    loss: Estimate | None  # share of the way from the target's likelihood to that of accepting everything
+    by_length: dict[int, Estimate] = field(default_factory=dict)  # speedups
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {k: v.as_dict() if isinstance(v, Estimate) else v for k, v in vars(self).items() if k != "candidate"}
+        named = {"rule": self.candidate.rule, "drafter": self.candidate.drafter, "lossless": self.candidate.lossless}
+        lengths = {str(n): speedup.as_dict() for n, speedup in self.by_length.items()}
+        return named | own | {"by_length": lengths}
+
+
+def predict(found: Measured) -> tuple[Estimate, list[Prediction]]:
+    """The target's own tokens per second, and every other candidate's prediction, in the order of the run."""
+    alone = found.answers[ALONE]
+    speed = ratio([len(a.tokens) for a in alone], [a.seconds for a in alone])
+    assert speed is not None
+    scale = found.answers.get(next((c for c in found.answers if c.rule == EVERYTHING), ALONE), alone)
+    predictions = []
+    for candidate, answers in found.answers.items():
+        if candidate != ALONE:
+            predictions.append(_predict(candidate, answers, alone, found, _loss(candidate, answers, alone, scale)))
+    return _wider(speed), predictions
+
+
+def _predict(
+    candidate: Candidate, answers: list[Answer], alone: list[Answer], found: Measured, loss: Estimate | None
+) -> Prediction:
+    if min(sum(a.rounds for a in each) for each in (answers, alone)) < len(answers):
+        raise BadRequest(
+            f"the answers are too short to predict from: {candidate.rule} wrote them in a round or two; let them be "
+            "longer with --max-new-tokens, or take other prompts"
+        )
+    lengths = range(1, candidate.draft_tokens + 1) if candidate.any_length else [candidate.draft_tokens]
+    costs = Costs(candidate, answers, found)
+    each = sum(a.seconds - a.first_seconds for a in alone) / max(sum(len(a.tokens) - a.first_tokens for a in alone), 1)
+    own = sum(len(a.tokens) for a in alone) / sum(a.seconds for a in alone)
+    mean = np.mean([[len(a.tokens), a.first_tokens, a.first_seconds] for a in answers], axis=0)
+
+    def speeds(weights: Array) -> Array:
+        """[D, prompts] -> [lengths, D] tokens per second of whole answers, over the target's own"""
+        chances = list(_chances(answers, candidate.draft_tokens, weights))
+        after = rates(chances, costs.draft, lambda n: costs.target(n, each))
+        left = max(mean[0] - mean[1], 0.0)
+        return np.stack([mean[0] / (mean[2] + left / (after[n] + np.zeros(len(weights)))) / own for n in lengths])
+
+    values = speeds(np.ones((1, len(answers))))[:, 0]
+    low, high = bootstrap(len(answers), speeds)
+    # Seconds differ by prompt as well, this candidate's and the target's own.
+    noise = _spread([sum(a.spent.values()) for a in answers], [a.rounds for a in answers])
+    base = _spread([a.seconds for a in alone], [len(a.tokens) for a in alone])
+    halves = np.log(high / low) / 2
+    predicted = {n: _interval(v, (half, noise, base)) for n, v, half in zip(lengths, values, halves, strict=True)}
+    best = max(predicted, key=lambda n: predicted[n].value)
+    speedup = predicted[best]
+    chances = [float(c[0]) for c in _chances(answers, candidate.draft_tokens, np.ones((1, len(answers))))]
+    tokens = sum(len(a.tokens) for a in answers)
+    return Prediction(
+        candidate,
+        best,
+        Estimate(speedup.value * own, speedup.low * own, speedup.high * own),
+        speedup,
+        1 + float(np.cumprod(chances[:best]).sum()),
+        chances[0],
+        costs.draft(best) / (costs.draft(best) + costs.target(best, each)),
+        sum(a.relaxed for a in answers) / tokens,
+        sum(a.loops for a in answers),
+        loss,
+        predicted,
+    )
+
+
+class Costs:
+    """Seconds of a round by draft length: those of the run, carried over by the bare costs of passes."""
+
+    def __init__(self, candidate: Candidate, answers: list[Answer], found: Measured) -> None:
+        self.passes = found.passes
+        self.rounds = max(sum(a.rounds for a in answers), 1)
+        drafted = [(d, n) for a in answers for d, n in a.drafted.items()]
+        self.drafted = {d: sum(n for e, n in drafted if e == d) / self.rounds for d, _ in drafted}  # length -> share
+        spent = {kind: sum(a.spent[kind] for a in answers) / self.rounds for kind in answers[0].spent}
+        self.score, self.rest = spent["score"], spent["verify"] + spent["host"]
+        self.run = self._pass(candidate.draft_tokens)
+        length = sum(d * share for d, share in self.drafted.items())
+        bare = (found.draft_token or 0.0) / 1000 if candidate.drafter == "model" else 0.0
+        self.token = min(bare, spent["draft"] / max(length, 1e-9))
+        self.call = spent["draft"] - self.token * length
+
+    def _pass(self, n: int) -> float:
+        """Milliseconds of a bare pass over drafts of at most n tokens, some of which were shorter"""
+        return sum(share * interpolate(self.passes, min(n, d) + 1) for d, share in self.drafted.items())
+
+    def draft(self, n: int) -> float:
+        return self.call + self.token * sum(share * min(n, d) for d, share in self.drafted.items())
+
+    def target(self, n: int, alone: float) -> float:
+        return self.score * self._pass(n) / max(self.run, 1e-9) + self.rest if n else alone
+
+
+def _chances(answers: list[Answer], longest: int, weights: Array) -> Array:
+    """[longest, D] how often each draft token was accepted if those before it were, in draws of prompts [D, prompts]. A
+    draft that ended early counts as rejected there; positions that were seldom reached lean on the mean."""
+    positions = range(longest)
+    accepted = np.array([[sum(n for m, n in a.accepted.items() if m > i) for i in positions] for a in answers], float)
+    rounds = np.array([a.rounds for a in answers], float)
+    of = weights @ accepted  # [D, longest]
+    reached = np.concatenate([(weights @ rounds)[:, None], of[:, :-1]], 1)
+    mean = of.sum(1, keepdims=True) / np.maximum(reached.sum(1, keepdims=True), 1.0)
+    return np.asarray(((of + PRIOR_TOKENS * mean) / (reached + PRIOR_TOKENS)).T)
+
+
+def _loss(candidate: Candidate, answers: list[Answer], alone: list[Answer], scale: list[Answer]) -> Estimate | None:
+    """How far the texts have gone from the target's likelihood to that of accepting everything; None where the measure
+    cannot tell even those two apart."""
+    if candidate.lossless:
+        return Estimate(0.0, 0.0, 0.0)
+    own = [a.likelihood for a in alone]
+    whole, lost = (_gap([a.likelihood for a in texts], own) for texts in (scale, answers))
+    if not whole.high < 0:
+        return None
+    return Estimate(lost.value / whole.value, lost.high / whole.value, lost.low / whole.value)
+
+
+def _spread(top: list[float], bottom: list[int]) -> float:
+    """Half the width of the interval of a ratio of sums, relative to it"""
+    found = ratio(top, bottom)
+    return math.log(found.high / found.low) / 2 if found is not None and found.value else math.nan
+
+
+def _gap(ours: list[float], theirs: list[float]) -> Estimate:
+    """The mean of paired differences, with the interval of Student's t"""
+    gaps = np.subtract(ours, theirs)
+    value, error = float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    half = quantile(len(gaps) - 1) * error
+    return Estimate(value, value - half, value + half)
+
+
+def _interval(value: float, halves: tuple[float, ...]) -> Estimate:
+    """Around a value, from the relative half widths of independent causes"""
+    wide = OTHER_PROMPTS * math.sqrt(sum(half**2 for half in halves))
+    return Estimate(value, value * math.exp(-wide), value * math.exp(wide))
+
+
+def _wider(found: Estimate) -> Estimate:
+    return _interval(found.value, (math.log(found.high / found.low) / 2,))

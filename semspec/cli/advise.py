@@ -1,0 +1,98 @@
+"""`semspec advise`: does speculation pay for these models, these prompts and this machine, and with which settings?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from semspec.cli import arguments as args
+from semspec.cli.progress import bar, memory_line, warn_if_busy
+from semspec.errors import BadRequest
+
+if TYPE_CHECKING:
+    from semspec.text.tokenizer import Prompt
+
+MIN_PROMPTS = 3  # fewer have no interval worth the name
+
+
+@args.spread
+def advise(
+    model: args.ModelArguments,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Your prompts: a .jsonl file as of task jsonl, or text with one a line.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Prompts of a task instead, e.g. pocket.", autocompletion=args.tasks)
+    ] = None,
+    data: args.Data = None,
+    n: Annotated[int, typer.Option("--problems", help="Prompts to try.")] = 8,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Lossy verifier to try; may be repeated.", autocompletion=args.verifiers)
+    ] = None,
+    loss: Annotated[str, typer.Option(help="Likelihood that a lossy verifier may lose, e.g. 10%.")] = "10%",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    temperature: args.Temperature = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the prompts.")] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write the advice to this file as a page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    quiet: args.NoMemoryLine = False,
+) -> None:
+    """Say whether speculation pays here, with which drafter, verifier and draft length, from a short run."""
+    from semspec.advise.advice import advise as conclude
+    from semspec.advise.measure import LOSSY, candidates, measure
+    from semspec.advise.page import html as page
+    from semspec.advise.page import terminal
+    from semspec.loop.profile import device_name
+    from semspec.model.threads import busy
+
+    allowed = share_of(loss)
+    chosen = choose(prompts, task, data, n, seed)
+    warn_if_busy()
+    pair = model.load(slots=1, report=memory_line(quiet))
+    tried = candidates(pair, temperature, rule or LOSSY)
+    with bar("advise") as progress:
+        found = measure(pair, chosen, tried, progress, max_new_tokens=max_new_tokens, temperature=temperature)
+    device = device_name(pair.target.device)
+    advice = conclude(found, model.target, model.draft, device, temperature, allowed, busy() or "")
+    if html:
+        html.write_text(page(advice), encoding="utf-8", errors="backslashreplace")
+    if as_json:
+        typer.echo(json.dumps(advice.to_dict(), ensure_ascii=False))
+    else:
+        Console(highlight=False).print(terminal(advice))
+
+
+def share_of(text: str) -> float:
+    """ "10%" or 0.1"""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise BadRequest(f"--loss is {text!r}; give a share from 0 to 1, or from 0% to 100%")
+    return value
+
+
+def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed: int) -> list[Prompt]:
+    from semspec import tasks
+    from semspec.tasks.base import ask
+
+    if (path is None) == (task is None):
+        raise BadRequest("give the prompts: either --prompts FILE or --task NAME")
+    if path is not None and path.suffix not in (".jsonl", ".json"):
+        try:
+            lines = [ask(line.strip()) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{path} cannot be read: {error}; give a text file with one prompt a line") from error
+        found = lines[:n]
+    else:
+        # A file may have fewer than that; a task says so.
+        chosen = tasks.make(task or f"jsonl:path={path}", data).problems(n if task else None, seed)
+        found = [problem.prompt for problem in chosen][:n]
+    if len(found) < MIN_PROMPTS:
+        raise BadRequest(f"there are {len(found)} prompts to try; give {MIN_PROMPTS} or more, for the intervals")
+    return found

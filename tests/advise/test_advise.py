@@ -1,0 +1,214 @@
+"""Advice: predictions hold in a simulated world whose costs and acceptance are known, and the command says them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import semspec
+from semspec.advise.advice import Advice, advise
+from semspec.advise.measure import ALONE, ROWS, Answer, Candidate, Measured, candidates, likelihood
+from semspec.advise.page import html
+from semspec.advise.predict import predict
+from semspec.cli.advise import share_of
+from semspec.cli.main import app
+from semspec.errors import BadRequest
+from semspec.loop import profile
+from semspec.types import Score
+from semspec.verify import make
+
+PROMPTS, TOKENS = 12, 150
+EXACT = Candidate("exact", "model", 12)
+
+
+class World:
+    """Models whose costs and agreement are known. Prompts differ in both."""
+
+    def __init__(self, seed: int, chance: float, draft_token: float, row: float = 0.03) -> None:
+        self.rng, self.chance, self.draft_token, self.row = random.Random(seed), chance, draft_token, row
+
+    def bare(self, rows: int) -> float:
+        """Seconds of a pass"""
+        return 0.010 * (1 + self.row * (rows - 1))
+
+    def prompt(self) -> tuple[float, float]:
+        """Its acceptance, and how much slower than usual everything is."""
+        return min(0.99, max(0.01, self.rng.gauss(self.chance, 0.05))), math.exp(self.rng.gauss(0.0, 0.05))
+
+    def answer(self, prompt: tuple[float, float], n: int) -> Answer:
+        chance, slow = prompt
+        left, first, rounds = TOKENS, 0.05 * slow, []
+        spent = dict.fromkeys(("draft", "score", "verify", "host"), 0.0)
+        while left > 0:
+            accepted = 0
+            while accepted < n and self.rng.random() < chance:
+                accepted += 1
+            rounds.append(accepted)
+            left -= accepted + 1
+            spent["draft"] += slow * (0.002 * (n > 0) + n * self.draft_token)
+            spent["score"] += slow * self.bare(n + 1)
+            spent["host"] += 0.001 * slow
+        seconds = first + sum(spent.values())
+        one = Answer([1] * TOKENS, seconds, first, 0, Counter({n: len(rounds)}), Counter(rounds), spent)
+        one.likelihood = -1.0
+        return one
+
+    def measured(self, tried: list[Candidate]) -> Measured:
+        prompts = [self.prompt() for _ in range(PROMPTS)]
+        answers = {c: [self.answer(p, c.draft_tokens) for p in prompts] for c in (ALONE, *tried)}
+        return Measured(answers, {rows: 1000 * self.bare(rows) for rows in ROWS}, 1000 * self.draft_token)
+
+    def speedup(self, n: int) -> float:
+        """What a benchmark of other prompts measures."""
+        prompts = [self.prompt() for _ in range(PROMPTS)]
+        alone, drafted = (sum(self.answer(p, k).seconds for p in prompts) for k in (0, n))
+        return alone / drafted
+
+
+def held(make_world: Callable[[int], World], spoil: Callable[[Measured], Measured] = lambda m: m) -> float:
+    """The share of worlds and lengths in which a benchmark lies within the predicted interval."""
+    inside = []
+    for seed in range(12):
+        world = make_world(seed)
+        _, (prediction,) = predict(spoil(world.measured([EXACT])))
+        for n in (1, 4, 8, 12):
+            found = prediction.by_length[n]
+            inside.append(found.low <= world.speedup(n) <= found.high)
+            assert found.high / found.low < 1.6, "and the interval says something"
+    return sum(inside) / len(inside)
+
+
+def test_a_benchmark_lies_within_the_predicted_interval() -> None:
+    assert held(lambda seed: World(seed, chance=0.8, draft_token=0.002)) >= 0.9
+    assert held(lambda seed: World(seed, chance=0.5, draft_token=0.004, row=0.1)) >= 0.9
+
+
+def test_wrong_costs_are_caught() -> None:
+    """The same with passes that seem to cost the same for all lengths, though they do not."""
+
+    def spoil(found: Measured) -> Measured:
+        return replace(found, passes=dict.fromkeys(ROWS, 10.0))
+
+    assert held(lambda seed: World(seed, chance=0.5, draft_token=0.001, row=0.3), spoil) < 0.6
+
+
+def advice_for(world: World, tried: list[Candidate]) -> Advice:
+    return advise(world.measured(tried), "target", "draft", "CPU", 0.0, 0.1)
+
+
+def test_it_says_whether_speculation_pays() -> None:
+    yes = advice_for(World(0, 0.85, 0.001), [EXACT])
+    assert yes.pays == "yes" and yes.take is not None and yes.take.speedup.low > 1
+    assert yes.command.startswith("semspec serve target --draft draft --verifier exact --drafter model -k ")
+    no = advice_for(World(0, 0.3, 0.012), [EXACT])
+    assert no.pays == "no" and no.headline.startswith("No") and no.command.endswith("--verifier none")
+    assert any("A cheaper draft" in step for step in no.steps) and any("nearer" in step for step in no.steps)
+
+
+def test_the_best_length_is_that_of_the_known_world() -> None:
+    """One acceptance for all prompts, so that the optimum is known."""
+    world = World(3, 0.7, 0.0015)
+    wanted = max(
+        range(1, 13), key=lambda n: sum(0.7**i for i in range(n + 1)) / (0.003 + n * 0.0015 + world.bare(n + 1))
+    )
+    take = advice_for(world, [EXACT]).take
+    assert take is not None and abs(take.draft_tokens - wanted) <= 1
+
+
+def test_lossy_rules_are_held_against_accepting_everything() -> None:
+    world, rng = World(1, 0.7, 0.001), random.Random(5)
+    margin, typical, everything = (Candidate(rule, "model", 12) for rule in ("margin", "typical", "accept-all"))
+    found = world.measured([EXACT, margin, typical, everything])
+    faster = World(2, 0.95, 0.001)
+    for rule, likelihood_ in ((margin, -1.01), (typical, -1.4), (everything, -2.0)):
+        found.answers[rule] = [faster.answer(faster.prompt(), 12) for _ in range(PROMPTS)]
+        for one in found.answers[rule]:
+            one.likelihood = likelihood_ + rng.gauss(0, 0.02)
+    advice = advise(found, "target", "draft", "CPU", 0.0, 0.1)
+    losses = {p.candidate.rule: p.loss for p in advice.predictions}
+    assert losses["typical"] is not None and abs(losses["typical"].value - 0.4) < 0.05
+    assert advice.lossy is not None and advice.lossy.candidate == margin, "typical loses more than a tenth"
+    for one in found.answers[everything]:
+        one.likelihood = -1.0 + rng.gauss(0, 0.02)
+    blind = advise(found, "target", "draft", "CPU", 0.0, 0.1)
+    assert blind.lossy is None and not blind.measures_loss and any("Another measure" in step for step in blind.steps)
+
+
+def test_a_rule_that_looks_ahead_is_predicted_at_its_own_length_only() -> None:
+    fly = Candidate("fly", "model", 15)
+    _, (prediction,) = predict(World(0, 0.8, 0.001).measured([fly]))
+    assert set(prediction.by_length) == {15} and not fly.any_length
+
+
+def test_answers_of_one_round_are_refused() -> None:
+    found = World(0, 0.8, 0.001).measured([EXACT])
+    for one in found.answers[EXACT]:
+        one.accepted, one.drafted, one.spent = Counter(), Counter(), dict.fromkeys(one.spent, 0.0)
+    with pytest.raises(BadRequest, match="too short to predict from"):
+        predict(found)
+
+
+def test_the_page_shows_names_and_never_interprets_them() -> None:
+    advice = replace(
+        advice_for(World(0, 0.85, 0.001), [EXACT]), target="<script>alert(1)</script>", warning="<b>busy</b>"
+    )
+    page = html(advice)
+    assert "<script" not in page and "&lt;script&gt;" in page and "<b>busy" not in page
+    assert "http" not in page.replace("http-equiv", ""), "nothing is loaded from anywhere"
+    assert page.count("<rect") == 12 and json.dumps(advice.to_dict())
+
+
+def test_the_likelihood_is_the_targets_own(pair: semspec.Pair) -> None:
+    prompt, tokens = [1, 2, 3], [4, 5, 6, 7]
+    slot = pair.target.acquire()
+    (rows,) = pair.target.score([Score(pair.target, slot, [*prompt, *tokens], keep=5)])
+    pair.target.release(slot)
+    plain = sum(rows.logits[i].float().log_softmax(-1)[t].item() for i, t in enumerate(tokens)) / 4
+    assert math.isclose(likelihood(pair.target, prompt, tokens), plain, rel_tol=1e-4)
+
+
+def test_what_is_tried(pair: semspec.Pair) -> None:
+    assert candidates(pair, 0.0)[:2] == [ALONE, EXACT]
+    assert candidates(pair, 0.7)[1].rule == "block", "where the target samples, distributions are compared"
+    with pytest.raises(BadRequest, match="advise predicts token rules"):
+        candidates(pair, 0.0, ["specreason"])
+    assert all(make(c.rule).unit == "token" for c in candidates(pair, 0.0))
+
+
+@pytest.mark.parametrize(("text", "value"), [("10%", 0.1), ("0.25", 0.25), ("0", 0.0)])
+def test_a_share(text: str, value: float) -> None:
+    assert share_of(text) == value
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "MEASURE_SECONDS", 0.005)
+    prompts, page = tmp_path / "prompts.txt", tmp_path / "page.html"
+    prompts.write_text("Mia has 4 pens.\n\nTom has 5 books.\nAna has 12 bags.\n")
+    common = ["advise", "pocket", "--prompts", str(prompts), "--max-new-tokens", "40", "--rule", "margin"]
+    ran = CliRunner().invoke(app, [*common, "--html", str(page), "--json", "--quiet"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout[ran.stdout.index("{") :])
+    assert {p["rule"] for p in found["predictions"]} == {"exact", "margin", "accept-all"} and found["prompts"] == 3
+    assert "Does speculation pay for pocket?" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--loss", "much", "--task", "pocket"], "--loss is 'much'"),
+        ([], "give the prompts"),
+        (["--task", "pocket", "--problems", "2"], "give 3 or more"),
+        (["--prompts", "nowhere.txt"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        CliRunner().invoke(app, ["advise", "pocket", *arguments], catch_exceptions=False)
