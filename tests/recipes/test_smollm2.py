@@ -1,0 +1,85 @@
+"""The recipe for a draft of a target's own layers, in tiny form: texts, training, and a draft that loads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import semspec
+from recipes.smollm2 import distil, sample
+from semspec.model.source import Source
+from semspec.types import Score
+from tests.checkpoints import make_model, save
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model("llama3.1"), tmp_path_factory.mktemp("target"))
+
+
+def test_the_teacher_is_the_target(target: Path) -> None:
+    teacher = distil.teacher_of(str(target), torch.device("cpu"))
+    runner = Source.find(target).load("cpu", "float32", 1, 64)
+    tokens = [5, 9, 3, 17, 40]
+    slot = runner.acquire()
+    (rows,) = runner.score([Score(runner, slot, tokens, 5)])
+    with torch.no_grad():
+        wanted = teacher(torch.tensor([tokens])).logits[0]
+    assert torch.allclose(rows.logits, wanted, atol=1e-4)
+
+
+def test_a_student_has_the_layers_it_was_given(target: Path) -> None:
+    teacher = distil.teacher_of(str(target), torch.device("cpu"))
+    student, own = distil.student_of(teacher, [2, 0]), teacher.state_dict()
+    kept = student.state_dict()
+    assert torch.equal(kept["model.layers.0.mlp.up_proj.weight"], own["model.layers.2.mlp.up_proj.weight"])
+    assert torch.equal(kept["model.layers.1.self_attn.q_proj.weight"], own["model.layers.0.self_attn.q_proj.weight"])
+    assert student.config.num_hidden_layers == 2
+    whole = distil.student_of(teacher, [0, 1, 2])
+    assert distil.divergence(teacher, whole, torch.tensor([[1, 2, 3]]), torch.ones(1, 2, dtype=torch.bool))[0] < 1e-6
+    with pytest.raises(SystemExit, match="give some of 0 to 2"):
+        distil.student_of(teacher, [3])
+
+
+def test_only_what_the_target_wrote_is_learnt(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    rows = [
+        {"prompt": [1, 2, 3], "tokens": [4, 5]},
+        {"prompt": [6], "tokens": [7, 8, 9]},
+        {"prompt": [1], "tokens": [2]},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    texts = distil.read_texts(path, 4)
+    assert texts == [([6, 7, 8, 9], 1)], "a text cut inside its prompt, or of one token, teaches nothing"
+    texts = distil.read_texts(path, 9)
+    ids, counts = next(distil.batches(texts, 2, distil.random.Random(0)))
+    learnt = sorted(token for row, count in zip(ids, counts, strict=True) for token in row[1:][count].tolist())
+    assert learnt == [4, 5, 7, 8, 9]
+
+
+def test_from_prompts_to_a_draft(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, texts, out = tmp_path / "prompts.jsonl", tmp_path / "texts.jsonl", tmp_path / "draft"
+    prompts.write_text(
+        '{"question": "the sky"}\n{"turns": ["the quick", "fox"]}\n\n{"text": "one two"}\n{"other": 1}\n'
+    )
+    common = [str(target), "--prompts", str(prompts), "--out", str(texts), "--tokens", "24", "--batch", "4"]
+    for wanted in ("6", "12"):  # the second goes on with what the first has written
+        sample.main([*common, "--context", "128", "--device", "cpu", "--texts", wanted])
+    rows = [json.loads(line) for line in texts.read_text().splitlines()]
+    assert len(rows) == 12 and all(row["prompt"] and row["tokens"] for row in rows)
+
+    seconds = itertools.count(step=1.0)
+    monkeypatch.setattr(distil.train, "__defaults__", (0, lambda: next(seconds)))  # 60 steps to the minute
+    words = [str(target), "--texts", str(texts), "--out", str(out), "--layers", "0,-1", "--minutes", "1"]
+    distil.main([*words, "--batch", "4", "--device", "cpu", "--rate", "3e-3"])
+    card = json.loads((out / "distilled.json").read_text())
+    assert card["layers"] == [0, 2] and card["after"]["kl"] < 0.7 * card["before"]["kl"], "it has learnt"
+
+    pair = semspec.load(str(target), draft=str(out), device="cpu")
+    alone = pair.generate("the sky", verifier="none", max_new_tokens=30)
+    drafted = pair.generate("the sky", verifier="exact", num_draft_tokens=3, max_new_tokens=30)
+    assert drafted.tokens == alone.tokens and drafted.stats.drafted > 0
