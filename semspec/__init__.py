@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from semspec.pair.loading import load
     from semspec.pair.result import Result, Stream
     from semspec.pair.session import Session
+    from semspec.profile import Profile
     from semspec.types import Event, Sampling
     from semspec.verify import Rule
     from semspec.verify import register as register_rule
@@ -33,6 +34,7 @@ _HOMES = {
     "semspec.pair": ("Pair",),
     "semspec.pair.session": ("Session",),
     "semspec.loop.stats": ("Stats",),
+    "semspec.profile": ("Profile",),
     "semspec.types": ("Event", "Sampling"),
     "semspec.verify": ("Rule",),
 }
@@ -51,6 +53,7 @@ __all__ = [
     "ModelError",
     "Options",
     "Pair",
+    "Profile",
     "Result",
     "Rule",
     "Sampling",

@@ -11,6 +11,7 @@ from semspec.draft import DrafterKind, EarlyExit
 from semspec.errors import BadRequest
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS, RepetitionGuard
+from semspec.profile import Profile
 from semspec.sampling.logit_options import LogitOptions
 from semspec.text.structured import grammar_of
 from semspec.types import Sampling
@@ -67,6 +68,8 @@ class Options:
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
     loop_repeats: int = REPEATS  # copies of a block in a row after which `exact` replaces a lossy verifier; 0: off
     loop_period: int = PERIOD  # tokens of the longest such block
+    count_entropy: bool = False  # of the target, in the stats; a profile counts it by itself
+    profile: Profile | None = None  # a calibrated verifier; what it sets cannot be set beside it
     allow_lossy: bool = True  # False: refuse verifiers that do not keep the target's distribution
 
     def __post_init__(self) -> None:
@@ -124,6 +127,11 @@ class Options:
             raise BadRequest(
                 f"verifier {rule.name!r} with these options needs drafts of {rule.min_draft_tokens()} tokens, and "
                 f"automatic ones have at most {LONGEST_DRAFT}; give num_draft_tokens as a number"
+            )
+        if self.profile is not None and (not isinstance(self.profile, Profile) or self.profile.rule != rule):
+            raise BadRequest(
+                "the profile is for another verifier than this request names; take the profile's own settings "
+                "(Profile.settings), or leave it out"
             )
         if getattr(rule, "refereed", False) and self.referee is None:
             raise BadRequest(

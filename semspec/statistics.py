@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, fsum, isfinite, nan, prod, sqrt
+from math import exp, fsum, inf, isfinite, nan, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,35 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
+# -- bounds that hold for what was not seen (learn then test, Angelopoulos et al. 2021)
+
+
+def fixed_sequence(rejected: NDArray[np.bool_], starts: Iterable[int] = (0,)) -> int | None:
+    """How far walks along hypotheses in a fixed order get: the last one such that all from some start to it are
+    rejected; None where each walk ends at once. An order fixed beforehand needs no correction for the number of
+    hypotheses, but each walk has its share of the error that is allowed."""
+    found = None
+    for start in starts:
+        walk = rejected[start:]
+        length = len(walk) if walk.all() else int(walk.argmin())
+        if length and (found is None or start + length - 1 > found):
+            found = int(start) + length - 1
+    return found
+
+
+def betting_p(values: Array, bound: float) -> float:
+    """p of "the mean of independent numbers in [0, 1] is `bound` or more" (Waudby-Smith and Ramdas 2024): the inverse
+    of what a gambler wins who bets on the opposite, each time as the numbers before suggest."""
+    n = len(values)
+    before = np.arange(1, n + 1)
+    means = (0.5 + np.concatenate([[0.0], np.cumsum(values)[:-1]])) / before
+    spread = (0.25 + np.concatenate([[0.0], np.cumsum((values - means) ** 2)[:-1]])) / before
+    edge = np.maximum(bound - means, 0)
+    bets = np.minimum(edge / (spread + edge**2 + 1e-12), 0.9 / (1 - bound) if bound < 1 else 0.9)
+    wealth = np.cumsum(np.log1p(bets * (bound - values)))
+    return float(min(1.0, np.exp(-wealth.max()))) if n else 1.0
+
+
 # -- estimates
 
 
@@ -180,18 +209,44 @@ def _around(value: float, above: Array, below: Array, degrees: int | None) -> Es
     return Estimate(value, value * exp(-half), value * exp(half))
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate | None:
-    """Mean of paired differences of numbers in [0, 1], with the interval of Bonett and Price (2012).
+def difference(ours: Sequence[float], theirs: Sequence[float], bounded: bool = True) -> Estimate | None:
+    """Mean of paired differences, of numbers in [0, 1] if `bounded`, with the interval of Bonett and Price (2012).
 
     Two invented pairs, one up and one down, count for the interval. Without them, ten pairs that happen to agree would
     claim that the two sides never differ."""
     if not len(ours):
         return None
+    gaps, middle, error, degrees = _padded(ours, theirs)
+    half, most = quantile(degrees) * error, 1.0 if bounded else inf
+    return Estimate(fsum(gaps) / len(gaps), max(-most, middle - half), min(most, middle + half))
+
+
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """How often chance alone gives paired differences whose mean is as far from 0, by the interval of `difference`."""
+    if not len(ours):
+        return None
+    _, middle, error, degrees = _padded(ours, theirs)
+    return 2 * _tail(abs(middle) / error, degrees)
+
+
+def equivalence_p(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float | None:
+    """Two one-sided tests (TOST): the larger p of "we lose at least the margin" and "we gain at least the margin"."""
+    if not len(ours):
+        return None
+    _, middle, error, degrees = _padded(ours, theirs)
+    return _tail((margin - abs(middle)) / error, degrees)
+
+
+def _padded(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Array, float, float, int | None]:
+    """The differences, their mean with the two invented ones, its standard error, and the degrees of freedom."""
     gaps, size, degrees = _gaps(ours, theirs)
     padded = np.array([*gaps, size, -size])
-    half = quantile(degrees) * float(padded.std()) / sqrt(len(padded))
-    middle = float(padded.mean())
-    return Estimate(fsum(gaps) / len(gaps), max(-1.0, middle - half), min(1.0, middle + half))
+    return gaps, float(padded.mean()), float(padded.std()) / sqrt(len(padded)), degrees
+
+
+def _tail(errors: float, degrees: int | None) -> float:
+    """The chance to lie that many standard errors above."""
+    return float(stats.norm.sf(errors) if degrees is None else stats.t.sf(errors, degrees))
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Estimate | None:

@@ -23,6 +23,7 @@ ROWS = [
     "verify",
     "draft",
     "loop",
+    "profile",
     "options",
     "engines",
     "pair",

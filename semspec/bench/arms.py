@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from semspec import verify
 from semspec.errors import BadRequest
 from semspec.loop.repetition import PERIOD, REPEATS
 from semspec.options import AUTO, REPEATABLE, Options
+from semspec.profile import Profile, read_profile
 
-BASELINE, DRAFT = "none", "draft"
+BASELINE, DRAFT, RESAMPLED = "none", "draft", "resampled"
+GREEDY_SPREAD = 0.7  # temperature of the target's other samples where the run is greedy: else they would be one text
 DRAFT_OPTIONS: dict[str, type] = {
     "draft_min_p": float,
     "draft_max_entropy": float,
@@ -24,7 +26,7 @@ class Arm:
     """One way to answer. A method is a verifier with its options, and options of the draft besides."""
 
     name: str
-    role: Literal["target", "draft", "method"]
+    role: Literal["target", "draft", "resampled", "method"]
     verifier: str
     lossless: bool
     num_draft_tokens: int | str | None = None
@@ -34,14 +36,20 @@ class Arm:
     loop_repeats: int = REPEATS
     loop_period: int = PERIOD
     sparse: str = ""  # folder of the plan by which the target verifies drafts; empty: the run's own, if it has one
+    reseed: int = 0  # other noise than the other arms have
+    profile: Profile | None = None  # from which it was read
+    control: bool = False  # added to compare with, not asked for
 
     def options(self, **common: Any) -> Options:
-        own = {key: value for key, value in asdict(self).items() if key not in ("name", "role", "lossless", "sparse")}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_OPTIONS}
         return Options(**own, **common)
 
     def to_dict(self) -> dict[str, Any]:
         """For run.json: with the draft length that is used, whether given or the rule's own."""
         return asdict(self) | {"num_draft_tokens": self.options(referee=_no_referee).draft_length()}
+
+
+_NO_OPTIONS = ("name", "role", "lossless", "sparse", "reseed", "control")
 
 
 def _no_referee(so_far: str, step: str) -> bool:
@@ -52,6 +60,10 @@ def _no_referee(so_far: str, step: str) -> bool:
 def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str = "auto") -> Arm:
     """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4",
     "exact:k=8,sparse=plan"."""
+    if (profile := read_profile(spec)) is not None:
+        return replace(
+            parse_arm(profile.verifier, profile.num_draft_tokens, profile.drafter), name=spec, profile=profile
+        )
     name, _, text = spec.partition(":")
     rest, bounds = [], dict[str, Any]()
     for item in filter(None, text.split(",")):
@@ -84,9 +96,14 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
     return arm
 
 
-def arms_for(methods: list[str], has_draft: bool, num_draft_tokens: int | str | None, drafter: str) -> list[Arm]:
-    """The target alone first, the draft alone if there is one, then the methods, each once."""
+def arms_for(
+    methods: list[str], has_draft: bool, num_draft_tokens: int | str | None, drafter: str, resamples: int = 0
+) -> list[Arm]:
+    """The target alone first, then with other seeds, the draft alone if there is one, then the methods, each once."""
     arms = {BASELINE: Arm(BASELINE, "target", "none", lossless=True)}
+    for i in range(1, resamples + 1):
+        name = RESAMPLED if i == 1 else f"{RESAMPLED} {i}"
+        arms[name] = Arm(name, "resampled", "none", lossless=True, reseed=i, control=True)
     if has_draft:
         arms[DRAFT] = Arm(DRAFT, "draft", "none", lossless=False)
     for spec in methods:

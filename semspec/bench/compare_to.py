@@ -10,7 +10,9 @@ from math import fsum
 from typing import Any
 
 from semspec.bench.folder import Sample, deduplicated
-from semspec.bench.summary import Figures, batch_of, by_problem, correct, paired, paired_test, plain, times_faster
+from semspec.bench.pairs import Figures, by_problem, paired, plain
+from semspec.bench.summary import batch_of, paired_test, times_faster
+from semspec.bench.verdict import correct
 from semspec.errors import BadRequest
 from semspec.statistics import ratio
 
@@ -38,5 +40,5 @@ def compare_to(run: dict[str, Any], samples: list[Sample], baseline: str) -> dic
             "passes_ratio": None if {name, baseline} & drafts else plain(ratio(passes[0], passes[1])),
             "time_ratio": times_faster(pairs, batch_of(run), lambda s: s["seconds"]),
         }
-    correct(found, list(found))
+    correct(found, found, "mcnemar_p")
     return found

@@ -41,6 +41,10 @@ class RunFolder:
             write_json(self.run_file, run)
         return self._mend()
 
+    def arms(self) -> list[dict[str, Any]]:
+        """Those of the run that is there already."""
+        return json.loads(self.run_file.read_text())["arms"] if self.run_file.exists() else []
+
     def _mend(self) -> set[Key]:
         """Drop a line that was being written when the run was killed."""
         if not self.samples_file.exists():

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from semspec import tasks, verify
-from semspec.bench.arms import Arm, arms_for
+from semspec.bench.arms import GREEDY_SPREAD, Arm, arms_for, parse_arm
+from semspec.bench.controls import PILOT, coin_for
 from semspec.bench.examples import LONGEST, shortened
 from semspec.bench.folder import RunFolder, load_run, surroundings
+from semspec.bench.likelihood import Likelihood, likelihoods, summed_up
 from semspec.bench.names import model_name
 from semspec.bench.record import Pass, Recorder, RecordingExecutor
 from semspec.bench.replay_verify import probe_cards
@@ -27,12 +29,13 @@ from semspec.loop.stats import Stats
 from semspec.pair import Pair
 from semspec.pair.loading import load
 from semspec.pair.result import Result
-from semspec.sparse import PlanSwitch, SparsePlan
+from semspec.sparse import PlanSwitch, SparsePlan, dense
 from semspec.tasks import Problem, Task
-from semspec.text.tokenizer import encode
+from semspec.text.tokenizer import Prompt, encode
 from semspec.types import Runner
 
 MAX_TRIES = 4  # of a unit in which graphs are captured: adaptive draft lengths may bring new sizes every time
+RESEED = 7_919 * 1_000_003**2  # between the seeds of the target's samples: no run has so many problems and repeats
 LETTER = {"draft": "d", "relaxed": "r", "target": "t"}
 
 
@@ -63,11 +66,14 @@ class Config:
     draft_vocab: str | None = None
     context: int | None = None
     sparse: str | None = None  # folder of the plan by which the target verifies drafts
+    controls: bool | None = None  # measures without right answers, and their controls; None: where nothing is scored
+    resamples: int = 3  # of the target with other seeds, as a control
+    entropy: bool = False  # count the target's entropy
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "batch"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"{name} is {getattr(self, name)}; give 1 or more")
+        for name, least in (("repeats", 1), ("batch", 1), ("resamples", 2)):
+            if getattr(self, name) < least:
+                raise BadRequest(f"{name} is {getattr(self, name)}; give {least} or more")
 
 
 Progress = Callable[[int, int], None]  # units done, units in all
@@ -103,7 +109,11 @@ class Bench:
         self.problems = self.task.for_model(
             self.problems, self.pair.tokenizer, self.pair.target.capacity, config.max_new_tokens
         )
-        self.arms = arms_for(config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter)
+        self.measured = not self.task.scored if config.controls is None else config.controls
+        self.arms = arms_for(
+            config.methods, self.pair.draft is not None, config.num_draft_tokens, config.drafter,
+            config.resamples if self.measured else 0,
+        )  # fmt: skip
         if self.pair.sparse:  # then no method gives what the target alone would have
             self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
         self.plans = PlanSwitch(self.pair.target, plans)
@@ -121,6 +131,8 @@ class Bench:
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
         """Run what is not on the disk yet; returns the summary."""
         folder = RunFolder(out)
+        if self.measured:
+            self._add_coin(folder)
         done = folder.open(self._about())
         units = self._units()
         warm: set[str] = set()
@@ -138,6 +150,20 @@ class Bench:
         summary = summarise(*load_run(out))
         folder.finish(summary)
         return summary
+
+    def _add_coin(self, folder: RunFolder) -> None:
+        """The control that relaxes without looking; a run that goes on has it already, at the rate it had."""
+        before = [arm for arm in folder.arms() if arm.get("control") and arm["role"] == "method"]
+        if before:
+            coin: Arm | None = replace(parse_arm(before[0]["name"]), control=True)
+        else:
+            pilot = self.problems[:PILOT]
+            groups = [pilot[i : i + self.config.batch] for i in range(0, len(pilot), self.config.batch)]
+            coin = coin_for(
+                self.arms, lambda arm: [r for g in groups for turns in self._answer(arm, g, 0) for _, r in turns]
+            )
+        if coin is not None and all(arm.name != coin.name for arm in self.arms):
+            self.arms.append(coin)
 
     def _about(self) -> dict[str, Any]:
         where = surroundings()
@@ -182,8 +208,9 @@ class Bench:
         began = self.clock()
         answers = self._answer(arm, group, repeat)
         seconds = (self.clock() - began) / len(group)
-        samples = []
-        for i, (problem, turns) in enumerate(zip(group, answers, strict=True)):
+        passes, samples = list(self.passes), []
+        for i, (problem, told) in enumerate(zip(group, answers, strict=True)):
+            turns = [result for _, result in told]
             text = "\n\n".join(r.text for r in turns)
             samples.append(
                 {
@@ -206,11 +233,24 @@ class Bench:
                     "lossless": arm.lossless,
                     "judged": self._drafted_steps(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
-                    "passes": list(self.passes) if i == 0 else [],  # a batch's passes are everybody's
+                    "passes": passes if i == 0 else [],  # a batch's passes are everybody's
+                    **({"likelihood": self._likelihood(arm, told)} if self.measured else {}),
                     **(self._asked(problem) if arm.role == "target" and repeat == 0 else {}),
                 }
             )
         return samples
+
+    def _likelihood(self, arm: Arm, turns: list[tuple[Prompt, Result]]) -> Likelihood | None:
+        """What the target, which leaves nothing out here, thinks of an answer."""
+        tokenizer, texts = self.pair.tokenizer, []
+        for prompt, result in turns:
+            before, own = encode(tokenizer, prompt), result.tokens
+            if arm.role == "draft" and self.pair.exchange is not None:
+                own = tokenizer.encode(result.text, add_special_tokens=False)
+            texts.append((before, own[: self.pair.target.capacity - len(before)]))
+        with dense(self.pair.target):
+            rows = likelihoods(self.pair.target, texts, self.config.temperature)
+        return summed_up([row for turn in rows for row in turn])
 
     @staticmethod
     def _asked(problem: Problem) -> dict[str, Any]:
@@ -240,36 +280,38 @@ class Bench:
                     )
         return found
 
-    def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[Result]]:
-        """Answer a group as one batch, turn by turn where problems have several; one list of results a problem."""
+    def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[tuple[Prompt, Result]]]:
+        """Answer a group as one batch, turn by turn where problems have several; each turn's prompt and result."""
         pair = self.draft_only if arm.role == "draft" else self.both
         assert pair is not None
         self.plans.use(arm.name)
         chats = [p.prompt for p in group]
-        answers: list[list[Result]] = [[] for _ in group]
+        answers: list[list[tuple[Prompt, Result]]] = [[] for _ in group]
         for turn in range(1 + max(len(p.turns) for p in group)):
             live = [i for i, p in enumerate(group) if turn <= len(p.turns)]
             for i in live:
                 if turn:
                     so_far = chats[i] if isinstance(chats[i], list) else [{"role": "user", "content": chats[i]}]
-                    reply = {"role": "assistant", "content": answers[i][-1].text}
+                    reply = {"role": "assistant", "content": answers[i][-1][1].text}
                     chats[i] = [*so_far, reply, {"role": "user", "content": group[i].turns[turn - 1]}]
             options = [self._options(arm, group[i], chats[i], repeat) for i in live]
             for i, result in zip(live, pair.generate([chats[i] for i in live], options), strict=True):
-                answers[i].append(result)
+                answers[i].append((chats[i], result))
         return answers
 
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
-        """The same seed for every arm, another for every problem and repeat."""
+        """The same seed for every arm but a resampled target, another for every problem and repeat."""
         c = self.config
+        again = arm.role == "resampled" and not c.temperature
         left = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
         return arm.options(
-            temperature=c.temperature,
+            temperature=GREEDY_SPREAD if again else c.temperature,
             top_k=c.top_k,
             top_p=c.top_p,
             min_p=c.min_p,
-            seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem),
+            seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem) + arm.reseed * RESEED,
             max_new_tokens=max(1, min(self.task.new_tokens(problem, c.max_new_tokens), left)),
             stop=self.task.stop,
             referee=self.task.referee(problem),
+            count_entropy=c.entropy,
         )

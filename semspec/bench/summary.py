@@ -10,12 +10,17 @@ Problems that were decoded as one batch share one time, so intervals of seconds 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import fsum
 from typing import Any
 
+from semspec.bench.agreement import Values
+from semspec.bench.arms import RESAMPLED
 from semspec.bench.folder import Sample, deduplicated
+from semspec.bench.measures import compare_measures, deciding
 from semspec.bench.names import natural
+from semspec.bench.pairs import Figures, Row, both_sides, by_problem, paired, plain, quotient
+from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
 from semspec.errors import BadRequest
 from semspec.loop.repetition import find_loop
 from semspec.statistics import (
@@ -23,6 +28,7 @@ from semspec.statistics import (
     Share,
     difference,
     discordant,
+    equivalence_p,
     holm,
     mcnemar,
     mcnemar_greater,
@@ -30,15 +36,14 @@ from semspec.statistics import (
     ratio,
 )
 
-Row = tuple[Sample, ...]  # a sample, or those of an arm and of the target alone on the same problem and repeat
-Figures = dict[str, Any]
-MIN_PROBLEMS = 5  # in common with the target alone; with fewer there is no verdict on speed or quality
-ALPHA = 0.05
-MARGIN = 0.05  # an arm is "the same" if it is shown to lose no more than this share of right answers
 
-
-def summarise(run: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
-    """All figures of a run as one JSON document; the order in which samples were recorded does not matter."""
+def summarise(
+    run: dict[str, Any], samples: list[Sample], margin: Margin | None = None, extra: Mapping[str, Values] | None = None,
+    encoder: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """All figures of a run as one JSON document; the order in which samples were recorded does not matter. `extra` has
+    measures that needed another model, of which `encoder` is the one for meanings."""
+    margin = margin or Margin()
     ordered = sorted(deduplicated(samples), key=lambda s: (s["index"], s["problem"], s["repeat"]))
     arms, batch = {arm["name"]: arm for arm in run["arms"]}, batch_of(run)
     by_arm: dict[str, list[Sample]] = {name: [] for name in arms}
@@ -49,13 +54,28 @@ def summarise(run: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
     baseline = next((name for name, arm in arms.items() if arm["role"] == "target"), None)
     if baseline is None:
         raise BadRequest("the run has no arm with the target alone, so there is nothing to compare with")
+    # One row for the target with other seeds, however many samples its spread is known from.
+    shown = [name for name, arm in arms.items() if arm["role"] != "resampled" or name == RESAMPLED]
     loops = {id(s): find_loop(s["tokens"]) is not None for s in ordered}
-    pairs = {name: paired(by_arm[name], by_arm[baseline]) for name in arms}
+    pairs = {name: paired(by_arm[name], by_arm[baseline]) for name in shown}
+    draft = next((name for name in shown if arms[name]["role"] == "draft"), None)
+    lost = difference(*right_answers(pairs[draft])) if draft else None
+    limit = margin.of_accuracy(lost.value if lost else None)
     figures = {
-        name: describe(arm, by_arm[name], loops, batch) | compare(arm, pairs[name], batch) for name, arm in arms.items()
+        name: describe(arms[name], by_arm[name], loops, batch) | compare(arms[name], pairs[name], batch, limit)
+        for name in shown
     }
-    others = [name for name in arms if name != baseline]
-    correct(figures, others)
+    others = [name for name in shown if name != baseline]
+    for p in ("mcnemar_p", "equivalence_p"):
+        correct(figures, others, p)
+    measures: Figures = {}
+    chosen, measured = None, any(arm["role"] == "resampled" or s.get("likelihood") for arm, s in _examples(run, by_arm))
+    if measured:
+        by_measure, measures = compare_measures(run, ordered, margin, extra, encoder)
+        for name in shown:
+            figures[name]["measures"] = by_measure[name]
+        scored = any(s["correct"] is not None for s in ordered)
+        chosen = None if scored else deciding(measures, len({s["problem"] for s in ordered}))
     problems = {
         "loops": excess([pairs[name] for name in others], lambda s: loops[id(s)]),
         "cut off at the length limit": excess(
@@ -64,7 +84,7 @@ def summarise(run: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
     }
     for i, name in enumerate(others):
         excesses = {what: often for what, found in problems.items() if (often := found[i])}
-        figures[name] |= verdict(figures[name], excesses)
+        figures[name] |= verdict(figures[name], excesses, chosen, measures)
     return {
         "label": run.get("label", ""),
         "task": run.get("config", {}).get("task"),
@@ -72,26 +92,21 @@ def summarise(run: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
         "graded": any(isinstance(s["correct"], float) for s in ordered),
         "problems": len({s["problem"] for s in ordered}),
         "samples": len(ordered),
+        "margin": {"points": limit, "words": margin.words()},
+        "measures": measures,
+        "deciding_measure": chosen,
         "pareto": pareto(figures),
         "arms": figures,
     }
 
 
+def _examples(run: dict[str, Any], by_arm: dict[str, list[Sample]]) -> Iterable[tuple[dict[str, Any], Sample]]:
+    """Each arm with one of its samples."""
+    return ((arm, by_arm[arm["name"]][0]) for arm in run["arms"] if by_arm[arm["name"]])
+
+
 def batch_of(run: dict[str, Any]) -> int:
     return int(run.get("config", {}).get("batch", 1))
-
-
-def by_problem(rows: Iterable[Row]) -> list[list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[0]["problem"], []).append(row)
-    return list(groups.values())
-
-
-def paired(ours: list[Sample], theirs: list[Sample]) -> list[Row]:
-    """Samples of the same problem and repeat."""
-    others = {(s["problem"], s["repeat"]): s for s in theirs}
-    return [(s, other) for s in ours if (other := others.get((s["problem"], s["repeat"]))) is not None]
 
 
 def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool], batch: int) -> Figures:
@@ -106,6 +121,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
     return {
         "role": arm["role"],
         "verifier": arm.get("verifier"),
+        "control": arm.get("control", False),
         "lossless": arm.get("lossless"),
         "samples": len(samples),
         "problems": len(problems),
@@ -148,37 +164,31 @@ def tau(problems: list[list[Sample]]) -> Estimate | None:
 
 def right_answers(pairs: list[Row]) -> tuple[list[float], list[float]]:
     """By problem, the share of right answers of either side, where both were scored."""
-    scored = by_problem(row for row in pairs if None not in (row[0]["correct"], row[1]["correct"]))
-    ours, theirs = ([fsum(row[side]["correct"] for row in g) / len(g) for g in scored] for side in (0, 1))
-    return ours, theirs
+    return both_sides(pairs, lambda s: s["correct"])
 
 
-def paired_test(pairs: list[Row]) -> Figures:
-    """On how many problems the one side is better and worse than the other, and whether that may be chance."""
+def paired_test(pairs: list[Row], limit: float | None = None) -> Figures:
+    """On how many problems the one side is better and worse than the other, whether that may be chance, and whether a
+    difference beyond the limit is ruled out."""
     ours, theirs = right_answers(pairs)
     gained, lost = discordant(a - b for a, b in zip(ours, theirs, strict=True))
     return {
         "gained": gained if ours else None,
         "lost": lost if ours else None,
         "mcnemar_p": mcnemar(gained, lost) if ours else None,
+        "equivalence_p": None if limit is None else equivalence_p(ours, theirs, limit),
         "accuracy_difference": plain(difference(ours, theirs)),
     }
 
 
-def correct(figures: dict[str, Figures], arms: list[str]) -> None:
-    """Add p values that are corrected for the number of arms."""
-    for name, p in zip(arms, holm([figures[name]["mcnemar_p"] for name in arms]), strict=True):
-        figures[name]["mcnemar_p_holm"] = p
-
-
-def compare(arm: dict[str, Any], pairs: list[Row], batch: int) -> Figures:
+def compare(arm: dict[str, Any], pairs: list[Row], batch: int, limit: float | None) -> Figures:
     """What an arm did next to the target alone."""
     problems = by_problem(pairs)
     lengths = [[fsum(len(row[side]["tokens"]) for row in group) for group in problems] for side in (0, 1)]
     return {
         "problems_in_common": len(problems),
         "scored_in_common": len(right_answers(pairs)[0]),
-        **paired_test(pairs),
+        **paired_test(pairs, limit),
         "retention": plain(paired_ratio(*right_answers(pairs))),
         "length_ratio": plain(ratio(lengths[0], lengths[1])),
         "identical_outputs": Share.clustered(
@@ -195,39 +205,42 @@ def compare(arm: dict[str, Any], pairs: list[Row], batch: int) -> Figures:
     }
 
 
-def verdict(found: Figures, excesses: dict[str, str]) -> Figures:
-    """The verdict on an arm's quality and speed. `excesses`: what happens to it more often than by chance."""
+def verdict(found: Figures, excesses: dict[str, str], chosen: str | None, measures: Figures) -> Figures:
+    """The verdict on an arm's quality and speed. `excesses`: what happens to it more often than by chance. `chosen`:
+    the measure that decides where nothing is scored."""
     p, scored, lost, gained = (found[k] for k in ("mcnemar_p_holm", "scored_in_common", "lost", "gained"))
-    differs = p is not None and p < ALPHA
+    same = found["identical_outputs"] is not None and found["identical_outputs"]["share"] == 1
     worse = [f"{what} in {how_often}" for what, how_often in excesses.items()]
-    if differs and lost > gained:
-        worse.insert(0, f"right answers lost on {lost} problems and gained on {gained} (p = {p:.2g})")
-    if worse:
-        quality = "worse"
-    elif scored < MIN_PROBLEMS:
-        quality = "unmeasured"
-    elif differs:
-        quality = "better"
-    else:
-        quality = "same" if not_worse(found) else "unclear"
     few = f"in common with the target alone are too few; {MIN_PROBLEMS} are needed at least"
-    refused = None
+    quality, refused = "unmeasured", None
+    if scored >= MIN_PROBLEMS:
+        quality = decide(p, found["equivalence_p_holm"], (lost or 0) > (gained or 0))
+        if quality == "worse":
+            worse.insert(0, f"right answers lost on {lost} problems and gained on {gained} (p = {p:.2g})")
+    elif chosen is not None and chosen in found["measures"]:
+        own = found["measures"][chosen]
+        quality = own["verdict"]
+        if quality == "worse":
+            worse.insert(0, f"{chosen} is {own['difference']['value']:+.3f} (p = {own['p_holm']:.2g})")
+        elif measures[chosen]["separates_random"] is False and not same:
+            quality, refused = "unclear", f"{chosen} cannot tell random from the target here, so quality is not known"
+    if same and quality == "unclear":
+        quality = "equivalent"
     if found["problems_in_common"] < MIN_PROBLEMS:
         refused = f"{found['problems_in_common']} problems {few}"
     elif "loops" in excesses:
         refused = f"loops in {excesses['loops']}"
-    elif found["accuracy"] is None:
+    elif found["accuracy"] is None and chosen is None:
         refused = "the task has no scorer, so quality is not known"
-    elif scored < MIN_PROBLEMS:
+    elif found["accuracy"] is not None and scored < MIN_PROBLEMS:
         refused = f"{scored} scored problems {few}"
     speedup = None if refused else found["time_ratio"]
-    return {"quality": quality, "quality_reasons": worse, "speedup": speedup, "speedup_refused": refused}
-
-
-def not_worse(found: Figures) -> bool:
-    """Whether a loss beyond the margin is ruled out: by equal outputs, or by the interval of the difference."""
-    identical, gap = found["identical_outputs"], found["accuracy_difference"]
-    return (identical is not None and identical["share"] == 1) or (gap is not None and gap["low"] >= -MARGIN)
+    return {
+        "quality": "worse" if worse else quality,
+        "quality_reasons": worse,
+        "speedup": speedup,
+        "speedup_refused": refused,
+    }
 
 
 def excess(arms: list[list[Row]], what: Callable[[Sample], bool]) -> list[str | None]:
@@ -286,14 +299,6 @@ def sum_positions(lists: Iterable[list[int]]) -> list[int]:
     for entries in lists:
         sums.update(dict(enumerate(entries)))
     return [sums[i] for i in range(len(sums))]
-
-
-def quotient(count: float, whole: float | None) -> float | None:
-    return count / whole if whole else None
-
-
-def plain(estimate: Estimate | None) -> dict[str, float | None] | None:
-    return estimate.as_dict() if estimate else None
 
 
 def pareto(arms: dict[str, Figures]) -> list[str]:

@@ -15,13 +15,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from semspec.bench.measures import sentences
 from semspec.bench.names import described, natural
 
 Arm = dict[str, Any]
 STYLES = {
     "worse": "bold red",
     "better": "bold green",
-    "same": "green",
+    "equivalent": "green",
+    "same": "green",  # as older versions called it
     "unclear": "yellow",
     "unmeasured": "yellow",
     "baseline": "dim",
@@ -90,15 +92,18 @@ def chance(arm: Arm) -> str:
 
 
 def _arm(arm: Arm) -> Cell:
-    role = {"target": "target alone", "draft": "draft alone"}.get(arm["role"], "" if arm["lossless"] else "lossy")
+    roles = {"target": "target alone", "draft": "draft alone", "resampled": "target, other seeds"}
+    role = roles.get(arm["role"], "" if arm["lossless"] else "control" if arm.get("control") else "lossy")
     return Cell(arm["name"], role)
 
 
 def _quality(arm: Arm) -> Cell:
-    """The verdict with its test, and below it the difference in points: "same" rules out a loss beyond the margin."""
+    """The verdict with its test, and below it the difference in points: "equivalent" rules out more than the margin."""
     gap, quality = arm["accuracy_difference"], arm["quality"]
-    if quality == "same" and arm["identical_outputs"]["share"] == 1:
-        return Cell("same", "token for token")
+    if quality in ("equivalent", "same") and arm["identical_outputs"]["share"] == 1:
+        return Cell(quality, "token for token")
+    if quality == "equivalent" and arm["mcnemar_p"] is not None:
+        return Cell(quality, f"{100 * gap['value']:+.1f} {between(gap, 0, 100, '+')}")
     if quality in ("baseline", "unmeasured") or arm["mcnemar_p"] is None:
         return Cell(quality)
     return Cell(f"{quality}, {chance(arm)}", f"{100 * gap['value']:+.1f} {between(gap, 0, 100, '+')}")
@@ -155,6 +160,17 @@ def _group(name: str, arm: Arm) -> Cell:
     return percent(arm["groups"].get(name))
 
 
+def _measure(name: str, arm: Arm) -> Cell:
+    """The target's own value; of other arms the difference from it, and how far outside the target's samples it is."""
+    found = arm["measures"].get(name)
+    if not found:
+        return EMPTY
+    if arm["role"] == "target":
+        return Cell(f"{found['value']:.3f}")
+    spread = f", {found['spread']['value']:+.1f} sd" if found.get("spread") else ""
+    return Cell(f"{found['difference']['value']:+.3f}", between(found["difference"], 3, sign="+") + spread)
+
+
 def _points(arm: Arm) -> Cell:
     gap = arm["accuracy_difference"]
     return Cell(f"{100 * gap['value']:+.1f}", between(gap, 1, 100, "+")) if gap else EMPTY
@@ -191,6 +207,12 @@ class Grid:
         if summary.get("graded"):  # a mean over data sets of different kinds says little, so each has its column
             names = sorted({name for arm in arms.values() for name in arm["groups"]}, key=natural)
             shown |= {f"group {name}": Column(name, partial(_group, name)) for name in names}
+        decisive = summary.get("deciding_measure")
+        for name in summary.get("measures") or ():
+            if not narrow or name == decisive:
+                shown[f"measure {name}"] = Column(name, partial(_measure, name), narrow=name == decisive)
+        if decisive:  # nothing is scored
+            shown = {key: c for key, c in shown.items() if key not in ("accuracy", "correct", "retention")}
         headings = {key: c.heading for key, c in shown.items()} | {"speed": speed}
         headings |= {"accuracy": "score, %", "correct": "s/score"} if summary.get("graded") else {}
         return Grid(shown, headings, {name: arm | {"name": name, "speed_heading": speed} for name, arm in arms.items()})
@@ -267,10 +289,17 @@ def notes(summary: dict[str, Any]) -> list[str]:
         if arm["speedup_refused"]:
             refused.setdefault(arm["speedup_refused"], []).append(name)
     lines += [f"No speedup is stated for {', '.join(names)}: {reason}." for reason, names in refused.items()]
+    lines += sentences(summary.get("measures") or {}, summary.get("deciding_measure"))
     shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
     if shares and not any(shares):
         lines.append("No arm has a right answer.")
-    return lines + correction(summary["arms"])
+    return lines + margin_note(summary) + correction(summary["arms"])
+
+
+def margin_note(summary: dict[str, Any]) -> list[str]:
+    """What "equivalent" rules out, where some arm was tested for it."""
+    tested = any(arm.get("equivalence_p_holm") is not None for arm in summary["arms"].values())
+    return [f"equivalent: a difference beyond {summary['margin']['words']} is ruled out (TOST)."] if tested else []
 
 
 def correction(arms: Mapping[str, Arm]) -> list[str]:

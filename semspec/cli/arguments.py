@@ -77,7 +77,11 @@ Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by de
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 
 Verifier = Annotated[
-    str, _speculation(help="Verifier, e.g. exact, sampling, fly:window=4, none.", autocompletion=verifiers)
+    str,
+    _speculation(
+        help="Verifier, e.g. exact, sampling, fly:window=4, none; profile:FILE, see semspec calibrate.",
+        autocompletion=verifiers,
+    ),
 ]
 Drafter = Annotated[
     str,
@@ -180,8 +184,15 @@ class SpeculationArguments:
 
     def options(self, **more: Any) -> Options:
         from semspec.options import Options
+        from semspec.profile import read_profile
 
-        return Options(**vars(self) | {"num_draft_tokens": draft_length(self.num_draft_tokens)} | more)
+        given = vars(self) | {"num_draft_tokens": draft_length(self.num_draft_tokens)}
+        if (profile := read_profile(self.verifier)) is not None:
+            for name in ("num_draft_tokens", "drafter"):
+                if given[name] not in (None, "auto"):
+                    raise BadRequest(f"the profile says which {name} to use; leave it out, or name the verifier itself")
+            given |= profile.settings()
+        return Options(**given | more)
 
 
 @dataclass(frozen=True, kw_only=True)

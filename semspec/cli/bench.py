@@ -25,6 +25,60 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, as 
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrustArguments:
+    """How quality is judged."""
+
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            help="What may be lost: points of accuracy (3, the default), or a share of the distance from the target to "
+            "the draft (15%, the default without right answers)."
+        ),
+    ] = None
+    encoder: Annotated[
+        str,
+        typer.Option(help="Sentence model for meanings: a folder or a hub id; auto: .models/all-MiniLM-L6-v2; none."),
+    ] = "auto"
+    judge: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible server that compares answers, up to /v1; none by default.")
+    ] = None
+    judge_model: Annotated[str, typer.Option(help="The model to ask there; a key is read from SEMSPEC_JUDGE_KEY.")] = ""
+    judge_problems: Annotated[int, typer.Option(help="Problems that it is asked about, twice for each method.")] = 40
+
+    def checked_margin(self) -> Any:
+        from semspec.bench.verdict import Margin
+
+        return Margin.parse(self.margin)
+
+    def check(self) -> None:
+        """Before anything is run."""
+        self.checked_margin()
+        self._judge()
+
+    def _judge(self) -> Any:
+        from semspec.bench.judge_model import JudgeModel
+
+        if self.judge is None:
+            return None
+        if not self.judge_model:
+            raise BadRequest("say which model judges with --judge-model NAME")
+        return JudgeModel(self.judge, self.judge_model, self.judge_problems)
+
+    def measures(self, folder: Path, run: dict[str, Any], samples: list[dict[str, Any]]) -> tuple[Any, str]:
+        """Of the models besides the pair's."""
+        from semspec.bench.judge_model import PROMPT
+        from semspec.bench.outside import outside_measures
+
+        judge = self._judge()
+        with bar("judge") as progress:
+            found = outside_measures(folder, run, samples, self.encoder, judge, progress)
+        if judge is not None:
+            errors = Console(stderr=True)
+            errors.print(f"{judge.cost()}. It was asked:\n{PROMPT}", style="dim", markup=False, soft_wrap=True)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchModels(arguments.PairArguments):
     target: Annotated[str, typer.Option(help="Target model.", rich_help_panel="Models")] = "pocket"
 
@@ -34,6 +88,7 @@ class BenchModels(arguments.PairArguments):
 def bench(
     command: typer.Context,
     models: BenchModels,
+    trust: TrustArguments,
     task: Annotated[
         str,
         typer.Option(help="Task, e.g. pocket, gsm8k, math500, pocket:steps=5.", autocompletion=arguments.tasks),
@@ -58,11 +113,20 @@ def bench(
     temperature: arguments.Temperature = 0.0,
     top_p: arguments.TopP = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
+    controls: Annotated[
+        bool | None,
+        typer.Option(
+            "--controls/--no-controls",
+            help="Measure quality without right answers, beside controls; by default where a task has none.",
+        ),
+    ] = None,
+    resamples: Annotated[int, typer.Option(help="Samples of the target with other seeds, as a control.")] = 3,
     quiet: arguments.NoMemoryLine = False,
     as_json: Json = False,
 ) -> None:
     command.obj = partial(
-        measure, out, quiet, as_json, **asdict(models) | {"sparse": str(models.sparse) if models.sparse else None},
+        measure, out, quiet, as_json, trust, controls=controls, resamples=resamples,
+        **asdict(models) | {"sparse": str(models.sparse) if models.sparse else None},
         task=task, methods=method or ["exact"], n=n, data=str(data) if data else None, repeats=repeats, seed=seed,
         batch=batch, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature,
         top_p=top_p, max_new_tokens=max_new_tokens,
@@ -71,13 +135,14 @@ def bench(
         command.obj()
 
 
-def measure(out: Path | None, quiet: bool, as_json: bool, **settings: Any) -> None:
+def measure(out: Path | None, quiet: bool, as_json: bool, trust: TrustArguments, **settings: Any) -> None:
     """Run, or go on with a run, then show it."""
     from semspec.bench.run import Bench, Config
 
     if out is None:
         raise BadRequest("say where to keep the run with --out DIR")
     config = Config(**settings)
+    trust.check()
     say = memory_line()
     if say and not find_spec("matplotlib"):
         say("no report will be drawn, only a table: a report needs matplotlib; pip install 'semspec[bench]'")
@@ -85,7 +150,7 @@ def measure(out: Path | None, quiet: bool, as_json: bool, **settings: Any) -> No
     made = Bench(config, report=memory_line(quiet))
     with bar(f"bench {config.task}") as progress, interruptible(progress.kept(out)):
         made.run(out, progress)
-    finish([out], out, as_json=as_json)
+    finish([out], out, trust, as_json=as_json)
 
 
 @app.command()
@@ -116,11 +181,13 @@ def replay(
     where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")
     with bar(f"replay at {shape}") as progress:
         run_replay(run, shape, where, device, progress)
-    finish([where], where, as_json=as_json)
+    finish([where], where, TrustArguments(), as_json=as_json)
 
 
+@arguments.spread
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    trust: TrustArguments,
     out: Annotated[Path | None, typer.Option(help="Where the report goes; the first run's folder by default.")] = None,
     against: Annotated[
         str | None, typer.Option(help="Also compare every method with this one, e.g. random:rate=0.5.")
@@ -129,11 +196,17 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """One table and one report of runs: accuracy with intervals beside every speed."""
-    finish(runs, out or runs[0], against, markdown, as_json)
+    trust.check()
+    finish(runs, out or runs[0], trust, against, markdown, as_json)
 
 
 def finish(
-    folders: list[Path], out: Path, against: str | None = None, markdown: Path | None = None, as_json: bool = False
+    folders: list[Path],
+    out: Path,
+    trust: TrustArguments,
+    against: str | None = None,
+    markdown: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Table to standard error, report to the folder; into a pipe, or with --json, one JSON document."""
     from semspec.bench import report
@@ -146,7 +219,8 @@ def finish(
     runs = []
     for folder in folders:
         run, samples = load_run(folder)
-        runs.append((run, samples, summarise(run, samples)))
+        measures = trust.measures(folder, run, samples)
+        runs.append((run, samples, summarise(run, samples, trust.checked_margin(), *measures)))
     summaries = [summary for _, _, summary in runs]
     comparisons = [compare_to(run, samples, against) for run, samples, _ in runs] if against else []
     errors = Console(stderr=True)

@@ -18,6 +18,7 @@ from semspec.cli import serve as serve_commands
 from semspec.cli import settings
 from semspec.cli import sparse as sparse_commands
 from semspec.cli.advise import advise
+from semspec.cli.calibrate import calibrate
 from semspec.cli.chat import chat
 from semspec.cli.generate import generate
 from semspec.cli.info import info
@@ -35,6 +36,7 @@ app.command()(generate)
 app.command()(chat)
 app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
+app.command()(calibrate)
 app.add_typer(probe_commands.app, name="probe")
 app.add_typer(sparse_commands.app, name="sparse")
 app.command()(serve_commands.serve)

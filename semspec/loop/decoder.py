@@ -69,6 +69,7 @@ class Job:
     halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
     protected: Tensor | None = None  # [V] tokens that no rule may relax
     thinking: Thinking | None = None  # None: the model has no markers of thinking
+    count_entropy: bool = False  # of the target at verified tokens, for the stats
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     processors: Processors | None = None  # what changes its logits; None: nothing
@@ -221,6 +222,9 @@ class Decoder:
         tokens = [*draft.tokens[: verdict.accepted], verdict.next]
         count, finish = self.cut(tokens, left)
         accepted = min(verdict.accepted, count)
+        if job.count_entropy:
+            self.stats.entropy += float(torch.special.entr(rows.logits[:count].float().softmax(-1)).sum())
+            self.stats.entropy_tokens += count
         relaxed = [i for i in verdict.relaxed if i < accepted]
         self.stats.observe(len(draft.tokens), accepted, len(relaxed), bonus=count - accepted)
         self.drafter.accept(len(self.context) + accepted)

@@ -23,6 +23,8 @@ class Stats:
     bonus: int = 0
     step_outcomes: Counter[str] = field(default_factory=Counter)  # outcome -> reasoning steps; see step_decoder.py
     loops: int = 0  # times a lossy rule repeated itself and was replaced by `exact`
+    entropy: float = 0.0  # of the target where drafts were verified, in nats, summed over `entropy_tokens`
+    entropy_tokens: int = 0
     target_passes: int = 0  # that verified or generated; prefill does not count
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
     calls: Counter[str] = field(default_factory=Counter)  # round trips to servers: target, draft; and "draft lost"
@@ -60,6 +62,11 @@ class Stats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
+    def mean_entropy(self) -> float | None:
+        """None where it was not counted."""
+        return self.entropy / self.entropy_tokens if self.entropy_tokens else None
+
+    @property
     def accepted_per_position(self) -> list[int]:
         """Entry i: rounds in which draft token i was accepted."""
         longest = max(self.histogram, default=0)
@@ -79,6 +86,8 @@ class Stats:
             self.bonus + other.bonus,
             self.step_outcomes + other.step_outcomes,
             self.loops + other.loops,
+            self.entropy + other.entropy,
+            self.entropy_tokens + other.entropy_tokens,
             self.target_passes + other.target_passes,
             {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
             self.calls + other.calls,
@@ -104,6 +113,7 @@ class Stats:
             "accepted_per_position": self.accepted_per_position,
             "drafted_per_position": self.drafted_per_position,
             "fates": dict(self.step_outcomes),
+            **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,
             "seconds": dict(self.seconds),
         } | ({"calls": dict(self.calls)} if self.calls else {})

@@ -147,7 +147,7 @@ class Pair:
         decoder = (Decoder if job.steps is None else StepDecoder)(job, self.target, prepared.drafter, stats)
         task = self.executor.submit(decoder.decode(), stats)
         sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""
-        return Ticket(self.executor, task, job, stats, prepared.text, sparse)
+        return Ticket(self.executor, task, job, stats, prepared.text, sparse, prepared.profile)
 
     def load_drafter(self, options: Options) -> None:
         """Load what the drafter of these options needs, such as a head, before the first request comes."""

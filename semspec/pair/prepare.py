@@ -18,6 +18,7 @@ from semspec.model.restricted import RestrictedRunner
 from semspec.model.wrapper import unwrap
 from semspec.options import REPEATABLE, Options
 from semspec.pair.resources import Resources
+from semspec.profile import Profile
 from semspec.sampling.processors import Processors
 from semspec.sparse import plan_of
 from semspec.text.grammar import GrammarProcessor
@@ -39,6 +40,7 @@ class Prepared:
     job: Job
     drafter: Drafter
     text: TextStream
+    profile: Profile | None = None
 
 
 class Preparer:
@@ -58,6 +60,8 @@ class Preparer:
     def prepare(self, prompt: Prompt | list[int], options: Options) -> Prepared:
         rule = verify.make(options.verifier)
         self._check_lossy(rule, options)
+        if options.profile is not None:
+            options.profile.check_pair(*self.resources.fingerprints, str(plan_of(self.target) or ""))
         rule = rule.bind(self.resources)
         if isinstance(length := options.draft_length(), int):
             rule = rule.for_draft_length(length)
@@ -84,6 +88,7 @@ class Preparer:
             halt=text.feed,
             protected=self.resources.protected,
             thinking=self._thinking(tokens, options),
+            count_entropy=options.count_entropy or options.profile is not None,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
             processors=self._processors(tokens, stop, options),
@@ -94,7 +99,7 @@ class Preparer:
             repetition_guard=options.repetition_guard(),
             text_of=self.resources.text_of,
         )
-        return Prepared(job, drafter, text)
+        return Prepared(job, drafter, text, options.profile)
 
     def _check_lossy(self, rule: Rule, options: Options) -> None:
         if not (rule.lossless or self.allow_lossy):

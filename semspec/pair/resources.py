@@ -79,6 +79,11 @@ class Resources:
         return Grammars(self.tokenizer, self.target.vocab, self.eos)
 
     @cached_property
+    def fingerprints(self) -> tuple[str, str]:
+        """Of the target and the draft; "" where there is none."""
+        return fingerprint(self.target), "" if self.draft is None else fingerprint(self.draft)
+
+    @cached_property
     def thinking(self) -> tuple[int, int] | None:
         return thinking_markers(self.tokenizer)
 

@@ -10,6 +10,7 @@ from semspec.loop.decoder import Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
+from semspec.profile import Drift, Profile
 from semspec.text.stream import TextStream
 from semspec.types import Event, FinishReason, TokenLogprob
 
@@ -29,6 +30,7 @@ class Result:
     verifier: str
     seed: int
     prompt_tokens: int
+    drift: Drift | None = None  # from what the profile was calibrated on, where there is a profile
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
@@ -45,6 +47,7 @@ class Ticket:
     stats: Stats
     text: TextStream
     sparse: str = ""
+    profile: Profile | None = None
     events: list[Event] = field(default_factory=list)
 
     def collect(self) -> list[Event]:
@@ -77,6 +80,7 @@ class Ticket:
             verifier=self.job.rule.name,
             seed=self.job.sampling.seed,
             prompt_tokens=len(self.job.prompt),
+            drift=None if self.profile is None else self.profile.drift(self.stats, self.job.sampling),
         )
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from semspec.errors import BadRequest, ModelError
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
-from semspec.model.placement import choose_device
-from semspec.model.weights import locate
-from semspec.probe_fit.cluster import SENTENCES, Pairwise, numbers_in
+from semspec.probe_fit.cluster import Pairwise, numbers_in
+from semspec.text.encoder import Encoder, in_batches, load_network
 from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Acquire, Score, ScoreOutput, SequenceGenerator
 
@@ -36,38 +34,9 @@ class WithModel(Pairwise):
         if self.batch < 1:
             raise BadRequest(f"clusterer {self.name!r} has batch {self.batch}; give 1 or more")
 
-    def load(self, kind: Any) -> tuple[Any, Any]:
-        folder = locate(self.model)
-        try:
-            network = kind.from_pretrained(folder, use_safetensors=True)
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            read = [tokenizer(text)["input_ids"] for text in SENTENCES]
-        except Exception as error:  # transformers raises many kinds here
-            raise ModelError(
-                f"{self.model} cannot be used by clusterer {self.name!r}: {error}{_hint(folder)}"
-            ) from error
-        if read[0] == read[1]:
-            raise ModelError(f"the tokenizer of {self.model} reads every sentence alike; are its files complete?")
-        return network.eval().to(choose_device(self.source.device)), tokenizer
-
-    @torch.inference_mode()
-    def batches(self, network: Any, tokenizer: Any, inputs: Sequence[Any], use: Callable[[Any, Any], Tensor]) -> Tensor:
-        """`use(network's output, its inputs)` for all inputs, batch by batch, on the host."""
-        done = []
-        for begin in range(0, len(inputs), self.batch):
-            some = list(inputs[begin : begin + self.batch])
-            fed = tokenizer(some, padding=True, truncation=True, return_tensors="pt").to(network.device)
-            done.append(use(network(**fed), fed).float().cpu())
-        return torch.cat(done)
-
-
-def _hint(folder: Path) -> str:
-    """What is likely missing."""
-    if not any(folder.glob("*.safetensors")):
-        return ". It has no safetensors: convert it once (docs/reproduce-papers.md says how) and give that folder"
-    if any(folder.glob("*.model")) and not (folder / "tokenizer.json").exists():
-        return ". Its tokenizer is a SentencePiece model: pip install 'semspec[fit]'"
-    return ""
+    @property
+    def user(self) -> str:
+        return f"clusterer {self.name!r}"
 
 
 @dataclass
@@ -78,7 +47,7 @@ class Nli(WithModel):
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any, int]:
-        network, tokenizer = self.load(AutoModelForSequenceClassification)
+        network, tokenizer = load_network(self.model, AutoModelForSequenceClassification, self.source.device, self.user)
         labels = {i: str(label).lower() for i, label in network.config.id2label.items()}
         entailment = [int(i) for i, label in labels.items() if label.startswith("entail")]
         if len(entailment) != 1:
@@ -91,7 +60,7 @@ class Nli(WithModel):
     def same(self, text: str, others: Sequence[str]) -> list[bool]:
         network, tokenizer, entailment = self._loaded
         pairs = [(text, other) for other in others] + [(other, text) for other in others]
-        logits = self.batches(network, tokenizer, pairs, lambda output, _: output.logits)
+        logits = in_batches(network, tokenizer, pairs, lambda output, _: output.logits, self.batch)
         entails = (logits.argmax(-1) == entailment).view(2, len(others))
         return entails.all(0).tolist()
 
@@ -112,20 +81,11 @@ class Embedding(WithModel):
             raise BadRequest(f"the threshold of clusterer 'embedding' is {self.threshold}; give a cosine, -1 to 1")
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
-        return self.load(AutoModel)
+    def _encoder(self) -> Encoder:
+        return Encoder(self.model, self.source.device, self.batch, self.user)
 
     def prepare(self, texts: Sequence[str]) -> None:
-        self._vectors = dict(zip(texts, self.embed(texts), strict=True))
-
-    def embed(self, texts: Sequence[str]) -> Tensor:
-        """[texts, d], of length 1: the mean of the last states of all tokens that are no padding"""
-
-        def mean(output: Any, fed: Any) -> Tensor:
-            mask = fed["attention_mask"][:, :, None]
-            return (output.last_hidden_state * mask).sum(1) / mask.sum(1)
-
-        return torch.nn.functional.normalize(self.batches(*self._loaded, texts, mean), dim=-1)
+        self._vectors = dict(zip(texts, self._encoder.embed(texts), strict=True))
 
     def same(self, text: str, others: Sequence[str]) -> list[bool]:
         near = torch.stack([self._vectors[other] for other in others]) @ self._vectors[text] >= self.threshold

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from semspec.errors import BadRequest
+from semspec.statistics import fixed_sequence
 
 MAX_THRESHOLDS = 200
 WALKS = 6
@@ -43,12 +44,7 @@ def choose_threshold(scores: list[float], bad: list[bool], risk: float, confiden
     # Where a walk begins may depend on how many steps are accepted, but not on how many of them are bad.
     testable = np.flatnonzero(stats.binom.cdf(0, accepted, risk) <= level)
     rejected = stats.binom.cdf(wrong, accepted, risk) <= level
-    found: int | None = None
-    for start in testable[:: max(1, -(-len(testable) // WALKS))]:
-        walk = rejected[start:]
-        length = len(walk) if walk.all() else int(walk.argmin())
-        if length and (found is None or start + length - 1 > found):
-            found = int(start + length - 1)
+    found = fixed_sequence(rejected, testable[:: max(1, -(-len(testable) // WALKS))])
     if found is None:
         raise BadRequest(
             f"{len(scores)} steps do not show that any threshold keeps bad steps under {risk:g} with confidence "

@@ -9,6 +9,7 @@ from typing import Any
 from semspec.loop.stats import Stats
 from semspec.pair import Pair
 from semspec.pair.result import Ticket
+from semspec.profile import Drift
 from semspec.types import Event, Origin, TokenLogprob
 
 
@@ -59,6 +60,7 @@ class Finished:
     seed: int
     prompt_tokens: int
     num_draft_tokens: int  # the draft length that was asked for, or the longest draft
+    drift: Drift | None = None  # from what the profile was calibrated on, if there is one
     first_of_prompt: bool = True  # of several answers to one prompt
     queued: float = 0.0
     first_token: float = 0.0
@@ -79,6 +81,7 @@ class Finished:
             seed=result.seed,
             prompt_tokens=result.prompt_tokens,
             num_draft_tokens=num_draft_tokens if ticket.job.rule.speculates else 0,
+            drift=result.drift,
         )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from semspec.profile import DriftMonitor
 from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
 
+log = logging.getLogger("semspec.serve")
 PREFIX = "semspec:"
 SUCCESSES = ("stop", "length", "thinking")
 FAILURES = ("aborted", "deadline", "error")
@@ -46,6 +50,7 @@ class Metrics:
             self.succeeded.labels(reason)
         for reason in FAILURES:
             self.failed.labels(reason)
+        self.drift = DriftMonitor()
         self.http_responses = self._counter("http_responses", "Responses, by status.", ("status",))
         self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.seconds = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")
@@ -53,6 +58,12 @@ class Metrics:
 
     def watch(self, engine: Engine) -> None:
         """Gauges are read from the engine when they are asked for."""
+        self._gauge("profile_drift_noticed", "1: recent requests are unlike those of the profile's calibration."
+                    ).set_function(lambda: self.drift.noticed)  # fmt: skip
+        for name in self.drift.recent:
+            self._gauge(
+                f"profile_drift_{name}", f"Mean {name} of recent requests, in the calibration's standard deviations."
+            ).set_function(partial(self.drift.mean, name))
         self._gauge("num_requests_running", "Slots in use.").set_function(lambda: engine.running)
         self._gauge("num_requests_waiting", "Sequences without a slot.").set_function(lambda: engine.waiting)
         self._gauge("num_slots", "Slots.").set_function(lambda: engine.slots)
@@ -73,6 +84,11 @@ class Metrics:
         self.passes.labels(name).inc(stats.target_passes)
         for i, n in enumerate(stats.accepted_per_position):
             self.positions.labels(str(i)).inc(n)
+        if finished.drift is not None and finished.outcome in SUCCESSES:
+            before = self.drift.noticed
+            self.drift.observe(finished.drift)
+            if self.drift.noticed and not before:
+                log.warning("requests are unlike those that the profile was calibrated on; its bound may not hold")
         self.prompt_tokens.inc(finished.prompt_tokens if finished.first_of_prompt else 0)
         self.tokens.inc(stats.tokens)
         (self.succeeded if finished.outcome in SUCCESSES else self.failed).labels(finished.outcome).inc()

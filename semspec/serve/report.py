@@ -56,6 +56,8 @@ def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
     }
     if stats.calls:  # round trips to the servers of a pair
         report |= {"calls": dict(stats.calls), "draft_lost": stats.calls["draft lost"] > 0}
+    if end.drift is not None:
+        report["profile_drift"] = end.drift.as_dict()
     if detailed:
         report["per_step_drafted"] = [drafted for drafted, _ in end.rounds]
         report["per_step_accepted"] = [accepted for _, accepted in end.rounds]

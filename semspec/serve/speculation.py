@@ -33,10 +33,22 @@ def apply(given: SpeculationBase | None, settings: Settings) -> Options:
     rule = _adjusted(rule, given.model_extra or {})
     _check(rule, settings)
     _check_length(changes.get("num_draft_tokens"), settings)
-    options = dataclasses.replace(options, verifier=rule, **changes)
+    options = _replaced(options, verifier=rule, **changes)
     if options.drafter != settings.defaults.drafter:
         _check_drafter(options.drafter_kind)
-    return _capped(dataclasses.replace(options, verifier="none") if given.off else options, settings)
+    return _capped(_replaced(options, verifier="none") if given.off else options, settings)
+
+
+def _replaced(options: Options, **changes: Any) -> Options:
+    """With these changes. A profile promises something for its own rule and drafts and for no others."""
+    profile = options.profile
+    if profile is not None:
+        kept = verify.make(changes.get("verifier", options.verifier)) == profile.rule and all(
+            changes.get(name, getattr(options, name)) == getattr(profile, name)
+            for name in ("num_draft_tokens", "drafter")
+        )
+        changes["profile"] = profile if kept else None
+    return dataclasses.replace(options, **changes)
 
 
 def check_defaults(settings: Settings) -> None:
@@ -49,7 +61,7 @@ def _capped(options: Options, settings: Settings) -> Options:
     rule, limit = verify.make(options.verifier), settings.limits.draft_tokens
     length = options.draft_length()
     too_long = options.num_draft_tokens is None and isinstance(length, int) and length > limit
-    return dataclasses.replace(
+    return _replaced(
         options,
         verifier=_capped_rule(rule, settings),
         num_draft_tokens=limit if too_long else options.num_draft_tokens,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
@@ -45,6 +46,23 @@ class PlanSwitch:
             self.runner.sparsity = self._sparsities.get(name, self._own)
             if isinstance(self.runner.sparsity, PlanSparsity):
                 self.runner.sparsity.restart()
+
+
+@contextmanager
+def dense(runner: Runner) -> Iterator[None]:
+    """The runner without its plan for a while; what the plan knew of the cache is forgotten."""
+    inner = unwrap(runner)
+    own = getattr(inner, "sparsity", None)
+    if own is None:
+        yield
+        return
+    inner.sparsity = None
+    try:
+        yield
+    finally:
+        inner.sparsity = own
+        if isinstance(own, PlanSparsity):
+            own.restart()
 
 
 def plan_of(runner: Runner) -> SparsePlan | None:

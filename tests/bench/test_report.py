@@ -100,7 +100,7 @@ def test_nothing_is_loaded_from_anywhere(page: Path) -> None:
 
 def test_a_worse_arm_is_marked_beside_its_speed(page: Path) -> None:
     rows = {name: quality for quality, name in re.findall(r'<tr class="(\w+)" data-arm="([^"]*)"', page.read_text())}
-    assert rows == {"none": "baseline", "exact": "same", "fly:window=4,theta=.3": "worse", "loopy": "worse"}
+    assert rows == {"none": "baseline", "exact": "equivalent", "fly:window=4,theta=.3": "worse", "loopy": "worse"}
     row = re.search(r'<tr class="worse" data-arm="fly.*?</tr>', page.read_text())
     assert row and "4.00x" in row[0] and "worse, p=0.023" in row[0]
     loopy = re.search(r'<tr class="worse" data-arm="loopy.*?</tr>', page.read_text())

@@ -60,7 +60,7 @@ def figures(run: dict[str, Any], samples: list[dict[str, Any]], name: str) -> di
 def test_a_lossless_arm_in_half_the_time() -> None:
     found = figures(run_of("exact"), many(10, none=plain, exact=lambda i: {"seconds": 0.5}), "exact")
     assert found["speedup"] == found["time_ratio"] == {"value": 2.0, "low": 2.0, "high": 2.0}
-    assert found["speedup_refused"] is None and found["quality"] == "same"
+    assert found["speedup_refused"] is None and found["quality"] == "equivalent"
     assert found["identical_outputs"]["share"] == 1.0 and found["length_ratio"]["value"] == 1.0
     assert found["mcnemar_p"] == 1.0 and found["retention"]["value"] == 1.0
     assert found["retention"]["low"] < 0.9, "ten problems that agree do not show that all would"
@@ -121,7 +121,7 @@ def test_the_same_needs_a_loss_to_be_ruled_out() -> None:
     few = many(40, none=lambda i: {"correct": i % 10 != 1}, fly=flips(10))
     assert figures(run_of("fly"), few, "fly")["quality"] == "unclear", "four lost, four gained, of forty"
     lots = many(2000, none=lambda i: {"correct": i % 100 != 1}, fly=flips(100))
-    assert figures(run_of("fly"), lots, "fly")["quality"] == "same", "the same shares, of two thousand"
+    assert figures(run_of("fly"), lots, "fly")["quality"] == "equivalent", "the same shares, of two thousand"
 
 
 def test_a_looping_arm_is_flagged_and_gets_no_speedup() -> None:
@@ -136,7 +136,7 @@ def test_a_looping_arm_is_flagged_and_gets_no_speedup() -> None:
 def test_a_target_that_loops_itself_is_no_fault_of_the_arm() -> None:
     both = many(12, none=lambda i: {"tokens": LOOP}, exact=lambda i: {"tokens": LOOP})
     found = figures(run_of("exact"), both, "exact")
-    assert found["loop_rate"]["share"] == 1.0 and found["quality"] == "same" and found["speedup"]
+    assert found["loop_rate"]["share"] == 1.0 and found["quality"] == "equivalent" and found["speedup"]
 
 
 def test_an_arm_that_runs_into_the_limit_is_worse() -> None:

@@ -1,0 +1,206 @@
+"""How loose may a rule be? Its options are chosen so that the loss on prompts not seen stays under a bound.
+
+Learn then test (Angelopoulos et al. 2021) along a fixed sequence: candidates are ordered beforehand, from the strictest
+and slowest to the loosest and fastest. Of each, "the loss is the bound or more" is tested on the same problems, until
+one cannot be rejected; the last one rejected is chosen. With answers the loss is in points of accuracy. Without, it is
+a share of the distance from the target to the draft, in a measure of `measures.py`; that distance is estimated from the
+same problems, so it is a part of the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from semspec import verify
+from semspec.bench.agreement import Values, key_of
+from semspec.bench.arms import BASELINE, DRAFT
+from semspec.bench.folder import Sample, load_run
+from semspec.bench.measures import LIKELIHOOD, deciding, values_of
+from semspec.bench.run import Bench, Progress
+from semspec.errors import BadRequest
+from semspec.profile import Figure, Profile
+from semspec.sparse import plan_of
+from semspec.statistics import betting_p, fixed_sequence
+
+ACCURACY = "accuracy"
+LOWEST = -2.0  # nats per token; a text that the target likes even less counts as this
+# Strictest first. Rules of other packages, and other options, are given by the user.
+LADDERS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "fly": ("theta", (0.9, 0.6, 0.45, 0.3, 0.15, 0)),
+    "typical": ("epsilon", (0.5, 0.3, 0.09, 0.03, 0.01)),
+    "topk": ("delta", (0.1, 0.3, 0.6, 0.9)),
+    "margin": ("ratio", (0.9, 0.5, 0.3, 0.1, 0.03)),
+    "threshold": ("single", (0.5, 0.3, 0.1, 0.05, 0.02)),
+    "ensemble": ("weight", (0.9, 0.7, 0.5, 0.3)),
+    "cascade-rule": ("alpha", (0.02, 0.05, 0.1, 0.2, 0.4)),
+    "adaptive": ("scale", (2, 1, 0.5, 0.25)),
+    "random": ("rate", (0.02, 0.05, 0.1, 0.25, 0.5)),
+    "semantic": ("tau", (1, 0.9, 0.7, 0.5, 0.3)),
+    "semantic+": ("threshold", (0.98, 0.95, 0.9, 0.8, 0.5, 0.2)),
+    "specreason": ("threshold", (9, 8, 7, 5, 3)),
+    "random-step": ("rate", (0.05, 0.1, 0.3, 0.7)),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate, and what was seen of all."""
+
+    method: str
+    measure: str
+    losses: dict[str, float]  # candidate -> mean loss on the calibration's problems
+    p: dict[str, float]
+
+
+def candidates(rule: str, values: str | None) -> list[str]:
+    """Methods from the strictest to the loosest; `values` names an option and what it takes, as "theta=0.6,0.3"."""
+    name, _, shared = rule.partition(":")
+    if values is None:
+        if name not in LADDERS:
+            raise BadRequest(
+                f"there is no list of settings for {name!r}; give one, the strictest first: --values OPTION=V1,V2"
+            )
+        option, steps = LADDERS[name][0], [f"{value:g}" for value in LADDERS[name][1]]
+    else:
+        option, _, text = values.partition("=")
+        steps = [value.strip() for value in text.split(",") if value.strip()]
+        if not steps:
+            raise BadRequest(
+                f"--values is {values!r}; give an option and its values, the strictest first: theta=0.6,0.3"
+            )
+    if verify.make(name).lossless:
+        raise BadRequest(f"{name!r} is lossless: there is nothing to calibrate; use it as it is")
+    return [f"{name}:" + ",".join([*filter(None, [shared]), f"{option.strip()}={step}"]) for step in steps]
+
+
+def excess_p(losses: Sequence[float], bound: float, most: float = 1.0) -> float:
+    """p of "the mean loss is the bound or more", for losses between -most and most: it holds for any number of them."""
+    scaled = (np.asarray(losses, float) / most + 1) / 2
+    return betting_p(scaled, (bound / most + 1) / 2)
+
+
+def loosest_safe(losses: Sequence[Sequence[float]], bound: float, confidence: float, most: float = 1.0) -> int | None:
+    """The last candidate, in their order, up to which all keep the mean loss under the bound; None: not even one."""
+    rejected = np.array([excess_p(one, bound, most) <= 1 - confidence for one in losses], bool)
+    return fixed_sequence(rejected) if len(rejected) else None
+
+
+def fewest_problems(bound: float, confidence: float) -> int:
+    """With fewer, not even a candidate that loses nothing can be shown to be safe."""
+    n = 8
+    while excess_p([0.0] * n, bound) > 1 - confidence:
+        n += max(1, n // 16)
+    return n
+
+
+def losses_of(
+    samples: Sequence[Sample], methods: Sequence[str], values: Values, share: float | None
+) -> dict[str, list[float]]:
+    """By problem, in the order of the run: what each method loses against the target; with a share, beyond that share
+    of what the draft loses."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        if key_of(sample) in values:
+            means.setdefault((sample["arm"], sample["problem"]), []).append(values[key_of(sample)])
+    mean = {key: fsum(seen) / len(seen) for key, seen in means.items()}
+    needed = [BASELINE, *methods, *([] if share is None else [DRAFT])]
+    problems = [p for p in dict.fromkeys(s["problem"] for s in samples) if all((arm, p) in mean for arm in needed)]
+
+    def loss(arm: str, problem: str) -> float:
+        return mean[BASELINE, problem] - mean[arm, problem]
+
+    return {
+        name: [loss(name, p) - (share * loss(DRAFT, p) if share is not None else 0.0) for p in problems]
+        for name in methods
+    }
+
+
+def bounded(measure: str, values: Values) -> Values:
+    """Between 0 and 1, as bounds that hold for any number of problems want it."""
+    if measure == LIKELIHOOD:
+        return {key: 1 - max(value, LOWEST) / LOWEST for key, value in values.items()}
+    return {key: min(1.0, max(0.0, value)) for key, value in values.items()}
+
+
+def choose(
+    run: Mapping[str, Any], samples: Sequence[Sample], methods: Sequence[str], loss: float, confidence: float,
+    extra: Mapping[str, Values],
+) -> Choice:  # fmt: skip
+    """The loosest safe method of a run, by its right answers or, where it has none, by a measure."""
+    scored: Values = {key_of(s): float(s["correct"]) for s in samples if s["correct"] is not None}
+    measure, values, share = ACCURACY, scored, None
+    if not scored:
+        found = values_of(run, samples, extra)
+        about = {name: {"problems": len({key[1] for key in seen})} for name, seen in found.items()}
+        chosen = deciding(about, len({s["problem"] for s in samples}))
+        if chosen is None:
+            raise BadRequest("too few problems have a measure in common; calibrate on more of them")
+        measure, values, share = chosen, bounded(chosen, found[chosen]), loss
+    losses = losses_of(samples, methods, values, share)
+    bound, most = (loss, 1.0) if share is None else (0.0, 1.0 + share)
+    at = loosest_safe([losses[name] for name in methods], bound, confidence, most)
+    p = {name: excess_p(losses[name], bound, most) for name in methods}
+    if at is None:
+        n = len(losses[methods[0]])
+        raise BadRequest(
+            f"{n} problems do not show that {methods[0]} loses less than {100 * loss:g} % of "
+            f"{'the answers' if share is None else 'the distance to the draft'} with confidence {confidence:g} "
+            f"(p = {p[methods[0]]:.2g}); calibrate on more problems"
+            + (f" ({fewest_problems(loss, confidence)} at least)" if share is None else "")
+            + ", allow more, or give stricter values"
+        )
+    return Choice(methods[at], measure, {name: fsum(seen) / len(seen) for name, seen in losses.items()}, p)
+
+
+def calibrate(
+    bench: Bench, out: Path, loss: float, confidence: float, progress: Progress, extra: Any = lambda run, samples: {},
+) -> tuple[Profile, Choice]:  # fmt: skip
+    """Run the candidates, which are the bench's methods, and make the profile of the one chosen."""
+    if not 0 < loss < 1 or not 0 < confidence < 1:
+        raise BadRequest(f"the loss is {loss:g} and the confidence {confidence:g}; give numbers between 0 and 1")
+    if bench.task.scored and len(bench.problems) < (fewest := fewest_problems(loss, confidence)):
+        raise BadRequest(
+            f"{len(bench.problems)} problems cannot show a loss under {100 * loss:g} % with confidence {confidence:g}, "
+            f"whatever they say; give {fewest} or more with --problems, or allow more"
+        )
+    if bench.pair.draft is None and not bench.task.scored:
+        raise BadRequest("without right answers the loss is counted in distances to the draft; give one with --draft")
+    bench.run(out, progress)
+    run, samples = load_run(out)
+    methods = list(bench.config.methods)
+    choice = choose(run, samples, methods, loss, confidence, extra(run, samples))
+    arm = next(arm for arm in bench.arms if arm.name == choice.method)
+    own = [s["stats"] for s in samples if s["arm"] == choice.method]
+    config, (target, draft) = bench.config, bench.pair.resources.fingerprints
+    text = "\n".join(f"{p.id}\t{p.prompt}\t{p.turns}" for p in bench.problems)
+    profile = Profile(
+        verifier=arm.verifier,
+        num_draft_tokens=arm.num_draft_tokens,
+        drafter=arm.drafter,
+        temperature=float(config.temperature),
+        top_k=config.top_k,
+        top_p=float(config.top_p),
+        min_p=float(config.min_p),
+        target=target,
+        draft=draft,
+        sparse=str(plan_of(bench.pair.target) or ""),
+        task=config.task,
+        data=sha256(text.encode()).hexdigest()[:16],
+        problems=len(bench.problems),
+        measure=choice.measure,
+        loss=loss,
+        confidence=confidence,
+        seen=choice.losses[choice.method],
+        acceptance=Figure.of([s["acceptance_rate"] for s in own if s["drafted"]]),
+        entropy=Figure.of([s["mean_entropy"] for s in own if "mean_entropy" in s]),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return profile, choice

@@ -1,0 +1,151 @@
+"""Quality without right answers: each measure gives every sample a number, and arms are compared in it with the target.
+
+A measure is held against three controls. The target with other seeds shows how far from itself the target lies; the
+draft alone how far a bad text lies, which is the unit of the margin; `random` relaxes as often as a method does,
+without looking. A measure in which `random` cannot be told from the target on this data decides nothing, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_words, key_of, references
+from semspec.bench.folder import Sample
+from semspec.bench.pairs import Figures, both_sides, paired, plain
+from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
+from semspec.statistics import difference, equivalence_p, paired_p
+
+LIKELIHOOD, AT_REQUEST, LOWEST = "likelihood", "likelihood at the temperature", "least likely token"
+NUMBER, MEANING, JUDGE = "number", "meaning", "judge"
+PREFERRED = (NUMBER, MEANING, LIKELIHOOD)  # the first that most problems have decides
+CONTROLS = ("random", "random-step")
+
+
+def values_of(run: Mapping[str, Any], samples: Sequence[Sample], extra: Mapping[str, Values]) -> dict[str, Values]:
+    """Every measure that these samples allow; `extra` has those that need another model."""
+    found: dict[str, Values] = {}
+    for name, field in ((LIKELIHOOD, "one"), (AT_REQUEST, "request"), (LOWEST, "lowest")):
+        if name != AT_REQUEST or run.get("config", {}).get("temperature"):
+            found[name] = {key_of(s): s["likelihood"][field] for s in samples if s.get("likelihood")}
+    roles = {arm["name"]: arm["role"] for arm in run["arms"]}
+    others = references(samples, roles)
+    found[NUMBER] = agreements(samples, others, by_number(samples))
+    if MEANING not in extra:
+        found[MEANING] = agreements(samples, others, by_words)
+    found |= extra
+    return {name: values for name, values in found.items() if values}
+
+
+def compare_measures(
+    run: Mapping[str, Any], samples: Sequence[Sample], margin: Margin, extra: Mapping[str, Values] | None = None,
+    encoder: str = "",
+) -> tuple[dict[str, dict[str, Figures]], Figures]:  # fmt: skip
+    """arm -> measure -> figures against the target alone; and about each measure, what it can tell on this data."""
+    by_arm: dict[str, list[Sample]] = {arm["name"]: [] for arm in run["arms"]}
+    for sample in samples:
+        by_arm[sample["arm"]].append(sample)
+    target = next(arm["name"] for arm in run["arms"] if arm["role"] == "target")
+    draft = next((arm["name"] for arm in run["arms"] if arm["role"] == "draft"), None)
+    others = [name for name in by_arm if name != target]
+    found: dict[str, dict[str, Figures]] = {name: {} for name in by_arm}
+    about: Figures = {}
+    for measure, values in values_of(run, samples, extra or {}).items():
+        sides = {
+            name: both_sides(paired(by_arm[name], by_arm[target]), lambda s: values.get(key_of(s)))  # noqa: B023
+            for name in by_arm
+        }
+        gap = difference(*sides[draft], bounded=False) if draft else None
+        limit = margin.of_measure(gap.value if gap and (gap.low > 0 or gap.high < 0) else None)
+        for name, (ours, theirs) in sides.items():
+            if ours:
+                found[name][measure] = _figures(ours, theirs, limit, gap.value if gap else None)
+        if LIKELIHOOD in (measure, measure.split(" at ")[0]):
+            for name, own in by_arm.items():
+                if measure in found[name]:
+                    found[name][measure]["spread"] = _spread(own, references_of(run, samples), values)
+        told = {name: found[name][measure] for name in others if measure in found[name]}
+        correct(told, told, "p")
+        correct(told, told, "equivalence_p")
+        for figures in told.values():
+            figures["verdict"] = decide(
+                figures["p_holm"], figures["equivalence_p_holm"], figures["difference"]["value"] < 0
+            )
+        about[measure] = _about(run, told, values, len(sides[target][0]), limit)
+    if MEANING in about:
+        about[MEANING]["by"] = encoder or WORDS
+    return found, about
+
+
+def references_of(run: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    return references(samples, {arm["name"]: arm["role"] for arm in run["arms"]})
+
+
+def _figures(ours: list[float], theirs: list[float], limit: float | None, distance: float | None) -> Figures:
+    found = difference(ours, theirs, bounded=False)
+    assert found is not None
+    return {
+        "problems": len(ours),
+        "value": sum(ours) / len(ours),
+        "difference": plain(found),
+        "of_distance": found.value / distance if distance else None,  # 0: as the target, 1: as the draft alone
+        "p": paired_p(ours, theirs),
+        "equivalence_p": None if limit is None or ours == theirs else equivalence_p(ours, theirs, limit),
+    }
+
+
+def _spread(own: list[Sample], others: dict[str, list[Sample]], values: Values) -> dict[str, float | None] | None:
+    """How far outside the target's own samples on the same prompts the arm's lie, in their standard deviations."""
+    gaps, squares, degrees = [], 0.0, 0
+    for sample in own:
+        theirs = [values[key_of(o)] for o in others.get(sample["problem"], ()) if o is not sample]
+        if len(theirs) > 1 and key_of(sample) in values:
+            mean = sum(theirs) / len(theirs)
+            gaps.append(values[key_of(sample)] - mean)
+            squares, degrees = squares + sum((t - mean) ** 2 for t in theirs), degrees + len(theirs) - 1
+    if not squares:
+        return None
+    scale = sqrt(squares / degrees)
+    return plain(difference([gap / scale for gap in gaps], [0.0] * len(gaps), bounded=False))
+
+
+def _about(run: Mapping[str, Any], told: dict[str, Figures], values: Values, problems: int, limit: Any) -> Figures:
+    """Whether the measure tells `random` and the draft from the target here."""
+
+    def separates(names: list[str]) -> bool | None:
+        seen = [told[name] for name in names if name in told]
+        return None if not seen else any(f["p"] < ALPHA and f["difference"]["value"] < 0 for f in seen)
+
+    roles = {arm["name"]: arm["role"] for arm in run["arms"]}
+    coins = [name for name in told if roles[name] == "method" and name.partition(":")[0] in CONTROLS]
+    return {
+        "problems": problems,
+        "margin": limit,
+        "separates_draft": separates([name for name in told if roles[name] == "draft"]),
+        "separates_random": separates(coins),
+        "controls": coins,
+    }
+
+
+def deciding(about: Figures, problems: int) -> str | None:
+    """The measure that the verdict rests on: the first of the preferred ones that most problems have."""
+    enough = max(MIN_PROBLEMS, problems / 2)
+    return next((name for name in PREFERRED if name in about and about[name]["problems"] >= enough), None)
+
+
+def sentences(about: Figures, chosen: str | None) -> list[str]:
+    """What the measures can and cannot tell here, for below a table."""
+    lines = []
+    if chosen is not None:
+        by = f" ({about[chosen]['by']})" if "by" in about[chosen] else ""
+        lines.append(f"Without right answers the verdict rests on: {chosen}{by}.")
+    if MEANING in about and chosen != MEANING:
+        lines.append(f"meaning is by {about[MEANING]['by']}.")
+    blind = [name for name, one in about.items() if one["separates_random"] is False]
+    if blind:
+        lines.append(f"On this data random cannot be told from the target by: {', '.join(blind)}.")
+    lost = [name for name, one in about.items() if one["separates_draft"] is False]
+    if lost:
+        lines.append(f"Nor the draft alone, so there is no margin and no equivalence, by: {', '.join(lost)}.")
+    return lines

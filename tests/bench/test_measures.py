@@ -1,0 +1,280 @@
+"""Quality without right answers: what each measure sees, and what it says it cannot see."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semspec
+from semspec import pocket as pocket_world
+from semspec.bench.agreement import WORDS, agreements, by_number, by_words, final_text
+from semspec.bench.calibrate import calibrate
+from semspec.bench.controls import coin_for, relaxing_rate
+from semspec.bench.folder import load_run
+from semspec.bench.judge_model import JudgeModel, judged
+from semspec.bench.likelihood import likelihoods, summed_up
+from semspec.bench.measures import compare_measures
+from semspec.bench.outside import outside_measures
+from semspec.bench.run import Bench, Config
+from semspec.bench.summary import summarise
+from semspec.bench.table import Grid, notes
+from semspec.bench.verdict import Margin
+from semspec.errors import BadRequest
+from semspec.options import Options
+from tests.bench.test_summary import arm, sample
+from tests.fakes import FakeRunner
+
+N = 60
+
+
+def table(logits: list[int]) -> list[float]:
+    """Depends on the last token and on how many came before."""
+    return [0.3 * ((logits[-1] * 7 + token * 3 + len(logits)) % 11) for token in range(13)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_likelihoods_are_the_targets_own(temperature: float) -> None:
+    texts = [([1, 2], [3, 4, 5, 6] * 50), ([5], [7]), ([2, 2], [])]
+    found = likelihoods(FakeRunner(table, 13, slots=2), texts, temperature)
+    for (prompt, written), rows in zip(texts, found, strict=True):
+        assert len(rows) == len(written)
+        for i, row in enumerate(rows):
+            logits = table(prompt + written[:i])
+            for heat, value in zip((1.0, temperature or 1.0), row, strict=True):
+                whole = log(sum(exp(x / heat) for x in logits))
+                assert value == pytest.approx(logits[written[i]] / heat - whole, abs=1e-4)
+    assert summed_up(found[2]) is None
+    one = summed_up(found[0])
+    assert one is not None and one["lowest"] == min(row[0] for row in found[0]) and one["tokens"] == 200
+
+
+# -- made-up runs
+
+
+def made_up(**arms: Callable[[int], str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Texts without right answers; the target answers problem i with the number 10 i, other seeds nearly always."""
+    roles = {"none": "target", "draft": "draft", "resampled": "resampled", "resampled 2": "resampled"}
+    texts: dict[str, Callable[[int], str]] = {
+        "none": lambda i: f"There are {10 * i} apples.",
+        "resampled": lambda i: f"We count {10 * i + (i % 20 == 0)} apples.",
+        "resampled 2": lambda i: f"All of them: {10 * i} apples.",
+        "draft": lambda i: f"There are {10 * i + (i % 3 == 0)} apples.",
+        **arms,
+    }
+    run = {"arms": [arm(name, roles.get(name, "method")) for name in texts], "config": {"task": "jsonl"}}
+    samples = [
+        sample(name, i, text=text(i), correct=None, tokens=[i, *map(ord, text(i))], question=f"How many? {i}")
+        for i in range(N)
+        for name, text in texts.items()
+    ]
+    return run, samples
+
+
+def same(i: int) -> str:
+    return f"Counted: {10 * i} apples."
+
+
+def swapped(share: int) -> Callable[[int], str]:
+    return lambda i: f"Counted: {10 * i + 3 * (i % share == 1)} apples."
+
+
+def test_the_number_sees_swapped_digits_and_the_words_say_that_they_do_not() -> None:
+    run, samples = made_up(**{"fly": same, "random:rate=0.5": swapped(5), "typical": swapped(6)})
+    summary = summarise(run, samples)
+    arms, about = summary["arms"], summary["measures"]
+    assert summary["deciding_measure"] == "number" and about["number"]["separates_random"] is True
+    assert arms["typical"]["quality"] == "worse" and arms["fly"]["quality"] != "worse"
+    assert arms["fly"]["measures"]["number"]["difference"]["value"] == 0
+    assert arms["typical"]["measures"]["number"]["difference"]["value"] == pytest.approx(-10 / N, abs=0.03)
+    assert arms["typical"]["speedup"] is not None, "quality is known"
+    assert "resampled 2" not in arms and arms["resampled"]["measures"]["number"]["value"] > 0.9
+    assert about["meaning"]["by"] == WORDS and any(WORDS in note for note in notes(summary))
+    cells = Grid.of_run(summary).rows()["typical"]
+    assert cells["measure number"].text.startswith("-0.1") and "accuracy" not in cells
+
+
+def test_damage_in_two_answers_of_a_hundred_is_found_by_the_number_alone() -> None:
+    damaged = lambda i: f"There are {10 * i + 3 * (i % 20 == 7)} apples."  # noqa: E731
+    run, samples = made_up(**{"fly": damaged, "random:rate=0.5": swapped(5)})
+    found, about = compare_measures(run, samples, Margin())
+    assert found["fly"]["number"]["difference"]["value"] == pytest.approx(-0.05)
+    assert found["fly"]["number"]["verdict"] != "equivalent"
+    assert about["number"]["separates_random"] is True
+
+
+def test_a_measure_that_cannot_tell_random_from_the_target_says_so() -> None:
+    run, samples = made_up(**{"fly": same, "random:rate=0.5": same, "accept-all": swapped(2)})
+    summary = summarise(run, samples)
+    assert summary["measures"]["number"]["separates_random"] is False
+    assert summary["arms"]["fly"]["quality"] == "unclear" and "random" in summary["arms"]["fly"]["speedup_refused"]
+    assert summary["arms"]["accept-all"]["quality"] == "worse", "what is shown is shown"
+    assert any(note.startswith("On this data random cannot be told") for note in notes(summary))
+
+
+def test_agreement_is_with_other_seeds_only() -> None:
+    _, samples = made_up(fly=same)
+    others = {s["problem"]: [s] for s in samples if s["arm"] == "resampled"}
+    values = agreements(samples, others, by_number(samples))
+    assert ("resampled", "p/0", 0) not in values, "not with itself"
+    assert values["none", "p/0", 0] == 0 and values["none", "p/1", 0] == 1
+    words = agreements(samples, others, by_words)
+    assert 0 < words["fly", "p/1", 0] < 1
+    assert final_text("<think>\n5 + 5\n</think>\n10") == "10" and final_text("<think> 5") == "<think> 5"
+
+
+def test_likelihood_lies_so_many_deviations_outside_the_targets_samples() -> None:
+    run, samples = made_up(fly=same)
+    for s in samples:
+        level = {"none": -1.0, "resampled": -1.1, "resampled 2": -0.9, "draft": -2.0, "fly": -1.3}[s["arm"]]
+        s["likelihood"] = {"one": level + 0.01 * (s["index"] % 3), "request": level, "lowest": 3 * level, "tokens": 9}
+    found, _ = compare_measures(run, samples, Margin())
+    fly = found["fly"]["likelihood"]
+    assert fly["difference"]["value"] == pytest.approx(-0.3) and fly["of_distance"] == pytest.approx(0.3)
+    assert fly["spread"]["value"] == pytest.approx(-0.3 / (0.02**0.5), abs=0.05) and fly["verdict"] == "worse"
+    assert "likelihood at the temperature" not in found["fly"], "the run is greedy"
+
+
+# -- a judge
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Likes answers with an even number of apples; a "first" model likes whatever comes first."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body["messages"][0]["content"]
+        Fake.asked.append(prompt)
+        a, b = ("even" in part for part in prompt.split("<answer B>"))
+        said = {"first": "A", "mute": "I cannot say."}.get(body["model"], "tie" if a == b else "A" if a else "**B**")
+        reply = {"choices": [{"message": {"content": said}}], "usage": {"prompt_tokens": 50, "completion_tokens": 1}}
+        status = 404 if body["model"] == "gone" else 200
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Fake) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+        http.shutdown()
+
+
+def test_a_judge_is_asked_in_both_orders_and_never_twice(server: str, tmp_path: Path) -> None:
+    run, samples = made_up(fly=lambda i: "even" if i % 2 else "odd")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    judge = JudgeModel(server, "fair", problems=6)
+    values = judged(tmp_path, samples, roles, judge)
+    assert values["fly", "p/1", 0] == 1.0 and values["fly", "p/2", 0] == 0.5 == values["none", "p/2", 0]
+    assert ("fly", "p/6", 0) not in values and judge.requests == judge.tokens["completion_tokens"]
+    assert f"{judge.requests} requests" in judge.cost() and "How many? 1" in "".join(Fake.asked)
+    again = JudgeModel(server, "fair", problems=6)
+    assert judged(tmp_path, samples, roles, again) == values and again.requests == 0
+    assert judged(tmp_path, samples, roles, None) == values, "what was asked once is shown without a server"
+    assert summarise(run, samples, extra={"judge": values})["arms"]["fly"]["measures"]["judge"]["problems"] == 6
+    biased = JudgeModel(server, "first", problems=4)
+    assert set(judged(tmp_path, samples, roles, biased).values()) == {0.5}, "a judge of places has no preference"
+    mute = JudgeModel(server, "mute", problems=1)
+    judged(tmp_path, samples, roles, mute)
+    assert mute.unread == mute.requests > 0 and "could not be read" in mute.cost()
+
+
+def test_a_judge_that_cannot_be_asked_is_told(server: str) -> None:
+    with pytest.raises(BadRequest, match="status 404"):
+        JudgeModel(server, "gone").prefer("q", "a", "b")
+    with pytest.raises(BadRequest, match="cannot be asked"):
+        JudgeModel("http://127.0.0.1:1/v1", "m").prefer("q", "a", "b")
+    with pytest.raises(BadRequest, match="address"):
+        JudgeModel("file:///etc/passwd", "m")
+
+
+# -- real runs of the pocket pair
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"question": pocket_world.problem(i, 3, "probe").text} for i in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def config(prompts: Path, **changes: Any) -> Config:
+    given: dict[str, Any] = {
+        "task": f"jsonl:path={prompts}", "methods": ["fly:k=15", "exact:k=4"], "max_new_tokens": 24, "device": "cpu",
+        "context": 512, "batch": 4, "resamples": 2,
+    }  # fmt: skip
+    return Config(**given | changes)
+
+
+def test_prompts_without_answers_get_controls_and_measures(pocket: semspec.Pair, prompts: Path, tmp_path: Path) -> None:
+    bench = Bench(config(prompts, temperature=0.7), pocket)
+    summary = bench.run(tmp_path)
+    coin = next(arm.name for arm in bench.arms if arm.control and arm.role == "method")
+    assert coin.startswith("random:k=15,rate=") and list(summary["arms"])[:3] == ["none", "resampled", "draft"]
+    run, samples = load_run(tmp_path)
+    by = {(s["arm"], s["problem"]): s for s in samples}
+    assert all(s["likelihood"]["tokens"] == len(s["tokens"]) for s in samples)
+    one = samples[0]["problem"]
+    assert len({tuple(by[a, one]["tokens"]) for a in ("none", "resampled", "resampled 2")}) == 3, "other seeds"
+    assert by["exact:k=4", one]["likelihood"] == pytest.approx(by["none", one]["likelihood"], rel=1e-4)
+    assert summary["arms"]["exact:k=4"]["quality"] == "equivalent"
+    assert "likelihood at the temperature" in summary["measures"] and summary["deciding_measure"]
+    assert outside_measures(tmp_path, run, samples, encoder="none") == ({}, "")
+    again = Bench(config(prompts, temperature=0.7), pocket)
+    again.run(tmp_path)
+    assert [a.name for a in again.arms] == [a.name for a in bench.arms], "a run that goes on keeps its control"
+
+
+def test_a_control_relaxes_as_often_as_the_loosest_method(pocket: semspec.Pair) -> None:
+    from semspec.bench.arms import parse_arm
+
+    prompt = [{"role": "user", "content": pocket_world.problem(3, 4, "probe").text}]
+
+    def answer(one: Any) -> list[Any]:
+        return [pocket.generate(prompt, one.options(max_new_tokens=150))]
+
+    fly = answer(parse_arm("fly:k=15"))
+    rate = relaxing_rate(fly, "token")
+    coin = coin_for([parse_arm("exact:k=4"), parse_arm("fly:k=15")], answer)
+    assert coin is not None and 0 < rate < 1 and coin.name == f"random:k=15,rate={max(0.01, round(rate, 2)):g}"
+    assert relaxing_rate(answer(parse_arm("accept-all:k=15")), "token") == 1.0
+    assert coin_for([parse_arm("exact")], answer) is None
+    assert coin_for([parse_arm("fly:k=15"), parse_arm("random:rate=0.3")], answer) is None
+
+
+def test_calibration_makes_a_profile_that_is_used_and_refused_elsewhere(
+    pocket: semspec.Pair, pair: semspec.Pair, tmp_path: Path
+) -> None:
+    settings = config(Path(), task="pocket:steps=3,split=probe", n=16, methods=["fly:theta=0.9", "fly:theta=0.3"])
+    bench = Bench(Config(**vars(settings) | {"entropy": True, "max_new_tokens": 130}), pocket)
+    with pytest.raises(BadRequest, match="whatever they say"):
+        calibrate(bench, tmp_path, 0.01, 0.95, lambda done, total: None)
+    profile, choice = calibrate(bench, tmp_path, 0.4, 0.9, lambda done, total: None)
+    assert choice.method in settings.methods and choice.measure == "accuracy" and profile.problems == 16
+    profile.save(tmp_path / "profile.json")
+    read = semspec.Profile.load(tmp_path / "profile.json")
+    assert read == profile
+    prompt = bench.problems[0].prompt
+    result = pocket.generate(prompt, Options(**read.settings(), max_new_tokens=130))
+    assert result.drift is not None and not result.drift.unlike and result.verifier == "fly"
+    hot = pocket.generate(prompt, Options(**read.settings(), max_new_tokens=40, temperature=1.0))
+    assert hot.drift.otherwise == ("temperature",) and hot.drift.unlike
+    strange = pocket.generate("zzz zzz zzz", Options(**read.settings(), max_new_tokens=40))
+    assert abs(strange.drift.entropy) > abs(result.drift.entropy), "the target is at a loss"
+    with pytest.raises(BadRequest, match="calibrated with the target"):
+        pair.generate("hello", Options(**read.settings()))
+    with pytest.raises(BadRequest, match="another verifier"):
+        Options(verifier="exact", profile=read)

@@ -1,0 +1,154 @@
+"""Equivalent, worse or unclear; and bounds on a loss that hold for prompts not seen."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from semspec.bench.calibrate import candidates, excess_p, fewest_problems, loosest_safe
+from semspec.bench.summary import summarise
+from semspec.bench.verdict import Margin, decide
+from semspec.errors import BadRequest
+from semspec.statistics import betting_p, difference, equivalence_p, fixed_sequence, paired_p
+from tests.bench.test_summary import arm, many, run_of
+
+
+def test_two_one_sided_tests_by_hand() -> None:
+    gaps = [1.0] * 3 + [-1.0] * 2 + [0.0] * 95
+    padded = np.array([*gaps, 1.0, -1.0])
+    mean, error = padded.mean(), padded.std() / sqrt(102)
+    by_hand = max(stats.norm.sf((mean + 0.03) / error), stats.norm.cdf((mean - 0.03) / error))
+    assert equivalence_p(gaps, [0.0] * 100, 0.03) == pytest.approx(by_hand)
+    interval = difference(gaps, [0.0] * 100)
+    assert interval is not None and (paired_p(gaps, [0.0] * 100) < 0.05) == (not interval.low < 0 < interval.high)
+    assert equivalence_p(gaps, [0.0] * 100, 0.2) < 1e-6 < equivalence_p(gaps, [0.0] * 100, 0.01)
+
+
+@pytest.mark.parametrize("n", [100, 400])
+def test_an_arm_that_loses_the_margin_is_seldom_called_equivalent(n: int) -> None:
+    rng = np.random.default_rng(n)
+    wrong = 0
+    for _ in range(400):
+        gaps = rng.choice([-1.0, 0.0, 1.0], n, p=[0.05, 0.93, 0.02])  # a loss of exactly 3 points
+        wrong += equivalence_p(gaps.tolist(), [0.0] * n, 0.03) < 0.05
+    assert wrong <= 0.05 * 400 + 3 * sqrt(0.05 * 0.95 * 400)
+
+
+def test_the_verdict_weighs_the_margin_first() -> None:
+    assert decide(0.001, 0.01, loses=True) == "equivalent", "a loss within the margin was allowed"
+    assert decide(0.001, 0.5, loses=True) == "worse" and decide(0.001, 0.5, loses=False) == "better"
+    assert decide(0.3, 0.2, loses=True) == decide(None, None, loses=True) == "unclear"
+
+
+def test_margins_are_points_or_shares_of_the_distance_to_the_draft() -> None:
+    assert Margin.parse(None).of_accuracy(-0.2) == 0.03 and Margin.parse("5").of_accuracy(-0.2) == 0.05
+    assert Margin.parse("10%").of_accuracy(-0.2) == pytest.approx(0.02) == Margin.parse("10 %").of_measure(0.2)
+    assert Margin.parse("10%").of_accuracy(None) is None, "no draft, no distance"
+    for bad in ("", "0", "-3", "100", "x%", "nan"):
+        with pytest.raises(BadRequest, match="points of accuracy"):
+            Margin.parse(bad)
+
+
+def test_the_margin_of_a_run_decides_and_several_arms_make_it_harder() -> None:
+    def lossy(i: int) -> dict:
+        return {"correct": i % 50 != 0, "tokens": [i, 1]}  # two points
+
+    samples = many(500, none=lambda i: {}, fly=lossy)
+    assert summarise(run_of("fly"), samples, Margin.parse("5"))["arms"]["fly"]["quality"] == "equivalent"
+    strict = summarise(run_of("fly"), samples, Margin.parse("1"))
+    assert strict["arms"]["fly"]["quality"] == "worse" and strict["margin"]["points"] == 0.01
+    alone = summarise(run_of("fly"), samples, Margin.parse("3.2"))["arms"]["fly"]
+    noise = {f"a{k}": lambda i, k=k: {"correct": (i + k) % 2 == 0, "tokens": [i, k]} for k in range(6)}
+    crowd = summarise(run_of("fly", *noise), many(500, none=lambda i: {}, fly=lossy, **noise), Margin.parse("3.2"))
+    assert alone["equivalence_p"] == crowd["arms"]["fly"]["equivalence_p"]
+    assert crowd["arms"]["fly"]["equivalence_p_holm"] == pytest.approx(7 * alone["equivalence_p"])
+
+
+def test_a_share_of_the_distance_needs_the_draft() -> None:
+    run = run_of("fly")
+    run["arms"].insert(1, arm("draft", "draft"))
+    samples = many(
+        400,
+        none=lambda i: {},
+        draft=lambda i: {"correct": i % 5 != 0},
+        fly=lambda i: {"correct": i % 200 != 0, "tokens": [i]},
+    )
+    assert summarise(run, samples, Margin.parse("10%"))["margin"]["points"] == pytest.approx(0.02)
+    assert summarise(run, samples, Margin.parse("10%"))["arms"]["fly"]["quality"] == "equivalent"
+
+
+# -- bounds
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.4])
+def test_a_bet_against_the_truth_seldom_wins(spread: float) -> None:
+    """Losses whose mean is the bound itself: rejecting it is the error that a bound allows in 5 % of cases."""
+    rng = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(400):
+        up = rng.random(200) < (0.02 + spread) / 2
+        down = rng.random(200) < (spread - 0.02) / 2
+        wrong += excess_p((up.astype(float) - down).tolist(), 0.02) <= 0.05
+    assert wrong <= 0.05 * 400 + 3 * sqrt(0.05 * 0.95 * 400)
+
+
+def test_a_bet_by_hand() -> None:
+    values, bound, wealth, best = [0.5, 0.4, 0.5], 0.6, 1.0, 1.0
+    for i, value in enumerate(values):
+        mean = (0.5 + sum(values[:i])) / (i + 1)
+        means = [(0.5 + sum(values[:j])) / (j + 1) for j in range(i)]
+        spread = (0.25 + sum((values[j] - means[j]) ** 2 for j in range(i))) / (i + 1)
+        edge = max(bound - mean, 0)
+        wealth *= 1 + min(edge / (spread + edge**2 + 1e-12), 0.9 / (1 - bound)) * (bound - value)
+        best = max(best, wealth)
+    assert betting_p(np.array(values), bound) == pytest.approx(1 / best)
+
+
+def test_a_walk_ends_at_the_first_candidate_that_is_not_shown_safe() -> None:
+    assert fixed_sequence(np.array([True, True, False, True])) == 1
+    assert fixed_sequence(np.array([False, True, True])) is None
+    assert fixed_sequence(np.array([False, True, True, False]), (0, 1)) == 2
+
+
+def broken(choose: object, bound: float = 0.05, n: int = 200, splits: int = 200) -> float:
+    """How often the chosen candidate's true loss is above the bound, where each candidate loses more than the last."""
+    rng = np.random.default_rng(3)
+    truth = np.array([0.0, 0.02, 0.045, 0.055, 0.08, 0.2])
+    wrong = 0
+    for _ in range(splits):
+        seen = rng.random(n)  # one draw a problem: looser candidates lose what stricter ones lose, and more
+        losses = [(seen < share).astype(float) - (seen > 0.99) for share in truth + 0.01]
+        at = choose([one.tolist() for one in losses], bound, 0.95)  # type: ignore[operator]
+        wrong += at is not None and truth[at] > bound
+    return wrong / splits
+
+
+def careless(losses: list[list[float]], bound: float, confidence: float) -> int | None:
+    """Takes the loosest whose mean loss here is under the bound."""
+    safe = [i for i, one in enumerate(losses) if sum(one) / len(one) < bound]
+    return max(safe, default=None)
+
+
+def test_the_bound_holds_and_a_careless_choice_breaks_it() -> None:
+    assert broken(loosest_safe) <= 0.05 + 3 * sqrt(0.05 * 0.95 / 200)
+    assert broken(careless) > 0.2
+
+
+def test_how_many_problems_a_bound_needs() -> None:
+    n = fewest_problems(0.05, 0.95)
+    assert loosest_safe([[0.0] * n], 0.05, 0.95) == 0
+    assert loosest_safe([[0.0] * (n // 2)], 0.05, 0.95) is None and n < 200
+
+
+def test_candidates_are_ordered_and_checked() -> None:
+    assert candidates("fly:window=4", None)[:2] == ["fly:window=4,theta=0.9", "fly:window=4,theta=0.6"]
+    assert candidates("margin", "ratio=0.5, 0.1") == ["margin:ratio=0.5", "margin:ratio=0.1"]
+    for rule, values, message in (
+        ("exact", "k=1,2", "lossless"), ("spec-thinking", None, "--values"), ("fly", "theta=", "strictest"),
+        ("no-such-rule", "a=1", "no verifier"),
+    ):  # fmt: skip
+        with pytest.raises(BadRequest, match=message):
+            candidates(rule, values)
