@@ -5,8 +5,8 @@ where right answers are known.
 
 One run of 20 methods and settings on problems of the split `probe`, with the measures and controls of prompts without
 answers. Then, from its samples: each measure's rank correlation with accuracy over the methods, with an interval over
-problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and 200 random halves, on one of
-which a rule's options are chosen with a bound on the loss, with answers and without, and tried on the other.
+problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and 200 random halves, on one
+of which a rule's options are chosen with a bound on the loss, with answers and without, and tried on the other.
 """
 
 from __future__ import annotations

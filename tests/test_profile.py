@@ -105,8 +105,8 @@ def test_a_request_never_reaches_the_disk(file: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("pathlib.Path.read_text", read)
     monkeypatch.setattr("builtins.open", read)
     for how in (
-        {"verifier": f"profile:{file}"}, {"verifier": "profile"}, {"verifier": "profile:path=x"}, {"profile": str(file)},
-        {"verifier": "semantic+", "rewrite": f"profile:{file}"}, {"drafter": f"profile:{file}"},
+        {"verifier": f"profile:{file}"}, {"verifier": "profile"}, {"verifier": "profile:path=x"},
+        {"profile": str(file)}, {"verifier": "semantic+", "rewrite": f"profile:{file}"}, {"drafter": f"profile:{file}"},
     ):  # fmt: skip
         with pytest.raises(BadRequest):
             apply(Speculation.model_validate(how), settings)

@@ -13,7 +13,6 @@ from semspec.bench.folder import Sample
 from semspec.tasks.answers import final_number, visible
 from semspec.tasks.similarity import token_f1
 
-TARGETS = ("target", "resampled")
 WORDS = "words in common (no encoder)"
 Key = tuple[str, str, int]  # arm, problem, repeat
 Values = dict[Key, float]

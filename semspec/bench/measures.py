@@ -12,6 +12,7 @@ from math import sqrt
 from typing import Any
 
 from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_words, key_of, references
+from semspec.bench.arms import RESAMPLED
 from semspec.bench.folder import Sample
 from semspec.bench.pairs import Figures, both_sides, paired, plain
 from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
@@ -48,7 +49,9 @@ def compare_measures(
         by_arm[sample["arm"]].append(sample)
     target = next(arm["name"] for arm in run["arms"] if arm["role"] == "target")
     draft = next((arm["name"] for arm in run["arms"] if arm["role"] == "draft"), None)
-    others = [name for name in by_arm if name != target]
+    shown = [arm["name"] for arm in run["arms"] if arm["role"] != "resampled" or arm["name"] == RESAMPLED]
+    others = [name for name in shown if name != target]
+    elsewhere = references(samples, {arm["name"]: arm["role"] for arm in run["arms"]})
     found: dict[str, dict[str, Figures]] = {name: {} for name in by_arm}
     about: Figures = {}
     for measure, values in values_of(run, samples, extra or {}).items():
@@ -61,10 +64,10 @@ def compare_measures(
         for name, (ours, theirs) in sides.items():
             if ours:
                 found[name][measure] = _figures(ours, theirs, limit, gap.value if gap else None)
-        if LIKELIHOOD in (measure, measure.split(" at ")[0]):
-            for name, own in by_arm.items():
+        if measure in (LIKELIHOOD, AT_REQUEST):
+            for name in found:
                 if measure in found[name]:
-                    found[name][measure]["spread"] = _spread(own, references_of(run, samples), values)
+                    found[name][measure]["spread"] = _spread(by_arm[name], elsewhere, values)
         told = {name: found[name][measure] for name in others if measure in found[name]}
         correct(told, told, "p")
         correct(told, told, "equivalence_p")
@@ -72,14 +75,10 @@ def compare_measures(
             figures["verdict"] = decide(
                 figures["p_holm"], figures["equivalence_p_holm"], figures["difference"]["value"] < 0
             )
-        about[measure] = _about(run, told, values, len(sides[target][0]), limit)
+        about[measure] = _about(run, told, len(sides[target][0]), limit)
     if MEANING in about:
         about[MEANING]["by"] = encoder or WORDS
     return found, about
-
-
-def references_of(run: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    return references(samples, {arm["name"]: arm["role"] for arm in run["arms"]})
 
 
 def _figures(ours: list[float], theirs: list[float], limit: float | None, distance: float | None) -> Figures:
@@ -91,7 +90,7 @@ def _figures(ours: list[float], theirs: list[float], limit: float | None, distan
         "difference": plain(found),
         "of_distance": found.value / distance if distance else None,  # 0: as the target, 1: as the draft alone
         "p": paired_p(ours, theirs),
-        "equivalence_p": None if limit is None or ours == theirs else equivalence_p(ours, theirs, limit),
+        "equivalence_p": None if limit is None else equivalence_p(ours, theirs, limit),
     }
 
 
@@ -110,7 +109,7 @@ def _spread(own: list[Sample], others: dict[str, list[Sample]], values: Values) 
     return plain(difference([gap / scale for gap in gaps], [0.0] * len(gaps), bounded=False))
 
 
-def _about(run: Mapping[str, Any], told: dict[str, Figures], values: Values, problems: int, limit: Any) -> Figures:
+def _about(run: Mapping[str, Any], told: dict[str, Figures], problems: int, limit: float | None) -> Figures:
     """Whether the measure tells `random` and the draft from the target here."""
 
     def separates(names: list[str]) -> bool | None:

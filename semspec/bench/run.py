@@ -241,7 +241,9 @@ class Bench:
         return samples
 
     def _likelihood(self, arm: Arm, turns: list[tuple[Prompt, Result]]) -> Likelihood | None:
-        """What the target, which leaves nothing out here, thinks of an answer."""
+        """What the target, which leaves nothing out here, thinks of an answer; servers do not say."""
+        if not hasattr(self.pair.target, "score"):
+            return None
         tokenizer, texts = self.pair.tokenizer, []
         for prompt, result in turns:
             before, own = encode(tokenizer, prompt), result.tokens

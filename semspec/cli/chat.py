@@ -166,7 +166,7 @@ class Chat:
         if spec:
             arm = parse_arm(spec, self.options.num_draft_tokens, self.options.drafter)
             names = ["verifier", "num_draft_tokens", "drafter"]
-            names += ["draft_min_p", "draft_max_entropy", "loop_repeats", "loop_period"]
+            names += ["draft_min_p", "draft_max_entropy", "loop_repeats", "loop_period", "profile"]
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
         self.say(f"{self.options.verifier}, draft length {self.options.draft_length()}, drafter {self.options.drafter}")
         if not spec:

@@ -66,6 +66,8 @@ def summary(result: Result) -> str:
         ending = "still thinking at max_new_tokens: no answer (--max-thinking-tokens forces one)"
     elif result.thinking_cut:
         ending += ", thinking cut"
+    if result.drift is not None and result.drift.unlike:
+        ending += " · unlike what the profile was calibrated on, so its bound may not hold"
     kind = "lossless" if result.lossless else f"{'sparse, ' if result.sparse else ''}{s.relaxed} relaxed"
     return (
         f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "
@@ -86,6 +88,7 @@ def report(result: Result, spelling: Callable[[int], str]) -> dict[str, Any]:
         "verifier": result.verifier,
         "lossless": result.lossless,
         "sparse": result.sparse or None,
+        **({"drift": result.drift.as_dict()} if result.drift is not None else {}),
         "seed": result.seed,
         "prompt_tokens": result.prompt_tokens,
         "stats": result.stats.to_dict(),

@@ -21,6 +21,7 @@ from semspec.options import Options
 from semspec.pair.prepare import Prepared, Preparer
 from semspec.pair.resources import Resources
 from semspec.pair.result import Stream, Ticket
+from semspec.profile import Profile
 from semspec.sparse import SparsePlan, plan_of
 from semspec.text.exchange import Exchange
 from semspec.text.tokenizer import Prompt
@@ -69,6 +70,7 @@ class Pair:
     def check(self, options: Options) -> None:
         """Refuse what no request with these options could get from this pair."""
         verify.make(options.verifier).bind(self.resources)
+        self.check_profile(options.profile)
 
     @property
     def warm_up_verifiers(self) -> tuple[str, ...]:
@@ -90,6 +92,11 @@ class Pair:
     def sparse(self) -> SparsePlan | None:
         """The plan by which the target checks drafts."""
         return plan_of(self.target)
+
+    def check_profile(self, profile: Profile | None) -> None:
+        """Refuse a profile of another pair."""
+        if profile is not None:
+            profile.check_pair(*self.resources.fingerprints, str(self.sparse or ""))
 
     def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
         """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
@@ -139,6 +146,8 @@ class Pair:
         A prompt may also be the list of its tokens.
         """
         with self.executor.lock:
+            for _, options in requests:
+                self.check_profile(options.profile)
             prepared = [self._preparer.prepare(prompt, options) for prompt, options in requests]
             return [self._submit(each) for each in prepared]
 

@@ -60,8 +60,6 @@ class Preparer:
     def prepare(self, prompt: Prompt | list[int], options: Options) -> Prepared:
         rule = verify.make(options.verifier)
         self._check_lossy(rule, options)
-        if options.profile is not None:
-            options.profile.check_pair(*self.resources.fingerprints, str(plan_of(self.target) or ""))
         rule = rule.bind(self.resources)
         if isinstance(length := options.draft_length(), int):
             rule = rule.for_draft_length(length)

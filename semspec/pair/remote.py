@@ -213,6 +213,7 @@ class RemotePair(Pair):
             "ignore_eos": options.ignore_eos,
             "a change of logits (penalties, biases, bad_words, ...)": _changes_logits(options),
             "draft_min_p and draft_max_entropy": options.early_exit.enabled,
+            "a profile": options.profile is not None or options.count_entropy,
             "drafter": options.drafter not in (AUTO, "model"),
         }
         if isinstance(rule, StepRule):

@@ -258,12 +258,12 @@ def test_a_control_relaxes_as_often_as_the_loosest_method(pocket: semspec.Pair) 
 def test_calibration_makes_a_profile_that_is_used_and_refused_elsewhere(
     pocket: semspec.Pair, pair: semspec.Pair, tmp_path: Path
 ) -> None:
-    settings = config(Path(), task="pocket:steps=3,split=probe", n=16, methods=["fly:theta=0.9", "fly:theta=0.3"])
-    bench = Bench(Config(**vars(settings) | {"entropy": True, "max_new_tokens": 130}), pocket)
+    settings = config(Path(), task="pocket:steps=3,split=probe", n=12, methods=["fly:theta=0.9", "fly:theta=0.3"])
+    bench = Bench(Config(**vars(settings) | {"entropy": True, "max_new_tokens": 110}), pocket)
     with pytest.raises(BadRequest, match="whatever they say"):
         calibrate(bench, tmp_path, 0.01, 0.95, lambda done, total: None)
-    profile, choice = calibrate(bench, tmp_path, 0.4, 0.9, lambda done, total: None)
-    assert choice.method in settings.methods and choice.measure == "accuracy" and profile.problems == 16
+    profile, choice = calibrate(bench, tmp_path, 0.6, 0.8, lambda done, total: None)
+    assert choice.method in settings.methods and choice.measure == "accuracy" and profile.problems == 12
     profile.save(tmp_path / "profile.json")
     read = semspec.Profile.load(tmp_path / "profile.json")
     assert read == profile
