@@ -20,7 +20,7 @@ from semspec.serve.deltas import Finished
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.metrics import Metrics
 from semspec.serve.report import speculation_of
-from semspec.serve.schema import Speculation
+from semspec.serve.schema.speculation import Speculation
 from semspec.serve.speculation import apply
 
 PROFILE = Profile(
