@@ -146,5 +146,5 @@ def sentences(about: Figures, chosen: str | None) -> list[str]:
         lines.append(f"On this data random cannot be told from the target by: {', '.join(blind)}.")
     lost = [name for name, one in about.items() if one["separates_draft"] is False]
     if lost:
-        lines.append(f"Nor the draft alone, so there is no margin and no equivalence, by: {', '.join(lost)}.")
+        lines.append(f"Nor can the draft alone, so there is no margin and no equivalence, by: {', '.join(lost)}.")
     return lines
