@@ -30,7 +30,7 @@ ROWS = [
     "hf",
     "semspec",  # the public names
     "tasks",
-    "probe_fit bench serve",
+    "probe_fit head_fit bench serve",
     "sparse_fit advise",
     "cli",
     "__main__",

@@ -86,7 +86,8 @@ Verifier = Annotated[
 Drafter = Annotated[
     str,
     _speculation(
-        help="auto, model, ngram or cascade (a draft model sped up by ngram).", autocompletion=lambda: DRAFTERS
+        help="auto, model, ngram, cascade (a draft model sped up by ngram) or eagle:PATH (a draft head).",
+        autocompletion=lambda: DRAFTERS,
     ),
 ]
 NumDraftTokens = Annotated[

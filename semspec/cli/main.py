@@ -13,6 +13,7 @@ from rich.text import Text
 
 import semspec
 from semspec.cli import bench as bench_commands
+from semspec.cli import head as head_commands
 from semspec.cli import probe as probe_commands
 from semspec.cli import serve as serve_commands
 from semspec.cli import settings
@@ -38,6 +39,7 @@ app.add_typer(bench_commands.app, name="bench")
 app.command()(bench_commands.compare)
 app.command()(calibrate)
 app.add_typer(probe_commands.app, name="probe")
+app.add_typer(head_commands.app, name="head")
 app.add_typer(sparse_commands.app, name="sparse")
 app.command()(serve_commands.serve)
 app.command()(info)

@@ -102,7 +102,7 @@ class HeadConfig:
         if not fused:
             layers = (target_depth,)
         elif layers is None:
-            layers, named = _usual_layers(target_depth), False
+            layers, named = usual_layers(target_depth), False
         if fused:
             inputs = tensors.size("fc.weight")[-1]
             if inputs != len(layers) * target_width:
@@ -162,7 +162,7 @@ def _layers(ids: Any, depth: int) -> tuple[int, ...] | None:
     return tuple(ids)
 
 
-def _usual_layers(depth: int) -> tuple[int, ...]:
+def usual_layers(depth: int) -> tuple[int, ...]:
     return (min(2, depth), depth // 2, max(depth - 3, 0))
 
 

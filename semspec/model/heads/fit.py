@@ -42,7 +42,7 @@ class Reading:
 
 def fitted(head: EagleHead, target: Runner, prompt: Sequence[int], least: float, name: str) -> HeadRunner:
     """A runner for this head as it fits the target best. One that agrees with less than `least` is refused."""
-    readings = measure(head, target, prompt)
+    readings = measure(head, target, prompt[: target.capacity // 2])
     best = max(readings, key=lambda reading: reading.agreement)  # of equals the first, as the config says
     others = "; ".join(str(reading) for reading in readings if reading is not best)
     if best.agreement < least:

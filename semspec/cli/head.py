@@ -1,0 +1,72 @@
+"""`semspec head train`. Nothing heavy is imported before the command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from semspec.cli import arguments
+from semspec.cli.progress import bar, interruptible, memory_line
+from semspec.errors import BadRequest
+
+app = typer.Typer(help="Train draft heads, which draft from the target's hidden states.", no_args_is_help=True)
+
+
+@app.callback()
+def main() -> None:
+    """Train draft heads, which draft from the target's hidden states."""
+
+
+@app.command()
+def train(
+    target: arguments.Target,
+    out: Annotated[Path, typer.Option(help="Folder for the head; an unfinished one is continued.")],
+    data: Annotated[str, typer.Option(help="Prompts: a .jsonl, .json or .csv file, or a task, e.g. pocket.")],
+    draft: arguments.Draft = None,
+    problems: Annotated[int | None, typer.Option(help="Number of prompts; all of a file by default.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest text that the target writes after a prompt.")] = 512,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of these texts; 0 is greedy.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
+    batch: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
+    length: Annotated[int, typer.Option(help="Tokens of a text that are used at a time.")] = 512,
+    depth: Annotated[int, typer.Option(help="Draft tokens that a step trains, one after the other.")] = 5,
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    layers: Annotated[str, typer.Option(help="Target layers whose states it reads, e.g. 2,15,27.")] = "",
+    draft_vocab: Annotated[int | None, typer.Option(help="Tokens that it can draft; at most 32000 by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses prompts, batches and first weights.")] = 0,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
+    context: arguments.Context = None,
+    slots: Annotated[int, typer.Option(help="Texts written at a time.")] = 16,
+    quiet: arguments.NoMemoryLine = False,
+) -> None:
+    """Train an EAGLE-3 head on what the target itself writes. The same command goes on after an interruption."""
+    from semspec.head_fit import texts
+    from semspec.head_fit.export import export, frequent, layers_of, size_of, tau_of
+    from semspec.head_fit.train import Trainer, Training
+    from semspec.options import Options
+    from semspec.pair.loading import load
+
+    if problems is None and not data.endswith(texts.FILES):
+        raise BadRequest("a task has as many prompts as you ask for; give a number with --problems")
+    asked = texts.prompts(data, problems, seed)
+    options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    Training((0,), steps, batch, length, depth, rate, seed)  # what is wrong with it is said before anything is loaded
+    pair = load(target, draft, device=device, dtype=dtype, context=context, slots=slots, report=memory_line(quiet))
+    how = Training(layers_of(pair.target, layers), steps, batch, length, depth, rate, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    with bar("texts") as progress, interruptible(progress.kept(out)):
+        written = texts.write(pair, asked, out, options, progress, slots)
+    ids = frequent(written, pair.target.vocab, draft_vocab)
+    trainer = Trainer(pair.target, written, ids, size_of(pair.target, how.layers, len(ids)), how, out)
+    with bar("train") as progress, interruptible(progress.kept(out)):
+        trainer.run(progress)
+    curve = trainer.curve()
+    export(trainer, out, target, pair.target.vocab, pair.target.capacity, curve, data)
+    shares = ", ".join(f"{share:.0%}" for share in curve)
+    what = f"accepted {shares} at draft tokens 1 to {depth}, {tau_of(curve):.2f} tokens a round"
+    line = f"head in {out}: {what}; use it with --drafter eagle:{out}"
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True)

@@ -1,0 +1,132 @@
+"""A trained head as others publish and read it: safetensors in the `midlayer` layout, a config, a card."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import semspec
+from semspec.errors import BadRequest
+from semspec.head_fit.module import HeadSize
+from semspec.head_fit.texts import Text
+from semspec.head_fit.train import Trainer
+from semspec.model.heads.config import usual_layers
+from semspec.model.heads.eagle import TargetParts
+from semspec.model.wrapper import unwrap
+from semspec.types import Runner
+
+MOST_TOKENS = 32000  # of a head's vocabulary, if nothing else is said
+
+
+def size_of(target: Runner, layers: Sequence[int], vocab: int) -> HeadSize:
+    """A head of the target's width; its layer has the shape of the target's, or a usual one where that is not known."""
+    shape, width = getattr(unwrap(target), "shape", None), TargetParts.of(target).embedding.shape[1]
+    if shape is None:
+        heads = max(1, width // 64)
+        return HeadSize(width, heads, heads, 64, 3 * width, len(layers), width, vocab, 1e-5, 10000.0)
+    return HeadSize(
+        width,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.ffn,
+        len(layers),
+        width,
+        vocab,
+        shape.norm_eps,
+        10000.0,
+    )
+
+
+def layers_of(target: Runner, given: str) -> tuple[int, ...]:
+    if not given:
+        return usual_layers(target.depth)
+    try:
+        layers = tuple(int(i) for i in given.split(","))
+    except ValueError:
+        raise BadRequest(f"layers are {given!r}; give numbers such as 2,15,27") from None
+    if not all(0 <= i <= target.depth for i in layers):
+        raise BadRequest(f"layers are {given}; the target has layers 0 (the embedding) to {target.depth}")
+    return layers
+
+
+def frequent(texts: Sequence[Text], vocab: int, most: int | None) -> Tensor:
+    """The tokens that the target writes most often, in order of their ids."""
+    most = min(vocab, MOST_TOKENS if most is None else most)
+    if most < 1:
+        raise BadRequest(f"a vocabulary of {most} tokens; give 1 or more")
+    counts = Counter(token for text in texts for token in text.tokens[text.prompt :])
+    ranked = sorted(range(vocab), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:most]))
+
+
+def export(trainer: Trainer, folder: Path, name: str, vocab: int, context: int, curve: list[float], data: str) -> None:
+    size, ids, how = trainer.module.size, trainer.ids.cpu(), trainer.how
+    tensors = {key: value.detach().cpu().to(torch.bfloat16) for key, value in trainer.module.state_dict().items()}
+    if len(ids) < vocab:
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": size.width,
+        "intermediate_size": size.ffn,
+        "num_hidden_layers": 1,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": size.eps,
+        "rope_theta": size.theta,
+        "max_position_embeddings": context,
+        "vocab_size": vocab,
+        "draft_vocab_size": size.vocab,
+        "target_hidden_size": size.target_width,
+        "num_aux_hidden_states": size.states,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(how.layers), "use_aux_hidden_state": True},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "README.md").write_text(card(trainer, name, vocab, curve, data))
+
+
+def tau_of(curve: Sequence[float]) -> float:
+    """Tokens per round that these conditional acceptances give in greedy drafts of that length."""
+    tau = all_right = 1.0
+    for share in curve:
+        all_right *= share
+        tau += all_right
+    return tau
+
+
+def card(trainer: Trainer, name: str, vocab: int, curve: list[float], data: str) -> str:
+    size, how = trainer.module.size, trainer.how
+    parameters = sum(p.numel() for p in trainer.module.parameters())
+    tokens = sum(len(text.tokens) - text.prompt for text in trainer.texts)
+    places = " | ".join(str(i + 1) for i in range(len(curve)))
+    shares = " | ".join(f"{share:.1%}" for share in curve)
+    return f"""# EAGLE-3 head for {name}
+
+Trained with `semspec head train` {semspec.__version__} on {date.today().isoformat()}. It drafts for this very model and for no other:
+`semspec generate {name} --drafter eagle:DIR "..."`.
+
+- {parameters / 1e6:.2f}M parameters; reads the target's states after {", ".join(map(str, how.layers))} layers; drafts {size.vocab} of {vocab} tokens
+- {len(trainer.texts)} texts, {tokens} tokens written by the target after prompts of `{data}`
+- {how.steps} steps of {how.batch} texts of at most {how.length} tokens, {how.depth} draft steps, peak rate {how.rate:g}, seed {how.seed}
+
+Acceptance of greedy drafts on {len(trainer.held_out)} held-out texts of the same kind: of the drafts that were right so
+far, the share whose next token is the target's, too. A draft of {len(curve)} tokens gives {tau_of(curve):.2f} tokens a round.
+
+| draft token | {places} |
+|---|{"---|" * len(curve)}
+| accepted | {shares} |
+"""  # noqa: E501

@@ -1,0 +1,147 @@
+"""Training heads: drafting in training is drafting, an interrupted run ends as any other, exported heads work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import semspec
+from semspec.cli.main import app
+from semspec.errors import BadRequest
+from semspec.head_fit.export import export, frequent, layers_of, size_of, tau_of
+from semspec.head_fit.texts import Text, read
+from semspec.head_fit.train import Trainer, Training
+from semspec.model import ModelRunner
+from semspec.model.heads.eagle import EagleHead
+from semspec.model.heads.runner import HeadRunner
+from semspec.types import Score
+from tests.checkpoints import make_model, save
+
+LAYERS = (1, 2, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model("llama3"), tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> ModelRunner:
+    return ModelRunner.load(folder, device="cpu", slots=3, context=128)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[Text]:
+    """Counting, which is quickly learnt."""
+    return [Text([(start + i) % 9 + 20 for i in range(18 + start % 3)], 4) for start in range(24)]
+
+
+def trainer(target: ModelRunner, texts: list[Text], folder: Path, vocab: int | None = None, **how: object) -> Trainer:
+    ids = frequent(texts, target.vocab, vocab)
+    training = Training(LAYERS, **{"steps": 6, "batch": 4, "length": 32, "depth": 3, "rate": 3e-3} | how)  # type: ignore[arg-type]
+    return Trainer(target, texts, ids, size_of(target, LAYERS, len(ids)), training, folder)
+
+
+def test_every_step_of_the_training_is_what_the_exported_head_drafts(
+    target: ModelRunner, texts: list[Text], tmp_path: Path
+):
+    """Step j at position i against a draft that began at i - j, with the same tokens, through the runner."""
+    made = trainer(target, texts, tmp_path, vocab=40, depth=4)
+    for parameter in made.module.parameters():  # bfloat16 keeps these
+        parameter.data = parameter.data.bfloat16().float()
+    export(made, tmp_path, "x", target.vocab, 128, [0.5], "counting")
+    text = texts[1]
+    batch = made.batch([text])
+    logits = made.module(batch.embedded, batch.states, 4)
+    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
+    hidden = made._read([text], tuple(sorted(set(LAYERS))))[0]
+    for begin in (0, 2, 7):
+        slot = runner.acquire()
+        runner.observe(slot, {i: h[: begin + 1] for i, h in hidden.items()})
+        feed = text.tokens[: begin + 2]
+        for j in range(4):
+            (rows,) = runner.score([Score(runner, slot, feed, 1)])
+            feed = [text.tokens[begin + 2 + j]]
+            torch.testing.assert_close(rows.logits[0, made.ids], logits[j][0, begin + j], atol=2e-4, rtol=1e-4)
+
+
+def test_an_interrupted_training_ends_as_one_that_was_not(target: ModelRunner, texts: list[Text], tmp_path: Path):
+    whole, first = trainer(target, texts, tmp_path / "a"), trainer(target, texts, tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole.run(lambda done, total: None, every=2)
+
+    def stop(done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.run(stop, every=2)
+    second = trainer(target, texts, tmp_path / "b")
+    second.run(lambda done, total: None, every=2)
+    assert second.losses == whole.losses and len(whole.losses) == 6
+    for ours, theirs in zip(second.module.parameters(), whole.module.parameters(), strict=True):
+        assert ours.equal(theirs)
+    with pytest.raises(BadRequest, match=r"training with rate 0.003"):
+        trainer(target, texts, tmp_path / "b", rate=1e-2).run(lambda done, total: None)
+
+
+def test_it_learns(target: ModelRunner, texts: list[Text], tmp_path: Path):
+    """What the target says after these texts; the labels are its probabilities."""
+    made = trainer(target, texts, tmp_path, steps=40, depth=2)
+    before = made.curve()
+    made.run(lambda done, total: None)
+    after = made.curve()
+    assert sum(made.losses[-5:]) < 0.8 * sum(made.losses[:5])
+    assert tau_of(after) > tau_of(before) + 0.1
+
+
+def test_prompts_and_padding_teach_nothing(target: ModelRunner, texts: list[Text], tmp_path: Path):
+    made = trainer(target, texts, tmp_path)
+    short, long = texts[0], texts[2]
+    batch = made.batch([short, long])
+    assert batch.counts[0].tolist() == [2 <= i < 16 for i in range(18)]
+    alone, padded = made.batch([short]), made.batch([short, Text([5] * 20, 20)])
+    torch.testing.assert_close(made.loss(alone), made.loss(padded), atol=1e-4, rtol=1e-4)
+
+
+def test_the_command_trains_exports_and_resumes(folder: Path, tmp_path: Path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"the quick brown {i}"}) + "\n" for i in range(12)))
+    out = tmp_path / "head"
+    command = ["head", "train", str(folder), "--data", str(data), "--out", str(out), "--steps", "3", "--batch", "2"]
+    command += ["--depth", "2", "--max-new-tokens", "16", "--device", "cpu", "--slots", "4", "--draft-vocab", "64"]
+    for attempt in range(2):  # the second time there is nothing left to do but a text that was cut short
+        if attempt:
+            lines = (out / "texts.jsonl").read_text()
+            (out / "texts.jsonl").write_text(lines[:-9])
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert "tokens a round" in result.output and "eagle:" in result.output
+    assert len(read(out / "texts.jsonl")) == 12 and (out / "texts.jsonl").read_text() == lines
+    other = CliRunner().invoke(app, [*command[:-2], "--max-new-tokens", "9"])
+    assert "texts of other prompts or options" in str(other.exception)
+    card = (out / "README.md").read_text()
+    assert "64 of 320 tokens" in card and "| draft token | 1 | 2 |" in card
+    pair = semspec.load(folder, device="cpu", context=64)
+    options = {"max_new_tokens": 12, "num_draft_tokens": 3}
+    drafted = pair.generate("the quick", drafter=f"eagle:{out},least=0", **options)
+    assert drafted.text == pair.generate("the quick", verifier="none", max_new_tokens=12).text and drafted.stats.drafted
+
+
+def test_mistakes_are_told(target: ModelRunner, folder: Path, tmp_path: Path):
+    def says(*more: str) -> str:
+        return str(CliRunner().invoke(app, ["head", "train", str(folder), "--out", str(tmp_path), *more]).exception)
+
+    assert "--problems" in says("--data", "pocket")
+    assert "no task 'nothing'" in says("--data", "nothing", "--problems", "3")
+    assert "give 1 or more" in says("--data", "pocket", "--problems", "3", "--steps", "0")
+    with pytest.raises(BadRequest, match="layers 0"):
+        layers_of(target, "1,9")
+    with pytest.raises(BadRequest, match="give numbers"):
+        layers_of(target, "low")
+    assert layers_of(target, "") == (2, 1, 0)
