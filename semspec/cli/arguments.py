@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semspec.options import Options
     from semspec.pair import Pair
 
-DRAFTERS = ("auto", "cascade", "model", "ngram")
+DRAFTERS = ("auto", "cascade", "eagle", "model", "ngram")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 SPANS = ("all", "thinking")
