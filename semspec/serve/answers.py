@@ -45,6 +45,9 @@ class Choice:
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     prompt: list[dict[str, Any] | None] | None = None  # logprobs of the prompt
+    tells_prompt: bool = True  # the client asked for them
+    echo: str = ""  # the prompt, if the answer repeats it
+    echo_first: bytes | None = None  # its first token, if logprobs of all of them are repeated
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
     offset: int = 0  # characters of the tokens whose logprobs have been reported
@@ -55,6 +58,8 @@ class Choice:
     def add(self, delta: Delta) -> tuple[list[Part], list[Shown]]:
         """The text that a delta adds, by its tokens, and what of it clients see."""
         final = delta.finish is not None
+        if self.echo_first is not None and delta.echo is not None:
+            delta.logprobs = [TokenText(self.echo_first, None, ()), *delta.echo, *(delta.logprobs or [])]
         parts = self.splitter.feed(delta.spans, delta.markers, final, delta.specials)
         shown = [each for channel, text, _ in parts for each in self._read(channel, text)]
         if self.parser is not None and (final or self.opening):
@@ -145,7 +150,7 @@ class ChoicesAnswer(Answer):
         choice = self.choices[message.choice]
         parts, _ = choice.add(message)
         choice.logprobs += message.logprobs or []
-        choice.prompt = message.prompt or choice.prompt
+        choice.prompt = (choice.tells_prompt and message.prompt) or choice.prompt
         if self.trace:
             traced = trace_of(message, parts)
             choice.trace["spans"] += traced["spans"]
@@ -153,12 +158,16 @@ class ChoicesAnswer(Answer):
 
     def whole(self) -> dict[str, Any]:
         choices = []
-        for i, choice in enumerate(self.choices):
+        for i, choice in enumerate(self.selected()):
             logprobs = self.logprobs(choice, choice.logprobs) if choice.logprobs else None
             shaped = {"index": i, **self.message(choice), "logprobs": logprobs, **ending(choice.finish)}
             shaped |= {"prompt_logprobs": choice.prompt} if choice.prompt else {}
             choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
         return self._frame(self.kind) | {"choices": choices} | self._totals()
+
+    def selected(self) -> Sequence[Choice]:
+        """The answers that the client gets."""
+        return self.choices
 
     @abstractmethod
     def message(self, choice: Choice) -> dict[str, Any]: ...
@@ -208,6 +217,10 @@ class ChoicesAnswer(Answer):
 class ChatAnswer(ChoicesAnswer):
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
+    def whole(self) -> dict[str, Any]:
+        prompt = self.choices[0].prompt
+        return super().whole() | ({"prompt_logprobs": prompt} if prompt else {})
+
     def message(self, choice: Choice) -> dict[str, Any]:
         content = choice.texts["content"]
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -256,8 +269,27 @@ class ChatAnswer(ChoicesAnswer):
 class TextAnswer(ChoicesAnswer):
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
+    best: int | None = None  # so many answers to each prompt, the likeliest, are the client's
+    tells_logprobs = True  # else they were only needed to choose
+
+    def selected(self) -> Sequence[Choice]:
+        found: list[Choice] = []
+        for start in range(0, len(self.choices), self.n):
+            group = list(self.choices[start : start + self.n])
+            found += group if self.best is None else sorted(group, key=mean_logprob, reverse=True)[: self.best]
+        for choice in found:
+            choice.logprobs = choice.logprobs if self.tells_logprobs else []
+        return found
+
     def message(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.texts["content"]}
+        return {"text": choice.echo + choice.texts["content"]}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [
+            self._chunk([{"index": i, "text": choice.echo, "logprobs": None, "finish_reason": None}])
+            for i, choice in enumerate(self.choices)
+            if choice.echo
+        ]
 
     def delta(self, choice: Choice, shown: list[Shown]) -> dict[str, Any]:
         return {"text": "".join(each.text for each in shown)}
@@ -270,9 +302,15 @@ class TextAnswer(ChoicesAnswer):
         return {
             "tokens": [_text(t.raw) for t in tokens],
             "token_logprobs": [t.logprob for t in tokens],
-            "top_logprobs": [{_text(raw): p for raw, p in t.top} for t in tokens],
+            "top_logprobs": [None if t.logprob is None else {_text(raw): p for raw, p in t.either} for t in tokens],
             "text_offset": offsets,
         }
+
+
+def mean_logprob(choice: Choice) -> float:
+    """Of an answer's own tokens, by which the best of several is chosen."""
+    own = [token.logprob for token in choice.logprobs if token.logprob is not None]
+    return sum(own) / max(len(own), 1)
 
 
 def ending(finish: str | None) -> dict[str, Any]:
@@ -280,7 +318,7 @@ def ending(finish: str | None) -> dict[str, Any]:
     return {"finish_reason": "length", "stop_reason": "thinking"} if finish == "thinking" else {"finish_reason": finish}
 
 
-def _entry(raw: bytes, logprob: float) -> dict[str, Any]:
+def _entry(raw: bytes, logprob: float | None) -> dict[str, Any]:
     return {"token": _text(raw), "logprob": logprob, "bytes": list(raw)}
 
 

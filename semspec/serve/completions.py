@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.serve import speculation
-from semspec.serve.answers import Answer
+from semspec.serve.answers import Answer, TextAnswer
 from semspec.serve.engine import Engine
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest
@@ -64,7 +64,7 @@ class Service:
         options = body.onto(speculation.apply(body.speculation, self.settings))
         options = replace(options, logprobs=body.num_top_logprobs)
         plan = self.tokenization.plan(body) if isinstance(body, ChatRequest) else None
-        count = body.n * len(body.prompts)
+        count = body.candidates * len(body.prompts)
         if count > limits.choices:
             raise BadRequest(f"{count} answers are asked for at once; this server gives at most {limits.choices}")
         for prompt in body.prompts:
@@ -76,7 +76,7 @@ class Service:
             sequences = []
             for prompt in prompts:
                 fitted = self._fit(prompt, options, body.max_new_tokens)
-                sequences += [(prompt, replace(fitted, seed=_seed(body.seed, i))) for i in range(body.n)]
+                sequences += [(prompt, replace(fitted, seed=_seed(body.seed, i))) for i in range(body.candidates)]
             journal = http.scope["journal"]
             journal |= {"prompt_tokens": sum(map(len, prompts)), "choices": count, "stream": bool(body.stream)}
             if self.settings.log_prompts:
@@ -88,9 +88,15 @@ class Service:
         how = body.speculation
         answer = shape(
             journal["id"], self.settings.name, [self.tokenization.choice(prompt, plan) for prompt, _ in sequences],
-            body.n, trace=bool(how and how.trace), detailed=bool(how and how.detailed),
+            body.candidates, trace=bool(how and how.trace), detailed=bool(how and how.detailed),
             include_usage=body.include_usage, prompt_tokens=journal["prompt_tokens"],
         )  # fmt: skip
+        if isinstance(body, CompletionRequest) and isinstance(answer, TextAnswer):
+            answer.best, answer.tells_logprobs = body.n, body.logprobs is not None
+            for choice, (prompt, _), i in zip(answer.choices, sequences, range(count), strict=True):
+                choice.tells_prompt = body.prompt_logprobs is not None
+                if body.echo:
+                    await self.tokenization.echo(choice, body.prompts[i // body.candidates], prompt, body.logprobs)
         return answer, request
 
     async def _compile(self, options: Options) -> None:

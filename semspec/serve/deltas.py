@@ -26,8 +26,13 @@ class TokenText:
     """A token with its logprob and the likeliest tokens, as the bytes they add to a text."""
 
     raw: bytes
-    logprob: float
+    logprob: float | None  # None: the first of a prompt
     top: tuple[tuple[bytes, float], ...]
+
+    @property
+    def either(self) -> tuple[tuple[bytes, float | None], ...]:
+        """The likeliest tokens and this one."""
+        return (*self.top, *([] if self.raw in dict(self.top) else [(self.raw, self.logprob)]))
 
 
 @dataclass(slots=True)
@@ -44,6 +49,7 @@ class Delta:
     logprobs: list[TokenText] | None
     finish: str | None
     prompt: list[dict[str, Any] | None] | None = None  # the prompt's logprobs as vLLM has them, with the first delta
+    echo: list[TokenText] | None = None  # the same as those of an answer, for all but its first token
     specials: list[tuple[int, str]] = field(default_factory=list)  # special tokens, which have no text in the spans
 
 
@@ -111,6 +117,7 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int, specials: Mappin
         None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
         event.finish_reason,
         None if event.prompt_logprobs is None else [prompt_entry(pair, lp) for lp in event.prompt_logprobs],
+        None if event.prompt_logprobs is None else [token_text(pair, lp) for lp in event.prompt_logprobs if lp],
         [(start + i, specials[token]) for i, token in enumerate(event.tokens) if token in specials] if specials else [],
     )
 
@@ -127,7 +134,7 @@ def prompt_entry(pair: Pair, lp: TokenLogprob | None) -> dict[str, Any] | None:
     ranks = {token: i + 1 for i, (token, _) in enumerate(lp.top)}
     entries = {lp.token: lp.logprob} | dict(lp.top)
     return {
-        str(token): {"logprob": finite(p), "rank": ranks.get(token), "decoded_token": pair.spelling(token)}
+        str(token): {"logprob": finite(p), "rank": ranks.get(token, lp.rank), "decoded_token": pair.spelling(token)}
         for token, p in entries.items()
     }
 

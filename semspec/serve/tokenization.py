@@ -18,6 +18,7 @@ from semspec.serve.schema.requests import ChatRequest
 from semspec.serve.tools.families import style_of
 from semspec.text.chat import PLAIN
 from semspec.text.prompts import encode_for_pair
+from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
 
 T = TypeVar("T")
@@ -80,6 +81,12 @@ class Tokenization:
         if max(tokens) >= len(self._tokenizer):
             raise BadRequest(f"there is a token {max(tokens)}, and this model has tokens below {len(self._tokenizer)}")
         return await self.apart(self._tokenizer.decode, tokens)
+
+    async def echo(self, choice: Choice, given: Prompt | list[int], tokens: list[int], logprobs: int | None) -> None:
+        """The answer begins with the prompt, and its logprobs with those of the prompt."""
+        choice.echo = given if isinstance(given, str) else await self.text(tokens)
+        if logprobs is not None:
+            choice.echo_first = await self.apart(TokenBytes(self._tokenizer).of, tokens[0])
 
     def choice(self, prompt: list[int], chat: ChatPlan | None) -> Choice:
         """An answer as it will be read; some templates begin the thinking in the prompt."""

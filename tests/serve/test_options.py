@@ -96,6 +96,7 @@ def test_stop_tokens_end_an_answer(pocket: Live, pocket_pair: Pair):
         {"extra_body": {"allowed_token_ids": []}},
         {"extra_body": {"allowed_token_ids": [2**30]}},
         {"extra_body": {"prompt_logprobs": 21}},
+        {"extra_body": {"prompt_logprobs": 1}, "stream": True},
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "xml"}},
         {"response_format": {"type": "json_object"}, "extra_body": {"guided_regex": "a"}},
@@ -222,3 +223,63 @@ def test_every_option_under_mixed_clients_is_as_alone(pocket: Live, token: int):
         answers = list(threads.map(ask, mixed))
     assert answers == [alone[i] for i, _ in mixed]
     assert pocket.idle()
+
+
+# -- the prompt again, its logprobs, the best of several
+
+
+def test_a_prompt_comes_back_with_its_logprobs(pocket: Live, pocket_pair: Pair):
+    scored = pocket_pair.generate(PROMPT, max_new_tokens=5, logprobs=2, prompt_logprobs=2)
+    told = [lp for event in scored.events for lp in event.prompt_logprobs or []]
+    tokens = pocket_pair.tokenizer.encode(PROMPT)
+    assert told[0] is None and [lp.token for lp in told[1:]] == tokens[1:]
+    # The same rows, token by token, from the target itself.
+    for i in (1, len(tokens) - 1):
+        again = pocket_pair.generate([tokens[:i]], max_new_tokens=1, logprobs=20)[0].logprobs[0]
+        assert dict(again.top).get(told[i].token, -99) == pytest.approx(told[i].logprob, abs=1e-3) or told[i].rank > 20
+    whole = complete(pocket, max_tokens=5, echo=True, logprobs=2).choices[0]
+    assert whole.text == PROMPT + scored.text
+    assert whole.logprobs.token_logprobs[0] is None and whole.logprobs.top_logprobs[0] is None
+    expected = [lp.logprob for lp in [*told[1:], *scored.logprobs]]
+    assert whole.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-3)
+    assert "".join(whole.logprobs.tokens) == whole.text
+    assert [
+        whole.text[at:].startswith(t) for at, t in zip(whole.logprobs.text_offset, whole.logprobs.tokens, strict=True)
+    ]
+    for token, top in list(zip(whole.logprobs.tokens, whole.logprobs.top_logprobs, strict=True))[1:]:
+        assert token in top and 2 <= len(top) <= 3
+    alone = complete(pocket, max_tokens=0, echo=True, logprobs=0)
+    assert alone.choices[0].text == PROMPT and alone.usage.completion_tokens == 0
+    assert alone.choices[0].logprobs.token_logprobs == whole.logprobs.token_logprobs[: len(tokens)]
+    again = complete(pocket, prompt=[tokens, tokens[:4]], max_tokens=2, echo=True)
+    assert [c.text.startswith("Mia has") for c in again.choices] == [True, True] and again.choices[0].logprobs is None
+    streamed = "".join(c.choices[0].text for c in complete(pocket, max_tokens=5, echo=True, stream=True))
+    assert streamed == whole.text
+
+
+def test_prompt_logprobs_as_vllm_tells_them(pocket: Live, pocket_pair: Pair):
+    tokens = pocket_pair.tokenizer.encode(PROMPT)
+    told = complete(pocket, max_tokens=1, extra_body={"prompt_logprobs": 3}).choices[0].prompt_logprobs
+    assert told[0] is None and len(told) == len(tokens)
+    for token, entry in zip(tokens[1:], told[1:], strict=True):
+        own = entry[str(token)]
+        assert own["decoded_token"] == pocket_pair.spelling(token) and own["rank"] >= 1
+        better = [e for e in entry.values() if e["logprob"] > own["logprob"]]
+        assert len(better) == min(own["rank"] - 1, 3)
+    answer = chat(pocket, max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert answer.prompt_logprobs[0] is None and len(answer.prompt_logprobs) == answer.usage.prompt_tokens
+    cached = chat(pocket, max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert cached.prompt_logprobs == answer.prompt_logprobs, "a prefix cache takes nothing away"
+
+
+def test_the_best_of_several_answers_is_the_likeliest(pocket: Live):
+    sampled = {"temperature": 1.2, "seed": 11, "max_tokens": 8}
+    every = complete(pocket, n=4, logprobs=0, **sampled)
+    means = [sum(c.logprobs.token_logprobs) / len(c.logprobs.token_logprobs) for c in every.choices]
+    order = sorted(range(4), key=lambda i: -means[i])
+    best = complete(pocket, n=2, best_of=4, **sampled)
+    assert [c.text for c in best.choices] == [every.choices[i].text for i in order[:2]]
+    assert best.choices[0].logprobs is None and best.usage.completion_tokens == every.usage.completion_tokens
+    for wrong in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"best_of": 99}, {"max_tokens": 0}):
+        with pytest.raises(openai.BadRequestError):
+            complete(pocket, **sampled | wrong)

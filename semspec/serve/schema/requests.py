@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from semspec.options import Options
 from semspec.serve.schema import sampling
 from semspec.serve.schema.base import STRICT, Lenient, Text, Tokens, at_most, without_neutral
 from semspec.serve.schema.messages import Message, Messages
@@ -22,6 +24,8 @@ IGNORED = frozenset({
     "prompt_cache_retention", "request_id"})  # fmt: skip
 """They change nothing about an answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -41,7 +45,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "truncate_prompt_tokens": (-1,),
 }
-"""Fields we do not have, with the values that ask for nothing; sampling.py has more of them."""
+"""Fields that a body does not have, with the values that ask for nothing."""
 MAX_VARIABLES = 10_000  # characters of chat_template_kwargs, as JSON
 log = logging.getLogger("semspec.serve")
 
@@ -76,7 +80,7 @@ class RequestBase(sampling.SamplingFields):
         found = {k: v for k, v in given.items() if k not in IGNORED}
         if cls.ignore_unknown:
             found = cls._without_unknown(found)
-        return without_neutral(found, sampling.NEUTRAL | NEUTRAL)
+        return without_neutral(found, {k: v for k, v in NEUTRAL.items() if k not in cls.model_fields})
 
     @classmethod
     def _without_unknown(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +99,14 @@ class RequestBase(sampling.SamplingFields):
     def _nothing_is_ignored(self) -> RequestBase:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; leave it out, or set stream")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs are not for streams; leave out one of them")
         return self
+
+    @property
+    def candidates(self) -> int:
+        """How many answers to each prompt are made."""
+        return self.n
 
     @property
     def include_usage(self) -> bool:
@@ -171,8 +182,33 @@ class CompletionRequest(RequestBase):
         | Annotated[list[Tokens], Field(fail_fast=True), at_most(MAX_PROMPTS), Tag("lists of token ids")],
         Discriminator(_kind),
     ]
-    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = Field(False, description="The answer begins with the prompt.")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="So many answers are made, and the n likeliest are sent; not for streams."
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0, which leaves nothing to do; give 1 or more, or set echo")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of is {self.best_of}, less than n, which is {self.n}")
+        if self.best_of is not None and self.best_of > self.n and self.stream:
+            raise ValueError("the best of several answers is known when all are complete; leave out stream or best_of")
+        return self
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.n
+
+    def onto(self, options: Options) -> Options:
+        """Whoever wants the prompt again wants its logprobs with those of the answer."""
+        options = super().onto(options)
+        if not self.echo or options.prompt_logprobs is not None or (self.logprobs is None and self.max_tokens):
+            return options
+        return replace(options, prompt_logprobs=self.logprobs or 0)
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -180,7 +216,7 @@ class CompletionRequest(RequestBase):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        return self.logprobs
+        return self.logprobs if self.candidates == self.n else self.logprobs or 0
 
     @property
     def prompts(self) -> list[Any]:

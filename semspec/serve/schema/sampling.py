@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,11 +20,6 @@ from semspec.serve.schema.base import Lenient, Text, Token, Tokens, at_most
 from semspec.serve.schema.structured import StructuredFields
 
 MIN_TEMPERATURE = 1e-4  # below it, logits divided by it leave nothing but the greedy choice
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-}
-"""Fields we do not have, with the values that ask for nothing."""
 StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 LOGIT_OPTIONS = tuple(f.name for f in fields(LogitOptions))
 TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # a token id, as JSON's keys are
