@@ -228,7 +228,7 @@ def test_metrics_count_what_was_answered(pocket: Live):
         ({"extra_body": {"speculation": {"drafter": "oracle"}}}, ["no drafter 'oracle'", "ngram"]),
         ({"extra_body": {"surprise": 1}}, ["no field 'surprise'"]),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, ["does not take tools"]),
-        ({"suffix": "x"}, ["suffix is not supported"]),
+        ({"extra_body": {"suffix": "x"}}, ["suffix is not supported"]),
         ({"max_tokens": 301}, ["at most 300"]),
         ({"messages": []}, ["messages"]),
         ({"temperature": -1}, ["temperature"]),
