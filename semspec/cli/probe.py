@@ -39,6 +39,8 @@ app = typer.Typer(
 def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
     """Everything: sample steps of both models, label them by meaning, train and measure the probes."""
     config, trainings = what.config(), how.trainings()
+    if what.of_servers:  # they send no states, so there is one probe to fit
+        trainings = {"judge": trainings["judge"]}
     _check(config, clusters, what.device, trainings)
     pair = what.load()
     _collect(config, what.out, pair)

@@ -48,7 +48,9 @@ LeaveOut = Annotated[
 class Collecting:
     """Which models, and what to sample from them."""
 
-    target: Annotated[str, typer.Argument(help="Target model: a checkpoint folder, a hub id, or pocket.")]
+    target: Annotated[
+        str, typer.Argument(help="Target model: a checkpoint folder, a hub id, pocket, or a server's address.")
+    ]
     out: Annotated[Path, typer.Option(help="Folder of samples, labels and probes; an unfinished one is continued.")]
     draft: Annotated[str | None, typer.Argument(help="Draft model; pocket brings its own.")] = None
     task: Annotated[
@@ -102,6 +104,10 @@ class Collecting:
     dtype: arguments.Dtype = "auto"
     context: Annotated[int | None, typer.Option("--context", help="Maximum tokens of a sequence.")] = None
     quiet: arguments.NoMemoryLine = False
+
+    @property
+    def of_servers(self) -> bool:
+        return self.target.startswith(("http://", "https://"))
 
     def config(self) -> Config:
         from semspec.probe_fit.config import Config

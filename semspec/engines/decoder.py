@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 ALONE_TOKENS = 128  # that the target writes in one call where no step has to end
 REST_SECONDS = 15.0  # that a draft's server which failed is left alone
 CLOSING = tuple(end for _, end in THINKING)
+LONGEST_MARKER = max(map(len, CLOSING))
 BLANK_LINE: Ending = "blank line"
 Calls = Generator[Call | Event, Any, Any]
 
@@ -241,8 +242,6 @@ class TextDecoder:
         event = self.commit(new, 0, ended=ending == "end of text")
         for _ in event.tokens:
             self.stats.observe(drafted=0, accepted=0)
-        if any(marker in self.text[-len(text) - 16 :] for marker in CLOSING):
-            self.alone = True  # what follows the thinking is the target's
         if ending != "length" and text.strip() and not self.alone:
             self.stats.step_outcomes["target"] += 1
             self.lead = max(0, self.lead - 1)
@@ -275,7 +274,10 @@ class TextDecoder:
         halted = self.job.halt(tokens)
         tokens = tokens if halted is None else tokens[:halted]
         whole = len(tokens) == len(texts)
+        before = max(0, len(self.text) - LONGEST_MARKER)
         self.text += "".join(texts[: len(tokens)])
+        if any(marker in self.text[before:] for marker in CLOSING):
+            self.alone = True  # what follows the thinking is the target's
         self.tokens += tokens
         finish: FinishReason | None = None
         if halted is not None or (ended and whole):

@@ -171,7 +171,7 @@ def judge(
     protected = torch.tensor([text in MARKERS for text in vocabulary.texts])
     request = VerifyRequest(bound, draft, ScoreOutput(target), sampling, position, round, state, None, protected)
     (verdict,) = join_segments(verdicts(bound.verify(collate([request]))), [request])
-    reasons, seen = _reasons(bound, verdict, vocabulary), _evidence(step, ids, own, target, vocabulary)
+    reasons, seen = _reasons(bound, verdict, vocabulary), evidence_of(step.pieces, vocabulary, step.own)
     return Judged(verdict.accepted, reasons, verdict.state, seen)
 
 
@@ -183,17 +183,20 @@ def _reasons(rule: Rule, verdict: Verdict, vocabulary: StepVocabulary) -> dict[i
     return found
 
 
-def _evidence(
-    step: ScoredStep, ids: list[int], own: list[int] | None, target: Tensor, vocabulary: StepVocabulary
-) -> Tensor:
-    parts = [evidence(target, *_at(ids), vocabulary.numbers())]
-    if step.own and own is not None:
-        parts.append(confidence(vocabulary.rows(step.own), *_at(own)))
+def evidence_of(pieces: Sequence[Piece], vocabulary: StepVocabulary, own: Sequence[Piece] | None = None) -> Tensor:
+    """[all evidence] of a step in the target's tokens; with it in the draft's, the draft's confidence as well."""
+    for piece in (*pieces, *(own or ())):
+        for text in (piece.text, *piece.top):
+            vocabulary.id(text)
+    parts = [evidence(vocabulary.rows(pieces), *_at(pieces, vocabulary), vocabulary.numbers())]
+    if own:
+        parts.append(confidence(vocabulary.rows(own), *_at(own, vocabulary)))
     return torch.cat(parts, -1)[0]
 
 
-def _at(ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _at(pieces: Sequence[Piece], vocabulary: StepVocabulary) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, tokens and which exist, of one step whose rows are the first."""
+    ids = [vocabulary.id(piece.text) for piece in pieces]
     return torch.arange(len(ids))[None], torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)
 
 

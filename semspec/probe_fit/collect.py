@@ -16,7 +16,9 @@ from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import MORE_TOKENS
+from semspec.pair.remote import RemotePair
 from semspec.probe.identity import fingerprint
+from semspec.probe_fit import served
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import MODELS, Folder, Trace
 from semspec.probe_fit.sampler import Sampler
@@ -29,6 +31,8 @@ Progress = Callable[[int, int], None]  # prefixes done, prefixes in all
 
 def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda done, total: None) -> Folder:
     """Traces, prefixes, samples; what the folder already has is not made again."""
+    if isinstance(pair, RemotePair):
+        return served.collect(config, out, pair, progress)
     if not config.by and not Path(config.traces).is_file():
         raise BadRequest(
             f"traces is {config.traces!r}; give target, draft, both, a rule of steps such as semantic+, or a .jsonl "
