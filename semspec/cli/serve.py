@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import ssl
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,12 +40,21 @@ def serve(
     ] = None,
     api_key_file: Annotated[Path | None, _access(help="File with one key a line; # begins a comment.")] = None,
     cors: Annotated[list[str] | None, _access(help="Origin whose pages may use this server; repeatable.")] = None,
+    tls_cert: Annotated[Path | None, _access(help="Certificate chain (PEM); with --tls-key, HTTPS is spoken.")] = None,
+    tls_key: Annotated[Path | None, _access(help="The certificate's private key (PEM).")] = None,
     max_client_connections: Annotated[int, _access(help="Open connections from one address.")] = 256,
+    max_client_requests: Annotated[
+        int | None, _access(help="Requests of one key, or address, running or waiting at a time.")
+    ] = None,
+    max_client_rate: Annotated[int | None, _access(help="Requests of one key, or address, in a minute.")] = None,
     slots: Annotated[int, _limit(help="Sequences decoded at a time; their memory is taken at the start.")] = 16,
     max_queue: Annotated[int, _limit(help="Sequences that may wait for a slot; more get status 429.")] = 256,
     max_prompt_tokens: Annotated[int | None, _limit(help="Longest prompt.")] = None,
     max_new_tokens: Annotated[int, _limit(help="Longest answer.")] = 4096,
     max_draft_tokens: Annotated[int, _limit(help="Longest draft a request may ask for.")] = 64,
+    drafts_off_above: Annotated[
+        int | None, _limit(help="Sequences, running or waiting, from which on lossless rules do not draft.")
+    ] = None,
     max_choices: Annotated[int, _limit(help="Most answers to one request (n).")] = 16,
     max_body: Annotated[int, _limit(help="Longest request, in bytes.")] = 1 << 20,
     deadline: Annotated[float, _limit(help="Seconds a request may take, waiting included.")] = 600.0,
@@ -69,6 +80,7 @@ def serve(
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
     check_free(host, port)  # before anything is loaded
+    check_tls(tls_cert, tls_key)
     model = given.pair()
     lossy = model.of_servers if allow_lossy is None else allow_lossy
     from semspec.model.prefix_cache import PrefixCache
@@ -90,10 +102,12 @@ def serve(
         limits=Limits(
             prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_draft_tokens,
             choices=max_choices, body_bytes=max_body, queue=max_queue, deadline=deadline, drain=drain,
-            client_connections=max_client_connections,
+            client_connections=max_client_connections, client_requests=max_client_requests,
+            client_rate=max_client_rate, speculating=drafts_off_above,
         ),
         hosts=host_names([host, *(allowed_host or [])]),
-        keys=keys(api_key or [], api_key_file),
+        keys=keys(api_key or [], None),
+        key_file=api_key_file,
         cors=tuple(cors or ()),
         log_prompts=log_prompts,
         tool_parser=tool_parser,
@@ -101,7 +115,7 @@ def serve(
     )  # fmt: skip
     logs.configure()
     memory.configure()
-    metrics = Metrics()
+    metrics = Metrics(settings.name)
 
     def load() -> Pair:  # it refuses lossy rules itself, whatever gets past the server's own check
         pair = model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache)
@@ -109,19 +123,17 @@ def serve(
         pair.load_drafter(settings.defaults)
         return pair
 
-    engine = Engine(
-        load,
-        queue=max_queue,
-        draft_tokens=max_draft_tokens,
-        on_finish=metrics.finish,
-    )
+    engine = Engine(load, settings.limits, on_finish=metrics.finish)
     metrics.watch(engine)
     app = make_app(engine, metrics, settings)
+    store = getattr(app.state, "keys", None)
     about = (
         f"{settings.name}: {slots} slots, {'lossy rules allowed' if lossy else 'lossless only'}, "
-        f"{'API key needed' if settings.keys else 'no API key'}"
+        f"{'no API key' if store is None else 'API key needed'}"
     )
-    Server(configure(app, host, port, settings.limits), engine, settings.limits, about).run()
+    if store is not None and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: store.reload())
+    Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about).run()
     if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread
         logging.shutdown()
         os._exit(0 if engine.error is None else 1)
@@ -145,20 +157,24 @@ def check_free(host: str, port: int) -> None:
         ) from None
 
 
+def check_tls(cert: Path | None, key: Path | None) -> None:
+    """Refuse files that HTTPS cannot be spoken with."""
+    if (cert is None) != (key is None):
+        raise BadRequest("HTTPS needs both --tls-cert and --tls-key")
+    if cert is not None and key is not None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            raise BadRequest(f"--tls-cert and --tls-key cannot be used: {error.strerror or error}") from None
+
+
 def keys(given: list[str], file: Path | None) -> tuple[str, ...]:
     """From the command line, the environment and a file."""
     if not all(given):
         raise BadRequest("an API key is empty; leave it out, or give a real one")
     found = [*given, *filter(None, [os.environ.get(KEY)])]
     if file is not None:
-        try:
-            lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
-        except OSError as error:
-            raise BadRequest(f"the file with API keys cannot be read: {error}") from error
-        except UnicodeDecodeError:
-            raise BadRequest(f"{file} is not a text file; write one key a line, in UTF-8") from None
-        in_file = [line for line in lines if line and not line.startswith("#")]
-        if not in_file or not all(line.isprintable() for line in in_file):
-            raise BadRequest(f"{file} has no key in it, or one that cannot be sent; write one a line, in plain text")
-        found += in_file
+        from semspec.serve.auth import read_key_file
+
+        found += [key for _, key in read_key_file(file)]
     return tuple(dict.fromkeys(found))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,7 @@ class Executor:
         self.clock = clock
         self.tasks: list[Task] = []
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
+        self.choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]  # who gets the next ones
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
         self._discarded: deque[Task] = deque()
@@ -135,8 +136,9 @@ class Executor:
             task = ready.popleft()
             while not task.done and task.answered:
                 self._resume(task)
-            if not ready and self._slots and self._grant(self._slots[0]):
-                ready.append(self._slots.popleft())
+            if not ready and self._slots and self._grant(chosen := self.choose(self._slots)):
+                self._slots.remove(chosen)
+                ready.append(chosen)
         if self._slots and len(self._slots) == len(self.tasks):  # no sequence is left that could free a slot
             self._end(self._slots[0], SemspecError("this needs more slots at once than there are; load more slots"))
 

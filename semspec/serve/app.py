@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 
 import semspec
 from semspec.serve import completion_routes, http_errors, information_routes, speculation
-from semspec.serve.auth import Keys
+from semspec.serve.auth import Keys, KeyStore
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine
 from semspec.serve.hosts import HostCheck
@@ -51,8 +51,9 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
     _page(app)
     # The last added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.limits.body_bytes, seconds=settings.limits.body_seconds)
-    if settings.keys:
-        app.add_middleware(Keys, keys=settings.keys)
+    if settings.keys or settings.key_file is not None:
+        app.state.keys = KeyStore(settings.keys, settings.key_file)
+        app.add_middleware(Keys, store=app.state.keys)
     if settings.cors:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(HostCheck, hosts=settings.hosts, origins=settings.cors)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 import semspec
 from semspec.serve.answers import ChatAnswer, TextAnswer
 from semspec.serve.anthropic import MessagesAnswer
-from semspec.serve.completions import Service
+from semspec.serve.completions import Service, client_of
 from semspec.serve.ollama import OllamaAnswer, OllamaTextAnswer
 from semspec.serve.responses import ResponsesAnswer
 from semspec.serve.schema.anthropic import MessagesRequest
@@ -32,8 +32,8 @@ LINES: dict[int | str, dict[str, Any]] = {
 
 
 def add(app: FastAPI, service: Service) -> None:
-    async def check_capacity() -> None:
-        service.engine.check_capacity()
+    async def check_capacity(request: Request) -> None:
+        service.engine.check_capacity(client=client_of(request))
 
     capacity = [Depends(check_capacity)]  # runs before the body is validated
     loose = service.settings.ignore_unknown

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from semspec import verify
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.serve import speculation
@@ -69,7 +70,11 @@ class Service:
             raise BadRequest(f"{count} answers are asked for at once; this server gives at most {limits.choices}")
         for prompt in body.prompts:
             self.tokenization.check_size(prompt, plan)
-        request = self.engine.accept(count, min(limits.deadline, body.deadline or limits.deadline))
+        journal = http.scope["journal"]
+        if self._overloaded(options, body.seed):
+            options, journal["drafts"] = replace(options, verifier="none"), "off"
+        deadline = min(limits.deadline, body.deadline or limits.deadline)
+        request = self.engine.accept(count, deadline, client_of(http), http.scope.get("key"), body.priority)
         try:
             await self._compile(options)
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
@@ -77,7 +82,6 @@ class Service:
             for prompt in prompts:
                 fitted = self._fit(prompt, options, body.max_new_tokens)
                 sequences += [(prompt, replace(fitted, seed=_seed(body.seed, i))) for i in range(body.candidates)]
-            journal = http.scope["journal"]
             journal |= {"prompt_tokens": sum(map(len, prompts)), "choices": count, "stream": bool(body.stream)}
             if self.settings.log_prompts:
                 journal["prompt"] = body.model_dump(include={"messages", "prompt"})
@@ -98,6 +102,12 @@ class Service:
                 if body.echo:
                     await self.tokenization.echo(choice, body.prompts[i // body.candidates], prompt, body.logprobs)
         return answer, request
+
+    def _overloaded(self, options: Options, seed: int | None) -> bool:
+        """Whether drafts cost more than they save, and nobody can tell from the answer that there were none."""
+        most, rule = self.settings.limits.speculating, verify.make(options.verifier)
+        repeatable = rule.same_text or seed is None or not options.temperature
+        return most is not None and self.engine.live >= most and rule.speculates and rule.lossless and repeatable
 
     async def _compile(self, options: Options) -> None:
         """Compile a grammar, which may take a second, before the engine needs it, on a thread of its own."""
@@ -158,6 +168,12 @@ class Service:
         if max_new_tokens is None:
             max_new_tokens = max(1, min(limits.new_tokens, pair.target.capacity - len(prompt)))
         return replace(options, max_new_tokens=max_new_tokens)
+
+
+def client_of(http: Request) -> str:
+    """Whose request it is: an API key's name, or an address."""
+    key = http.scope.get("key")
+    return f"key {key}" if key is not None else (http.client.host if http.client else "")
 
 
 def _seed(seed: int | None, i: int) -> int | None:

@@ -37,7 +37,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._address = (transport.get_extra_info("peername") or ("",))[0]
         self.clients[self._address] += 1
-        transport.set_write_buffer_limits(0)  # so that pause_writing and resume_writing tell of every unread byte
+        # So that pause_writing and resume_writing tell of every unread byte; TLS would never resume from a limit of 0.
+        transport.set_write_buffer_limits(0 if transport.get_extra_info("sslcontext") is None else 1)
         if self.clients[self._address] > self.limits.client_connections:
             self._refuse(f"there are {self.limits.client_connections} connections from your address already")
         elif self.clients.total() > self.limits.connections:
@@ -78,7 +79,7 @@ class Connection(H11Protocol):
         if self._half_closed:
             self._probe()
             self._look_again(list(PROBES))
-        return self._half_closed
+        return self._half_closed and self.transport.get_extra_info("sslcontext") is None  # TLS has no half-closing
 
     def _probe(self) -> None:
         """Write something that clients ignore."""

@@ -68,6 +68,8 @@ class Finished:
     num_draft_tokens: int  # the draft length that was asked for, or the longest draft
     drift: Drift | None = None  # from what the profile was calibrated on, if there is one
     first_of_prompt: bool = True  # of several answers to one prompt
+    key: str | None = None  # the name of the API key it was asked with
+    gaps: list[float] = field(default_factory=list)  # seconds between rounds that brought tokens
     queued: float = 0.0
     first_token: float = 0.0
     seconds: float = 0.0

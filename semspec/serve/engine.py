@@ -18,19 +18,22 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from semspec.errors import BadRequest, SemspecError
+from semspec.loop.work import Task
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.serve import memory
+from semspec.serve.admission import Admission, fairest, victim
 from semspec.serve.deltas import Delta, Finished, delta_of, special_tokens
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest, SequenceState
+from semspec.serve.limits import Limits
+from semspec.serve.warm_up import warm_up
 from semspec.types import Acquire
 
 log = logging.getLogger("semspec.serve")
 State = Literal["loading", "ready", "draining", "failed", "stopped"]
 Prompts = Sequence[tuple[list[int], Options]]
 News = list[tuple[InFlightRequest, Delta | Finished | Exception]]
-WARM_UP_TOKENS = 24  # generated before the first request comes
 STOP_SECONDS = 10.0  # in which the pass under way has to end
 
 
@@ -38,13 +41,14 @@ class Engine:
     def __init__(
         self,
         load: Callable[[], Pair],
-        queue: int = 256,
-        draft_tokens: int = 64,
+        limits: Limits | None = None,
         on_finish: Callable[[Finished], None] = lambda finished: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._load, self.queue, self.on_finish, self.clock = load, queue, on_finish, clock
-        self.draft_tokens = draft_tokens  # of the longest draft
+        self._load, self.on_finish, self.clock = load, on_finish, clock
+        self.limits = limits or Limits()
+        self.queue, self.draft_tokens = self.limits.queue, self.limits.draft_tokens
+        self.admission = Admission(self.limits)
         self.trim = memory.Trimmer()
         self.state: State = "loading"
         self.error: BaseException | None = None
@@ -123,24 +127,44 @@ class Engine:
             reason = reasons.get(self.state, "the server has failed and has to be started again")
             raise HttpError(503, f"{reason}; try again in a moment", self.state, retry_after=2)
 
-    def check_capacity(self, count: int = 1) -> None:
-        """Refuse what cannot be accepted now."""
+    @property
+    def cache_usage(self) -> float:
+        """The share of the slots' tokens that hold something."""
+        if self.pair is None or not self.slots:
+            return 0.0
+        running = [s for r in self._accepted for s in r.sequences if s.started is not None and not s.done]
+        held = sum(len(s.ticket.job.prompt) + s.written for s in running)
+        return min(1.0, held / (self.slots * self.pair.target.capacity))
+
+    def check_capacity(self, count: int = 1, client: str = "") -> InFlightRequest | None:
+        """Refuse what cannot be accepted now. Where there is no room, a request may have to give way to this one."""
         self.check_ready()
         if count > self.slots + self.queue:
             raise BadRequest(
                 f"{count} answers are asked for at once; this server never has room for more than "
                 f"{self.slots + self.queue}, running and waiting"
             )
-        if self.live + count > self.slots + self.queue:
+        if self.live + count <= self.slots + self.queue:
+            return None
+        gives_way = victim(client, count, self._accepted)
+        if gives_way is None:
             rounds = (self.live + count - self.slots) / self.slots
             wait = min(60, max(1, math.ceil(rounds * self._mean_seconds)))
             raise HttpError(429, f"{self.live} sequences are running or waiting; try again later", "busy", wait)
+        return gives_way
 
-    def accept(self, count: int, deadline: float) -> InFlightRequest:
+    def accept(
+        self, count: int, deadline: float, client: str = "", key: str | None = None, priority: int = 0
+    ) -> InFlightRequest:
         """Make room for so many sequences, before any work is done for them. Give it back with `release`."""
-        self.check_capacity(count)
+        gives_way = self.check_capacity(count, client)
         now = self.clock()
-        request = InFlightRequest(self, now, now + deadline, count)
+        self.admission.check(client, now, self._accepted)
+        if gives_way is not None:
+            error = HttpError(429, "others with fewer requests are waiting too; try again later", "busy", 1)
+            self._inbox.put(partial(self._end, gives_way, error))
+            self._accepted.discard(gives_way)
+        request = InFlightRequest(self, now, now + deadline, count, client, key, priority)
         self._accepted.add(request)
         self.live += count
         return request
@@ -169,7 +193,8 @@ class Engine:
             self.pair = self._load()
             self.slots = self.pair.target.free
             self._specials = special_tokens(self.pair)
-            self._warm_up(self.pair)
+            self.pair.executor.choose = self._choose
+            self.target_seconds_per_token = warm_up(self.pair)
             self._post(self._become_ready)
             while self.state != "stopped":
                 self.trim(idle=not self._requests)
@@ -197,19 +222,6 @@ class Engine:
             self._end(request, HttpError(503, "the server has been shut down", "shutting_down"))
         self.state = "stopped"
 
-    def _warm_up(self, pair: Pair) -> None:
-        """The first passes are slow; nobody should wait for them. The last of these measures what a token costs."""
-        prompt = [min(1, pair.target.vocab - 1)] * 8
-        count = min(WARM_UP_TOKENS, pair.target.capacity - len(prompt))
-        for verifier in pair.warm_up_verifiers:
-            options = Options(verifier=verifier, max_new_tokens=count, ignore_eos=True)
-            (ticket,) = pair.submit([(prompt, options)])
-            start = time.perf_counter()
-            pair.executor.run()
-            self.target_seconds_per_token = (time.perf_counter() - start) / count
-            if ticket.task.error is not None:
-                raise ticket.task.error
-
     def _submit(self, request: InFlightRequest, prompts: Prompts) -> None:
         try:
             if self.pair is None or self.error is not None:
@@ -224,6 +236,10 @@ class Engine:
             before = prompt
         self._requests.append(request)
         self._post(partial(self._answer_submit, request, None))
+
+    def _choose(self, waiting: Sequence[Task]) -> Task:
+        assert self.pair is not None
+        return fairest(waiting, self._requests) if self.pair.target.free else waiting[0]
 
     def _tick(self, pair: Pair) -> None:
         start = self.clock()
@@ -253,6 +269,9 @@ class Engine:
                 sequence.started = start
             for event in sequence.ticket.collect():
                 sequence.started, sequence.first_token = sequence.started or start, sequence.first_token or end
+                if sequence.last_token is not None and event.tokens:
+                    sequence.gaps.append(end - sequence.last_token)
+                sequence.last_token = end
                 news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials)))
                 sequence.written += len(event.tokens)
             if task.error is not None:
@@ -275,6 +294,7 @@ class Engine:
         sequence.done = True
         finished = Finished.of(sequence.ticket, sequence.choice, outcome)
         finished.first_of_prompt = sequence.first_of_prompt
+        finished.key, finished.gaps = request.key, sequence.gaps
         finished.queued = (sequence.started or now) - request.arrived
         finished.first_token = (sequence.first_token or now) - request.arrived
         finished.seconds = now - request.arrived

@@ -22,6 +22,8 @@ class SequenceState:
     first_of_prompt: bool = True  # of several answers to one prompt
     started: float | None = None  # it got its slots
     first_token: float | None = None
+    last_token: float | None = None
+    gaps: list[float] = field(default_factory=list)  # seconds between rounds that brought tokens
     written: int = 0  # tokens handed over
     done: bool = False
 
@@ -34,11 +36,19 @@ class InFlightRequest:
     arrived: float
     deadline: float
     count: int
+    client: str = ""  # an API key's name, or an address
+    key: str | None = None  # its name, if there are keys
+    priority: int = 0  # among the client's own requests; lower ones come first
     sequences: list[SequenceState] = field(default_factory=list)  # the engine's side
     messages: asyncio.Queue[Delta | Finished | Exception] = field(default_factory=asyncio.Queue)
     finished: int = 0  # answers that are complete, on the event loop's side
     peeked: Delta | Finished | None = None
     submitted: asyncio.Future[None] | None = None  # None: still being tokenized
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has, or has had, a slot."""
+        return any(sequence.started is not None or sequence.done for sequence in self.sequences)
 
     async def __aenter__(self) -> InFlightRequest:
         return self

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 import semspec
 from semspec.serve import menu
@@ -63,5 +63,7 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return {"version": semspec.__version__}
 
     @app.get("/metrics")
-    async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def prometheus(request: Request) -> Response:
+        """For Prometheus; as OpenMetrics for those who accept that."""
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), media_type=kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.exceptions import HTTPException  # FastAPI passes on no other from a body
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +28,9 @@ class Limits:
     queue: int = 256  # sequences that wait for a slot
     connections: int = 1000  # open at a time
     client_connections: int = 256  # of them from one address
+    client_requests: int | None = None  # of one client, running or waiting
+    client_rate: int | None = None  # requests of one client in a minute
+    speculating: int | None = None  # sequences, running or waiting, above which lossless rules do not draft
     deadline: float = 600.0  # seconds a request may take, waiting included
     drain: float = 30.0  # seconds that running requests get when the server is told to end
     header_seconds: float = 15.0  # from a connection's first byte, or its opening, to a whole header
@@ -36,7 +40,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         minima = dict.fromkeys(("prompt_tokens", "new_tokens", "draft_tokens", "choices"), 1)
-        minima |= {"body_bytes": 1024, "queue": 0, "connections": 1, "client_connections": 1}
+        minima |= {"body_bytes": 1024, "queue": 0, "connections": 1, "client_connections": 1, "client_requests": 1,
+                   "client_rate": 1, "speculating": 0}  # fmt: skip
         for name, low in minima.items():
             value = getattr(self, name)
             if value is not None and value < low:
@@ -58,6 +63,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     hosts: tuple[str, ...] = ()  # names and addresses of this server besides those of this machine itself
     keys: tuple[str, ...] = ()
+    key_file: Path | None = None  # more of them, read again when it changes
     cors: tuple[str, ...] = ()  # origins whose pages may use the server
     log_prompts: bool = False
     tool_parser: str = "auto"  # how calls are found in answers: by the model's family, or a name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -19,6 +20,8 @@ from semspec.serve.metrics import Metrics
 
 log = logging.getLogger("semspec.serve")
 QUIET = frozenset({"/health", "/live", "/ready", "/metrics"})  # asked for every few seconds by machines
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # a client's own is taken if it is of this form
 
 
 class JsonFormatter(logging.Formatter):
@@ -73,7 +76,8 @@ class Journal:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status = time.perf_counter(), 0
-        name = uuid.uuid4().hex
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope["journal"] = fields = {"id": name}
 
         async def noting(message: Message) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import time
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -36,7 +37,7 @@ class Server(uvicorn.Server):
         if not self.servers:  # it could not start, and has said why
             return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        self.engine.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.engine.url = f"http{'s' if self.config.is_ssl else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         log.info("listening", extra={"fields": {"url": self.engine.url, "serves": self.about}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -69,7 +70,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def configure(app: object, host: str, port: int, limits: Limits) -> uvicorn.Config:
+def configure(
+    app: object, host: str, port: int, limits: Limits, tls_cert: Path | None = None, tls_key: Path | None = None
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=host,
@@ -83,4 +86,6 @@ def configure(app: object, host: str, port: int, limits: Limits) -> uvicorn.Conf
         timeout_graceful_shutdown=CLOSE_SECONDS,
         lifespan="on",
         ws="none",
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -64,12 +65,17 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 @contextmanager
-def serving(load: Callable[[], Pair], settings: Settings | None = None, ready: bool = True) -> Iterator[Live]:
+def serving(
+    load: Callable[[], Pair],
+    settings: Settings | None = None,
+    ready: bool = True,
+    tls: tuple[Path | None, Path | None] = (None, None),
+) -> Iterator[Live]:
     settings = settings or Settings(name="pair")
-    metrics = Metrics()
-    engine = Engine(load, queue=settings.limits.queue, on_finish=metrics.finish)
+    metrics = Metrics(settings.name)
+    engine = Engine(load, settings.limits, on_finish=metrics.finish)
     metrics.watch(engine)
-    config = configure(make_app(engine, metrics, settings), "127.0.0.1", 0, settings.limits)
+    config = configure(make_app(engine, metrics, settings), "127.0.0.1", 0, settings.limits, *tls)
     server = Server(config, engine, settings.limits)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -1,0 +1,268 @@
+"""What operators need: fair shares, limits by client, keys that change, ids, metrics under vLLM's names, TLS."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as families
+
+import semspec
+from semspec.cli.serve import check_tls
+from semspec.errors import BadRequest
+from semspec.serve.admission import Admission, fairest, victim
+from semspec.serve.auth import KeyStore, name_of
+from semspec.serve.http_errors import HttpError
+from semspec.serve.limits import Limits, Settings
+from tests.serve.live import Live, serving, until
+from tests.serve.scripted import scripted_pair
+
+HELLO: dict[str, Any] = {"model": "s", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
+SETTINGS = Settings(name="s", limits=Limits(new_tokens=500))
+
+
+def scripted(slots: int = 4) -> semspec.Pair:
+    return scripted_pair({"hello": ["Good day."]}, slots=slots)
+
+
+def gated(pair: Any) -> threading.Event:
+    """No answer ends until it is set: requests pile up as long as a test likes."""
+    gate, inner = threading.Event(), pair.target.logits
+
+    def logits(context: list[int]) -> list[float]:
+        if gate.is_set():
+            return inner(context)
+        time.sleep(0.005)
+        return [0.0] * 100 + [100.0] + [0.0] * (pair.target.vocab - 101)
+
+    pair.target.logits = logits
+    return gate
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+# -- fair shares
+
+
+def test_a_greedy_client_leaves_room_for_sixteen_fair_ones():
+    pair: Any = scripted()
+    fair = [f"fair-{i}" for i in range(16)]
+    settings = replace(SETTINGS, limits=Limits(queue=28, choices=16), keys=("greedy", *fair))
+    body = HELLO | {"max_tokens": 3000}
+    greed = f"key {name_of('greedy')}"
+    with serving(lambda: pair, settings) as live, ThreadPoolExecutor(40) as threads:
+        gate = gated(pair)
+        greedy = [
+            threads.submit(live.post, "/v1/chat/completions", body | {"n": 4}, headers=key("greedy")) for _ in range(8)
+        ]
+        assert until(lambda: live.engine.live == 32, 60), "every slot and every place in the queue"
+        assert live.post("/v1/chat/completions", HELLO, headers=key("greedy")).status_code == 429
+        asked = [
+            threads.submit(live.post, "/v1/chat/completions", body | {"stream": i % 2 == 0}, headers=key(name))
+            for i, name in enumerate(fair)
+        ]
+        assert until(lambda: sum(request.client != greed for request in list(live.engine._accepted)) == 16, 60)
+        gate.set()
+        assert [answer.result().status_code for answer in asked] == [200] * 16, "each fair one is served"
+        statuses = [answer.result().status_code for answer in greedy]
+        assert statuses.count(200) >= 1 and set(statuses) == {200, 429}
+        refusal = next(a.result() for a in greedy if a.result().status_code == 429)
+        assert "retry-after" in refusal.headers and "fewer requests" in refusal.json()["error"]["message"]
+        assert live.idle()
+
+
+def request(client: str, count: int = 1, begun: bool = False, priority: int = 0, arrived: float = 0.0) -> Any:
+    tasks = [SimpleNamespace(ticket=SimpleNamespace(task=object()), done=False) for _ in range(count)]
+    return SimpleNamespace(
+        client=client, count=count, begun=begun, priority=priority, arrived=arrived, sequences=tasks
+    )  # fmt: skip
+
+
+def test_who_gives_way_to_whom():
+    many = [request("a", 4, arrived=i) for i in range(4)]
+    assert victim("b", 1, many) is many[-1], "the latest of the greediest"
+    assert victim("a", 1, many) is None, "nobody gives way to oneself"
+    assert victim("b", 8, many) is None, "nor to somebody as greedy"
+    assert victim("b", 1, [request("a", 4, begun=True)]) is None, "nor what has begun"
+    assert victim("b", 1, [request("a"), request("b")]) is None, "nor among equals"
+
+
+def test_slots_go_to_whoever_has_the_fewest_then_by_priority():
+    a, b = request("a", 3), request("b", 2)
+    late = request("b", 1, priority=-1)
+    waiting = [s.ticket.task for s in (*a.sequences[1:], *b.sequences, *late.sequences)]
+    assert fairest(waiting, [a, b, late]) is late.sequences[0].ticket.task, "b has none, and prefers the late one"
+    assert fairest(waiting[:2], [a]) is waiting[0], "else in order of arrival"
+    urgent = request("a", 1, priority=-9)
+    mixed = [*(s.ticket.task for s in b.sequences), urgent.sequences[0].ticket.task]
+    running = request("a", 1)
+    assert fairest(mixed, [running, b, urgent]) is mixed[0], "no priority passes another client"
+    assert fairest([waiting[0]], []) is waiting[0]
+
+
+def test_limits_of_a_client():
+    admission = Admission(Limits(client_requests=2, client_rate=60))
+    for _ in range(60):
+        admission.check("a", 0.0, [])
+    with pytest.raises(HttpError, match="60 requests a minute") as refusal:
+        admission.check("a", 0.0, [])
+    assert refusal.value.retry_after == 1
+    admission.check("b", 0.0, [])
+    admission.check("a", 1.0, [])
+    with pytest.raises(HttpError, match="2 requests of yours"):
+        admission.check("c", 0.0, [request("c"), request("c")])
+    with pytest.raises(BadRequest):
+        Limits(client_rate=0)
+
+
+def test_limits_are_told_over_http():
+    pair = scripted()
+    with serving(lambda: pair, replace(SETTINGS, limits=Limits(client_rate=2))) as live:
+        statuses = [live.post("/v1/chat/completions", HELLO).status_code for _ in range(3)]
+        assert statuses == [200, 200, 429] and live.get("/v1/models").status_code == 200
+
+
+# -- keys
+
+
+def test_keys_change_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    file = tmp_path / "keys"
+    file.write_text("one-secret # alice\nother-secret\n")
+    pair = scripted()
+    caplog.set_level("INFO", "semspec.serve")
+    with serving(lambda: pair, replace(SETTINGS, key_file=file)) as live:
+
+        def status(name: str) -> int:
+            return live.post("/v1/chat/completions", HELLO, headers=key(name)).status_code
+
+        assert (status("one-secret"), status("other-secret"), status("third")) == (200, 200, 401)
+        file.write_text("third\n")
+        live.server.config.app.state.keys.reload()  # as SIGHUP does
+        assert (status("one-secret"), status("third")) == (401, 200)
+        file.unlink()
+        live.server.config.app.state.keys.reload()
+        assert status("third") == 200, "a file that cannot be read changes nothing"
+        page = live.get("/metrics", headers=key("third")).text
+    assert 'client="alice"' in page and f'client="{name_of("other-secret")}"' in page
+    logged = [record.fields.get("key") for record in caplog.records if record.getMessage() == "request"]
+    assert "alice" in logged and "secret" not in page and "one-secret" not in caplog.text
+
+
+def test_a_file_of_keys_is_looked_at_now_and_then(tmp_path: Path):
+    now, file = [0.0], tmp_path / "keys"
+    file.write_text("a\n")
+    store = KeyStore(["b"], file, clock=lambda: now[0])
+    file.write_text("c\n")
+    os.utime(file, ns=(1, 1))
+    store.refresh()
+    assert store.owner(b"a") and not store.owner(b"c"), "not at every request"
+    now[0] = 2.0
+    store.refresh()
+    assert store.owner(b"c") and not store.owner(b"a") and store.owner(b"b") == name_of("b")
+
+
+# -- ids, metrics
+
+
+def test_an_id_is_passed_through_if_it_is_one(tmp_path: Path):
+    pair = scripted()
+    with serving(lambda: pair, SETTINGS) as live:
+
+        def answered(name: str) -> str:
+            return live.get("/version", headers={"X-Request-Id": name}).headers["x-request-id"]
+
+        assert answered("trace-01.a:b_c") == "trace-01.a:b_c"
+        for wrong in ("", "a b", "x" * 129, "a;b", "<b>"):
+            assert answered(wrong) != wrong
+        body = live.post("/v1/chat/completions", HELLO, headers={"X-Request-Id": "mine"}).json()
+        assert body["id"] == "chatcmpl-mine"
+
+
+VLLM = [
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "time_to_first_token_seconds",
+    "inter_token_latency_seconds", "time_per_output_token_seconds", "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+    "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",
+    "request_generation_tokens", "prompt_tokens", "generation_tokens", "request_success", "prefix_cache_queries",
+    "prefix_cache_hits", "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
+]  # fmt: skip
+
+
+def test_metrics_have_vllms_names_and_the_models():
+    pair = scripted()
+    with serving(lambda: pair, SETTINGS) as live:
+        assert live.post("/v1/chat/completions", HELLO).status_code == 200
+        plain = live.get("/metrics")
+        assert plain.headers["content-type"].startswith("text/plain")
+        found = {family.name: family for family in families(plain.text)}
+        assert {f"vllm:{name}" for name in VLLM} <= set(found) and "process_resident_memory_bytes" in found
+        for name, family in found.items():
+            if name.startswith(("vllm:", "semspec:")):
+                assert all(sample.labels["model_name"] == "s" for sample in family.samples), name
+        count = {s.name: s.value for s in found["vllm:request_generation_tokens"].samples}
+        assert count["vllm:request_generation_tokens_count"] == 1 and count["vllm:request_generation_tokens_sum"] > 3
+        assert live.metric("vllm:generation_tokens_total") == live.metric("semspec:generation_tokens_total") > 3
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        opened = live.get("/metrics", headers=accept)
+        assert opened.headers["content-type"].startswith("application/openmetrics-text")
+        assert any(family.name == "vllm:prompt_tokens" for family in openmetrics(opened.text))
+
+
+# -- drafts under load
+
+
+def test_drafts_stop_under_load_and_no_text_changes(pair: semspec.Pair):
+    body = {"model": "s", "prompt": "the quick", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    body["speculation"] = {"verifier": "exact", "num_draft_tokens": 4}
+
+    def ask(live: Live) -> tuple[str, int]:
+        answer = live.post("/v1/completions", body).json()
+        return answer["choices"][0]["text"], answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
+
+    with serving(lambda: pair, SETTINGS) as live:
+        text, drafted = ask(live)
+    assert drafted > 0
+    with serving(lambda: pair, replace(SETTINGS, allow_lossy=True, limits=Limits(speculating=0))) as live:
+        assert ask(live) == (text, 0)
+        body["speculation"] = {"verifier": "fly", "num_draft_tokens": 4}
+        assert ask(live)[1] > 0, "a lossy rule was asked for, and is what the answer has to come from"
+    with serving(lambda: pair, replace(SETTINGS, limits=Limits(speculating=1))) as live:
+        body["speculation"] = {"verifier": "exact", "num_draft_tokens": 4}
+        assert ask(live) == (text, drafted), "nobody else is there"
+
+
+# -- TLS
+
+
+def test_tls(tmp_path: Path, target_folder: Path):
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(private), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    check_tls(cert, private)
+    for wrong in ((cert, None), (private, cert), (tmp_path / "none", private)):
+        with pytest.raises(BadRequest):
+            check_tls(*wrong)
+    pair = scripted()
+    with serving(lambda: pair, SETTINGS, tls=(cert, private)) as live:
+        assert live.engine.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(verify=trusting, base_url=live.engine.url) as client:
+            assert client.post("/v1/chat/completions", json=HELLO, timeout=30).status_code == 200
+            with client.stream("POST", "/v1/chat/completions", json=HELLO | {"stream": True}, timeout=30) as stream:
+                assert stream.read().decode().endswith("data: [DONE]\n\n")
