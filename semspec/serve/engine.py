@@ -164,6 +164,8 @@ class Engine:
             error = HttpError(429, "others with fewer requests are waiting too; try again later", "busy", 1)
             self._inbox.put(partial(self._end, gives_way, error))
             self._accepted.discard(gives_way)
+            self.live -= gives_way.count  # at once, or the next to come would drive out another
+            gives_way.gave_way = True
         request = InFlightRequest(self, now, now + deadline, count, client, key, priority)
         self._accepted.add(request)
         self.live += count
@@ -298,7 +300,7 @@ class Engine:
         finished.queued = (sequence.started or now) - request.arrived
         finished.first_token = (sequence.first_token or now) - request.arrived
         finished.seconds = now - request.arrived
-        self._post(partial(self._count, finished))
+        self._post(partial(self._count, request, finished))
         return finished
 
     def _end(self, request: InFlightRequest, error: Exception | None) -> None:
@@ -338,7 +340,7 @@ class Engine:
         for request, message in news:
             request.messages.put_nowait(message)
 
-    def _count(self, finished: Finished) -> None:
-        self.live -= 1
+    def _count(self, request: InFlightRequest, finished: Finished) -> None:
+        self.live -= not request.gave_way
         self._mean_seconds += 0.1 * (finished.seconds - finished.queued - self._mean_seconds)
         self.on_finish(finished)

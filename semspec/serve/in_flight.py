@@ -42,6 +42,7 @@ class InFlightRequest:
     sequences: list[SequenceState] = field(default_factory=list)  # the engine's side
     messages: asyncio.Queue[Delta | Finished | Exception] = field(default_factory=asyncio.Queue)
     finished: int = 0  # answers that are complete, on the event loop's side
+    gave_way: bool = False  # its places have been given to others
     peeked: Delta | Finished | None = None
     submitted: asyncio.Future[None] | None = None  # None: still being tokenized
 
