@@ -217,3 +217,83 @@ def drafted(
         tokens.append(int(logits.argmax()))
         own.append(state)
     return tokens[len(tokens) - n :], torch.stack(rows)
+
+
+def make_block_head(
+    folder: Path, width: int = 64, depth: int = 2, block: int = 5, layers: tuple[int, ...] = (0, 1), seed: int = 0,
+    mask_embedding: bool = False, target_vocab: int = 320, **config: Any,
+) -> Head:  # fmt: skip
+    """A random block head in the layout of DFlash; `layers` as its config names them."""
+    g = torch.Generator().manual_seed(seed)
+    heads, kv_heads, head_dim, ffn, t = 4, 2, 16, 48, dict[str, Tensor]()
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=g) * 1.2 / math.sqrt(columns)
+
+    def norm(size: int) -> Tensor:
+        return 1 + 0.2 * torch.randn(size, generator=g)
+
+    for i in range(depth):
+        at = f"layers.{i}."
+        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            t[f"{at}self_attn.{name}_proj.weight"] = matrix(rows * head_dim, width)
+            if name != "v":
+                t[f"{at}self_attn.{name}_norm.weight"] = norm(head_dim)
+        t[f"{at}self_attn.o_proj.weight"] = matrix(width, heads * head_dim)
+        t[f"{at}mlp.gate_proj.weight"], t[f"{at}mlp.up_proj.weight"] = matrix(ffn, width), matrix(ffn, width)
+        t[f"{at}mlp.down_proj.weight"] = matrix(width, ffn)
+        t[f"{at}input_layernorm.weight"], t[f"{at}post_attention_layernorm.weight"] = norm(width), norm(width)
+    t["fc.weight"] = matrix(width, len(layers) * width)
+    t["hidden_norm.weight"], t["norm.weight"] = norm(width), norm(width)
+    if mask_embedding:
+        t["mask_embedding"] = torch.randn(width, generator=g)
+    whole: dict[str, Any] = {
+        "model_type": "qwen3",
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "num_hidden_layers": depth,
+        "vocab_size": target_vocab,
+        "block_size": block,
+        "dflash_config": {"mask_token_id": 9, "target_layer_ids": list(layers)},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(t, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(whole | config))
+    return Head(folder, t, heads, kv_heads, head_dim, False, False, True)
+
+
+def filled(head: Head, last: int, block: int, states: list[Tensor], embedding: Tensor, shared: Tensor) -> Tensor:
+    """Logits of the block - 1 tokens after `last`, whose predecessors have these states of the target, by layer."""
+    t = {name: x.double() for name, x in head.tensors.items()}
+    context = rms(torch.cat([s.double() for s in states], -1) @ t["fc.weight"].T, t["hidden_norm.weight"])
+    mask = t.get("mask_embedding", embedding[9].double())
+    x = torch.stack([embedding[last].double(), *[mask] * (block - 1)])
+    i = 0
+    while f"layers.{i}.mlp.up_proj.weight" in t:
+        at = f"layers.{i}."
+        normed = rms(x, t[at + "input_layernorm.weight"])
+        both, made = torch.cat([context, normed]), dict[str, Tensor]()
+        for name, count in (("q", head.heads), ("k", head.kv_heads), ("v", head.kv_heads)):
+            made[name] = (both @ t[f"{at}self_attn.{name}_proj.weight"].T).view(len(both), count, head.head_dim)
+            if name != "v":
+                made[name] = rms(made[name], t[f"{at}self_attn.{name}_norm.weight"])
+        rows = []
+        for p in range(len(context), len(both)):
+            whole = []
+            for h in range(head.heads):
+                kv = h // (head.heads // head.kv_heads)
+                q = rope(made["q"][p, h], p)
+                scores = torch.stack([q @ rope(made["k"][j, kv], j) for j in range(len(both))])
+                whole.append((scores / math.sqrt(head.head_dim)).softmax(0) @ made["v"][:, kv])
+            rows.append(torch.cat(whole))
+        x = x + torch.stack(rows) @ t[at + "self_attn.o_proj.weight"].T
+        fed = rms(x, t[at + "post_attention_layernorm.weight"])
+        gate, up = fed @ t[at + "mlp.gate_proj.weight"].T, fed @ t[at + "mlp.up_proj.weight"].T
+        x = x + (gate * gate.sigmoid() * up) @ t[at + "mlp.down_proj.weight"].T
+        i += 1
+    return rms(x[1:], t["norm.weight"]) @ shared.double().T

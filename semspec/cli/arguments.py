@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semspec.options import Options
     from semspec.pair import Pair
 
-DRAFTERS = ("auto", "cascade", "eagle", "model", "ngram")
+DRAFTERS = ("auto", "cascade", "dflash", "eagle", "model", "ngram")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 SPANS = ("all", "thinking")
@@ -86,7 +86,7 @@ Verifier = Annotated[
 Drafter = Annotated[
     str,
     _speculation(
-        help="auto, model, ngram, cascade (a draft model sped up by ngram) or eagle:PATH (a draft head).",
+        help="auto, model, ngram, cascade (a draft model sped up by ngram) or eagle:PATH, dflash:PATH (draft heads).",
         autocompletion=lambda: DRAFTERS,
     ),
 ]

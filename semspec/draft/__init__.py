@@ -1,8 +1,8 @@
 """Drafters: where proposals come from. Each has four methods: begin, propose, accept, close (see types.Drafter)."""
 
 from semspec.draft.cascade import CascadeDrafter
-from semspec.draft.eagle import EagleDrafter
 from semspec.draft.early_exit import EarlyExit
+from semspec.draft.head import HeadDrafter
 from semspec.draft.kinds import REGISTRY, DrafterKind, register
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
@@ -15,8 +15,8 @@ __all__ = [
     "REGISTRY",
     "CascadeDrafter",
     "DrafterKind",
-    "EagleDrafter",
     "EarlyExit",
+    "HeadDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from semspec.draft.cascade import CascadeDrafter
-from semspec.draft.eagle import EagleDrafter
 from semspec.draft.early_exit import EarlyExit
+from semspec.draft.head import HeadDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.errors import BadRequest
@@ -16,7 +16,7 @@ from semspec.registry import Registry
 from semspec.types import Drafter, Runner
 
 if TYPE_CHECKING:
-    from semspec.model.heads.runner import HeadRunner
+    from semspec.model.heads.runner import StateRunner
 
 MAX_NGRAM = 32  # each sequence has an index of all n-grams up to this size
 
@@ -24,7 +24,7 @@ MAX_NGRAM = 32  # each sequence has an index of all n-grams up to this size
 class DrafterResources(Protocol):
     """What a kind of drafter may get from a pair."""
 
-    def head(self, path: str, least: float, target: Runner) -> HeadRunner:
+    def head(self, kind: str, path: str, least: float, target: Runner) -> StateRunner:
         """The draft head in this folder, as it fits the target; loaded once."""
         ...
 
@@ -106,32 +106,48 @@ class Cascade(Lookup):
 
 
 @dataclass(frozen=True)
-class Eagle(DrafterKind):
-    """An EAGLE-3 head for this target."""
+class Head(DrafterKind):
+    """What kinds that draft with a head for this target share."""
 
-    name = "eagle"
     reads_target = True
     main_option = "path"
 
     path: str = ""
     least: float = 0.1  # share of the target's tokens that it has to guess right when it is loaded
-    head: HeadRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
+    head: StateRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise BadRequest("drafter 'eagle' needs the folder of a head that was trained for the target: eagle:PATH")
+            name = self.name
+            raise BadRequest(
+                f"drafter {name!r} needs the folder of a head that was trained for the target: {name}:PATH"
+            )
         if not 0.0 <= self.least <= 1.0:
-            raise BadRequest(f"eagle's least is {self.least}; give a share from 0 (any head) to 1")
+            raise BadRequest(f"{self.name}'s least is {self.least}; give a share from 0 (any head) to 1")
 
     def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
-        return replace(self, head=pair.head(self.path, self.least, target))
+        return replace(self, head=pair.head(self.name, self.path, self.least, target))
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert self.head is not None, "build comes after bind"
-        return EagleDrafter(self.head, early_exit)
+        return HeadDrafter(self.head, early_exit)
+
+
+@dataclass(frozen=True)
+class Eagle(Head):
+    """An EAGLE-3 head."""
+
+    name = "eagle"
+
+
+@dataclass(frozen=True)
+class Dflash(Head):
+    """A block head in the layout of DFlash: one pass proposes a whole draft."""
+
+    name = "dflash"
 
 
 REGISTRY = Registry("drafter", "semspec.drafters", DrafterKind)  # type: ignore[type-abstract]
 register = REGISTRY.register
-for _kind in (Cascade, Eagle, Model, Ngram):
+for _kind in (Cascade, Dflash, Eagle, Model, Ngram):
     register(_kind)

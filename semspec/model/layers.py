@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semspec.model.attention_metadata import AttentionMetadata, RotaryTables
+from semspec.model.attention_metadata import AttentionMetadata, RotaryTables, SequenceChunk
 from semspec.model.config import AttentionSpec, Shape
 from semspec.model.experts import ACTIVATE, Experts, FeedForward
 from semspec.model.layer_ops import DENSE, LayerOps
@@ -123,22 +123,32 @@ class LayerMath:
         layer_ops: LayerOps = DENSE,
     ) -> Tensor:
         """Attention of every sequence over its own slot. [N, inputs] -> [N, heads * head_dim]"""
+        q, k, v = self.project(layer, x, metadata)
+        outs, row = [], 0
+        masks = metadata.masks(layer.attention_spec)
+        for n, (chunk, (begin, mask)) in enumerate(zip(metadata.chunks, masks, strict=True)):
+            rows, end = slice(row, row := row + chunk.count), chunk.start + chunk.count
+            keys, values = write(cache, i, chunk, k[rows], v[rows])
+            seen = (keys[:, begin:end], values[:, begin:end])
+            own = q[rows].transpose(0, 1).to(keys.dtype)
+            outs.append(layer_ops.attend(i, n, own, *seen, mask, self.shape.attention_scale))
+        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)
+
+    def project(self, layer: Layer, x: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every token, [N, heads, head_dim] each, at their positions."""
         s = self.shape
-        heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)  # [N, q heads + k heads + v heads, d]
+        heads = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         qk, v = heads.split([s.heads + s.kv_heads, s.kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             q, k = qk.split([s.heads, s.kv_heads], dim=1)
             qk = torch.cat([self.norm(q, layer.query_norm), self.norm(k, layer.key_norm)], dim=1)
         q, k = metadata.rotate(qk, layer.attention_spec).split([s.heads, s.kv_heads], dim=1)
-        outs, row = [], 0
-        masks = metadata.masks(layer.attention_spec)
-        for n, (chunk, (begin, mask)) in enumerate(zip(metadata.chunks, masks, strict=True)):
-            rows = slice(row, row := row + chunk.count)
-            end = chunk.start + chunk.count
-            keys, values = cache.view(i, chunk.slot)  # [kv heads, capacity, d]
-            keys[:, chunk.start : end] = k[rows].transpose(0, 1)
-            values[:, chunk.start : end] = v[rows].transpose(0, 1)
-            seen = (keys[:, begin:end], values[:, begin:end])
-            own = q[rows].transpose(0, 1).to(keys.dtype)
-            outs.append(layer_ops.attend(i, n, own, *seen, mask, s.attention_scale))
-        return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)
+        return q, k, v
+
+
+def write(cache: KeysAndValues, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """New keys and values into a sequence's slot; returns all of the slot's, [kv heads, capacity, head_dim]."""
+    keys, values = cache.view(layer, chunk.slot)
+    new = slice(chunk.start, chunk.start + chunk.count)
+    keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
+    return keys, values

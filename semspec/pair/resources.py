@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError
+from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.fit import fitted
-from semspec.model.heads.runner import HeadRunner
+from semspec.model.heads.runner import StateRunner
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
@@ -25,6 +26,7 @@ from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Runner
 
 MARK = "answer-so-far"  # stands for it in a rendered chat
+HEADS: dict[str, type[EagleHead] | type[BlockHead]] = {"eagle": EagleHead, "dflash": BlockHead}  # by kind of drafter
 # What a target answers while a draft head is measured.
 QUESTION = "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have? Explain."
 
@@ -43,7 +45,7 @@ class Resources:
         self.tokenizer, self.target, self.draft, self.eos = tokenizer, target, draft, eos
         self.probe_folder = probe_folder
         self._probes: dict[Path, Probe] = {}
-        self._heads: dict[tuple[str, float], HeadRunner] = {}
+        self._heads: dict[tuple[str, str, float], StateRunner] = {}
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
@@ -142,12 +144,12 @@ class Resources:
             )
         return self._probe(place / "judge", self.target, folder)
 
-    def head(self, path: str, least: float, target: Runner) -> HeadRunner:
+    def head(self, kind: str, path: str, least: float, target: Runner) -> StateRunner:
         """The draft head in this folder, as it fits the target; loaded once."""
-        if (path, least) not in self._heads:
+        if (kind, path, least) not in self._heads:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
-            self._heads[path, least] = fitted(EagleHead.load(path, target), target, text, least, path)
-        return self._heads[path, least]
+            self._heads[kind, path, least] = fitted(HEADS[kind].load(path, target), target, text, least, path)
+        return self._heads[kind, path, least]
 
     @property
     def _chats(self) -> bool:

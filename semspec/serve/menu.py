@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from semspec import pocket, verify
-from semspec.draft.kinds import Eagle
+from semspec.draft.kinds import Dflash, Eagle
 from semspec.options import AUTO, DRAFTERS, REPEATABLE
 from semspec.pair import Pair
 from semspec.serve.limits import Settings
@@ -40,7 +40,8 @@ def menu(settings: Settings) -> dict[str, Any]:
         "allow_lossy": settings.allow_lossy,
         "max_draft_tokens": settings.limits.draft_tokens,
         "max_new_tokens": settings.limits.new_tokens,
-        "drafters": [name for name in DRAFTERS if name == own or name != Eagle.name],  # which needs a path
+        # A draft head needs a path, which a client may not give.
+        "drafters": [name for name in DRAFTERS if name == own or name not in (Dflash.name, Eagle.name)],
         "auto": AUTO,
         "draft_lengths": [AUTO, REPEATABLE],
         "verifiers": [

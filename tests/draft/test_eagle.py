@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -10,14 +11,16 @@ import torch
 
 import semspec
 from semspec import verify
-from semspec.draft import EagleDrafter
+from semspec.draft import HeadDrafter
 from semspec.errors import BadRequest, ModelError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.model.heads.block import BlockConfig, BlockHead
+from semspec.model.heads.block_runner import BlockRunner
 from semspec.model.heads.config import HeadConfig, HeadTensors
 from semspec.model.heads.eagle import EagleHead, TargetParts
-from semspec.model.heads.runner import HeadRunner
+from semspec.model.heads.runner import ENOUGH, HeadRunner, StateRunner
 from semspec.model.linear import DenseLinear
 from semspec.model.weights import Checkpoint
 from semspec.options import Options
@@ -25,7 +28,7 @@ from semspec.types import Decode, DecodeOutput, Sampling
 from tests.checkpoints import CHAT, make_model, make_tokenizer, save
 from tests.chi import chi_square
 from tests.fakes import FakeRunner, chain
-from tests.heads import make_head
+from tests.heads import make_block_head, make_head
 
 VOCAB, LENGTH, DRAWS = 4, 3, 1500
 TARGET = chain(VOCAB, seed=1, memory=2, sharpness=1.2)
@@ -42,15 +45,27 @@ def small_head(folder: Path, target: FakeRunner, cls: type[HeadRunner] = HeadRun
     return cls(head, VOCAB, target.capacity)
 
 
-def p_value(folder: Path, rule: str, cls: type[HeadRunner] = HeadRunner) -> tuple[float, int]:
+def small_block(folder: Path, target: FakeRunner) -> BlockRunner:
+    """A random block head for the same target."""
+    named = {"mask_token_id": 3, "target_layer_ids": [0, 1]}
+    make_block_head(folder, width=VOCAB, layers=(0, 1), block=4, dflash_config=named)
+    weights = torch.randn(2, VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
+    parts = TargetParts(weights[0], DenseLinear(weights[1]), 2, VOCAB, torch.float32)
+    with Checkpoint(folder) as checkpoint:
+        tensors = HeadTensors(checkpoint)
+        head = BlockHead(BlockConfig.read(tensors, parts), tensors, parts, torch.device("cpu"))
+    return BlockRunner(head, VOCAB, target.capacity)
+
+
+def p_value(folder: Path, rule: str, make: Callable[[Path, FakeRunner], StateRunner] = small_head) -> tuple[float, int]:
     target, executor = FakeRunner(TARGET, VOCAB, slots=500), Executor()
-    head, tasks, accepted = small_head(folder, target, cls), [], []
+    head, tasks, accepted = make(folder, target), [], []
     for seed in range(DRAWS):
         stats, job = Stats(), Job(PROMPT, verify.make(rule), 2, LENGTH, Sampling(1.0, seed=seed))
-        tasks.append(executor.submit(Decoder(job, target, EagleDrafter(head), stats).decode(), stats))
+        tasks.append(executor.submit(Decoder(job, target, HeadDrafter(head), stats).decode(), stats))
         accepted.append(stats)
     executor.run()
-    assert not any(task.error for task in tasks) and head.free == HeadRunner(head.head, VOCAB, 9).free
+    assert not any(task.error for task in tasks) and head.free == ENOUGH
     counts = torch.zeros([VOCAB] * LENGTH)
     for task in tasks:
         counts[tuple(t for event in task.events for t in event.tokens)] += 1
@@ -82,7 +97,12 @@ def test_sampled_drafts_of_a_head_keep_the_targets_distribution(rule: str, tmp_p
 
 
 def test_draft_probabilities_of_other_tokens_would_be_noticed(tmp_path: Path):
-    assert p_value(tmp_path, "sampling", Careless)[0] < 1e-6
+    assert p_value(tmp_path, "sampling", lambda folder, target: small_head(folder, target, Careless))[0] < 1e-6
+
+
+def test_tokens_of_a_block_drawn_at_once_keep_it_too(tmp_path: Path):
+    p, accepted = p_value(tmp_path, "sampling", small_block)
+    assert p > 1e-3 and accepted > DRAWS // 4
 
 
 @pytest.fixture(scope="module")

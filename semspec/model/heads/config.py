@@ -88,7 +88,7 @@ class HeadConfig:
 
     @staticmethod
     def read(tensors: HeadTensors, target_depth: int, target_width: int) -> HeadConfig:
-        config, folder = _json(tensors.folder), tensors.folder
+        config, folder = read_json(tensors.folder), tensors.folder
         _refuse_others(config, tensors)
 
         def option(key: str) -> Any:
@@ -98,7 +98,7 @@ class HeadConfig:
         speculators = "speculators_model_type" in config or "speculators_config" in config
         residual = option("norm_before_residual")
         fused = "fc.weight" in tensors and option("use_aux_hidden_state") is not False
-        layers, named = _layers(option("eagle_aux_hidden_state_layer_ids"), target_depth), True
+        layers, named = layer_ids(option("eagle_aux_hidden_state_layer_ids"), target_depth), True
         if not fused:
             layers = (target_depth,)
         elif layers is None:
@@ -116,7 +116,7 @@ class HeadConfig:
             if option(flag) and name not in tensors:
                 raise ModelError(f"{folder}: the config asks for {flag}, and there is no tensor {name}")
         return HeadConfig(
-            _shape(option, tensors),
+            head_shape(option, tensors),
             layers,
             named,
             fused,
@@ -125,7 +125,7 @@ class HeadConfig:
         )
 
 
-def _json(folder: Path) -> dict[str, Any]:
+def read_json(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -136,6 +136,8 @@ def _json(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_others(config: dict[str, Any], tensors: HeadTensors) -> None:
+    if "dflash_config" in config:
+        raise ModelError(f"{tensors.folder}: a one-pass block head; use it with dflash:PATH")
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise ModelError(f"{tensors.folder}: a draft head of type {kind!r}; supported: eagle3")
@@ -150,13 +152,13 @@ def _refuse_others(config: dict[str, Any], tensors: HeadTensors) -> None:
         )
 
 
-def _layers(ids: Any, depth: int) -> tuple[int, ...] | None:
+def layer_ids(ids: Any, depth: int) -> tuple[int, ...] | None:
     if ids is None:
         return None
     whole = isinstance(ids, list) and ids and all(type(i) is int and 0 <= i <= depth for i in ids)
     if not whole:
         raise ModelError(
-            f"eagle_aux_hidden_state_layer_ids is {ids!r:.80}; it should be a list of layers of the target, which has "
+            f"the layer ids of its config are {ids!r:.80}; they should be a list of layers of the target, which has "
             f"{depth}: the head is for another target"
         )
     return tuple(ids)
@@ -166,7 +168,7 @@ def usual_layers(depth: int) -> tuple[int, ...]:
     return (min(2, depth), depth // 2, max(depth - 3, 0))
 
 
-def _shape(option: Any, tensors: HeadTensors) -> Shape:
+def head_shape(option: Any, tensors: HeadTensors) -> Shape:
     names = [re.fullmatch(r"layers\.(\d+)\.post_attention_layernorm\.weight", name) for name in tensors]
     depth = 1 + max((int(name[1]) for name in names if name), default=0)
     copied = {key: value for key in COPIED if (value := option(key)) is not None}

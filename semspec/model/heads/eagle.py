@@ -53,6 +53,13 @@ class TargetParts:
         raise ModelError("a draft head needs a target with weights of its own")
 
 
+def head_folder(path: str | Path) -> Path:
+    folder = locate(path)
+    if folder.is_file():
+        raise ModelError(f"{folder} is a file; give the folder of a draft head, with its model.safetensors")
+    return folder
+
+
 class EagleHead(LayerMath):
     def __init__(self, config: HeadConfig, tensors: HeadTensors, target: TargetParts, device: torch.device) -> None:
         shape = config.shape
@@ -106,10 +113,7 @@ class EagleHead(LayerMath):
     @staticmethod
     def load(path: str | Path, target: Runner) -> EagleHead:
         parts = TargetParts.of(target)
-        folder = locate(path)
-        if folder.is_file():
-            raise ModelError(f"{folder} is a file; give the folder of an EAGLE-3 head, with its model.safetensors")
-        with Checkpoint(folder) as checkpoint:
+        with Checkpoint(head_folder(path)) as checkpoint:
             tensors = HeadTensors(checkpoint)
             config = HeadConfig.read(tensors, parts.depth, parts.embedding.shape[1])
             return EagleHead(config, tensors, parts, target.device)

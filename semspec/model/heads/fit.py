@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
+from semspec.model.heads.block import BlockHead
+from semspec.model.heads.block_runner import BlockRunner
 from semspec.model.heads.eagle import EagleHead
-from semspec.model.heads.runner import HeadRunner
+from semspec.model.heads.runner import HeadRunner, StateRunner
 from semspec.types import Decode, Runner, Sampling, Score
 
 log = logging.getLogger(__name__)
 TOKENS = 96  # that the target writes, or fewer if it ends before
-OFFSETS = (0, 1)
+OFFSETS = {EagleHead: (0, 1), BlockHead: (0, -1)}  # where published heads agree on what an id means, 0 is right
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,16 @@ class Reading:
     def __str__(self) -> str:
         embedding = "" if self.own_embedding else " with the target's embedding"
         ids = ", ".join(map(str, self.layers))
-        return f"layers {ids} (ids +{self.offset}){embedding}: {self.agreement:.0%} of {self.tokens} tokens"
+        return f"layers {ids} (ids {self.offset:+d}){embedding}: {self.agreement:.0%} of {self.tokens} tokens"
 
 
-def fitted(head: EagleHead, target: Runner, prompt: Sequence[int], least: float, name: str) -> HeadRunner:
+def runner_of(head: EagleHead | BlockHead, target: Runner, layers: tuple[int, ...]) -> StateRunner:
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, target.vocab, target.capacity, layers)
+    return HeadRunner(head, target.vocab, target.capacity, layers)
+
+
+def fitted(head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], least: float, name: str) -> StateRunner:
     """A runner for this head as it fits the target best. One that agrees with less than `least` is refused."""
     readings = measure(head, target, prompt[: target.capacity // 2])
     best = max(readings, key=lambda reading: reading.agreement)  # of equals the first, as the config says
@@ -53,14 +61,15 @@ def fitted(head: EagleHead, target: Runner, prompt: Sequence[int], least: float,
     log.warning("%s reads %s agree with the target%s", name, best, f" ({others})" if others else "")
     if not best.own_embedding:
         head.embedding = head.shared_embedding
-    return HeadRunner(head, target.vocab, target.capacity, best.layers)
+    return runner_of(head, target, best.layers)
 
 
 @torch.inference_mode()
-def measure(head: EagleHead, target: Runner, prompt: Sequence[int]) -> list[Reading]:
+def measure(head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int]) -> list[Reading]:
     """All ways to read this head."""
     ids = head.config.layers
-    offsets = [n for n in OFFSETS if not n or (head.config.fused and max(ids) + n <= target.depth)]
+    last = target.depth if head.config.fused else 0
+    offsets = [n for n in OFFSETS[type(head)] if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
     wanted = {n: tuple(i + n for i in ids) for n in offsets}
     text, hidden = written(target, prompt, tuple(sorted({i for layers in wanted.values() for i in layers})))
     own, shared = head.embedding, head.shared_embedding
@@ -71,7 +80,7 @@ def measure(head: EagleHead, target: Runner, prompt: Sequence[int]) -> list[Read
     for embedding in embeddings:
         head.embedding = embedding
         for n, layers in wanted.items():
-            share, count = agreement(HeadRunner(head, target.vocab, target.capacity, layers), text, hidden, len(prompt))
+            share, count = agreement(runner_of(head, target, layers), text, hidden, len(prompt))
             readings.append(Reading(layers, n, embedding is own, share, count))
     head.embedding = own
     return readings
@@ -91,12 +100,7 @@ def written(target: Runner, prompt: Sequence[int], layers: tuple[int, ...]) -> t
     return text, rows.hidden
 
 
-def agreement(runner: HeadRunner, text: list[int], hidden: dict[int, Tensor], prompt: int) -> tuple[float, int]:
+def agreement(runner: StateRunner, text: list[int], hidden: dict[int, Tensor], prompt: int) -> tuple[float, int]:
     """The share of the written tokens, and their number, that the head guesses from the target's states before."""
-    slot = runner.acquire()
-    count = min(len(text) - prompt, len(text) - 2)
-    runner.observe(slot, hidden)
-    (rows,) = runner.score([Score(runner, slot, text[:-1], count)])
-    runner.release(slot)
-    same = rows.logits.argmax(-1) == torch.tensor(text[len(text) - count :], device=rows.logits.device)
-    return float(same.float().mean()), count
+    guesses = runner.first_guesses(text, hidden, min(len(text) - prompt, len(text) - 2))
+    return sum(text[i] == guess for i, guess in guesses.items()) / len(guesses), len(guesses)

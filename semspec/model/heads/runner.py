@@ -8,6 +8,7 @@ counted. Passes are batched as a model's are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.decode import decode_by_score
+from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -32,20 +34,30 @@ class _Slot:
     length: int = 0  # tokens read, the first included
     known: int = 0  # tokens whose states are combined
     waiting: list[list[Tensor]] = field(default_factory=list)  # and those that are not yet, by part and layer
-    own: Tensor | None = None  # [1, width] the head's own state at the last token
+    own: Tensor | None = None  # what the head made beyond: its state at the last token, or the rows of a block
+    read: int = 0  # leading states whose keys and values a block head has stored
 
     @property
     def observed(self) -> int:
         return self.known + sum(len(part[0]) for part in self.waiting)
 
 
-class HeadRunner:
-    def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
+class StateRunner(ABC):
+    """What all heads share: slots, and the states that they have been given."""
+
+    def __init__(
+        self, head: EagleHead | BlockHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None
+    ) -> None:
         """`layers`: of the target, whose states it reads, in the order of the head's inputs."""
         self.head, self.vocab, self.capacity = head, vocab, capacity
         self.layers = head.config.layers if layers is None else layers
         self.depth, self.device, self.shape = head.shape.depth, head.device, head.shape
         self._slots: dict[int, _Slot] = {}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a draft."""
+        return self.capacity
 
     @property
     def free(self) -> int:
@@ -77,7 +89,7 @@ class HeadRunner:
         """Keep at most so many tokens, and none that was read without a state of the target."""
         s = self._slots[slot]
         if not length:
-            s.known, s.waiting = 0, []
+            s.known, s.waiting, s.read = 0, [], 0
         s.length, s.own = min(length, s.observed + 1 if s.observed else 0, s.length), None
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -86,6 +98,45 @@ class HeadRunner:
     def view(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         s = self._slots[slot]
         return s.keys[layer], s.values[layer]
+
+    @abstractmethod
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
+
+    @abstractmethod
+    def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
+        """For some of the last `count` tokens of a text, by their index: what the head takes for them, given the
+        target's states of what comes before."""
+
+    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        return decode_by_score(self, requests)
+
+    def _combine(self, slots: list[_Slot]) -> None:
+        """Take in all states that are waiting, with one product for all sequences."""
+        parts = [(s, part) for s in slots for part in s.waiting]
+        if not parts:
+            return
+        states = [torch.cat([part[i] for _, part in parts]) for i in range(len(self.layers))]
+        combined, row = self.head.combine(states), 0
+        for s, part in parts:
+            end = s.known + len(part[0])
+            self._grow(s, end)
+            s.states[s.known : end] = combined[row : (row := row + len(part[0]))]
+            s.known = end
+        for s in slots:
+            s.waiting = []
+
+    def _grow(self, s: _Slot, pairs: int) -> None:
+        have = len(s.states)
+        if pairs <= have:
+            return
+        more = max(FIRST_CAPACITY, 2 * have, pairs) - have
+        s.states = torch.cat([s.states, s.states.new_zeros(more, s.states.shape[1])])
+        room = s.keys.new_zeros(*s.keys.shape[:2], more, s.keys.shape[3])
+        s.keys, s.values = torch.cat([s.keys, room], 2), torch.cat([s.values, room], 2)
+
+
+class HeadRunner(StateRunner):
+    head: EagleHead
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
@@ -116,8 +167,12 @@ class HeadRunner:
             outputs.append(ScoreOutput(logits[rows, : self.vocab]))
         return outputs
 
-    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        return decode_by_score(self, requests)
+    def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
+        slot = self.acquire()
+        self.observe(slot, hidden)
+        (rows,) = self.score([Score(self, slot, text[:-1], count)])
+        self.release(slot)
+        return dict(zip(range(len(text) - count, len(text)), rows.logits.argmax(-1).tolist(), strict=True))
 
     def _states(self, s: _Slot, start: int, count: int) -> Tensor:
         """Of the tokens from `start` on: the target's, and after its last the head's own."""
@@ -128,27 +183,3 @@ class HeadRunner:
         if missing > 1 or s.own is None:
             raise SemspecError(f"a draft head was asked to read {missing} tokens without the target's states")
         return torch.cat([given, s.own])
-
-    def _combine(self, slots: list[_Slot]) -> None:
-        """Take in all states that are waiting, with one product for all sequences."""
-        parts = [(s, part) for s in slots for part in s.waiting]
-        if not parts:
-            return
-        states = [torch.cat([part[i] for _, part in parts]) for i in range(len(self.layers))]
-        combined, row = self.head.combine(states), 0
-        for s, part in parts:
-            end = s.known + len(part[0])
-            self._grow(s, end)
-            s.states[s.known : end] = combined[row : (row := row + len(part[0]))]
-            s.known = end
-        for s in slots:
-            s.waiting = []
-
-    def _grow(self, s: _Slot, pairs: int) -> None:
-        have = len(s.states)
-        if pairs <= have:
-            return
-        more = max(FIRST_CAPACITY, 2 * have, pairs) - have
-        s.states = torch.cat([s.states, s.states.new_zeros(more, s.states.shape[1])])
-        room = s.keys.new_zeros(*s.keys.shape[:2], more, s.keys.shape[3])
-        s.keys, s.values = torch.cat([s.keys, room], 2), torch.cat([s.values, room], 2)

@@ -1,10 +1,11 @@
-"""Drafting with a head that reads the target's hidden states, token after token.
+"""Drafting with a head that reads the target's hidden states, token after token or a block at once.
 
 The head has nothing to go on before the target has read the prompt; the first round is therefore without a draft.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,11 +15,11 @@ from semspec.draft.model import NO_EARLY_EXIT, ModelDrafter
 from semspec.types import Draft, DraftRequest, ProposalGenerator
 
 if TYPE_CHECKING:
-    from semspec.model.heads.runner import HeadRunner
+    from semspec.model.heads.runner import StateRunner
 
 
-class EagleDrafter(ModelDrafter):
-    def __init__(self, head: HeadRunner, early_exit: EarlyExit = NO_EARLY_EXIT) -> None:
+class HeadDrafter(ModelDrafter):
+    def __init__(self, head: StateRunner, early_exit: EarlyExit = NO_EARLY_EXIT) -> None:
         super().__init__(head, early_exit)
         self.head, self.layers = head, tuple(sorted(set(head.layers)))
 
@@ -30,4 +31,5 @@ class EagleDrafter(ModelDrafter):
         assert self.slot is not None
         if len(context) < 2 or self.head.observed(self.slot) < len(context) - 1:
             return Draft([])
-        return (yield from super().propose(context, request))
+        longest = min(request.max_tokens, self.head.longest)
+        return (yield from super().propose(context, replace(request, max_tokens=longest)))

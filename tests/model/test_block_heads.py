@@ -1,0 +1,142 @@
+"""One-pass block heads against their published computation, and through the whole path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import semspec
+from semspec.errors import ModelError
+from semspec.model import ModelRunner
+from semspec.model.heads import fit
+from semspec.model.heads.block import BlockHead
+from semspec.model.heads.block_runner import BlockRunner
+from semspec.model.heads.eagle import EagleHead
+from semspec.types import Decode, Sampling, Score
+from tests.checkpoints import make_model, save
+from tests.heads import filled, make_block_head, make_head
+
+TEXT = [7, 3, 250, 41, 98, 3, 17, 222, 5, 60]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model("llama3"), tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> ModelRunner:
+    return ModelRunner.load(folder, device="cpu", slots=4, context=256)
+
+
+def states_of(target: ModelRunner, text: list[int]) -> dict[int, Tensor]:
+    slot = target.acquire()
+    (rows,) = target.score([Score(target, slot, text, 0, (1, 2, 3), states=len(text))])
+    target.release(slot)
+    return rows.hidden
+
+
+def runner_for(folder: Path, target: ModelRunner) -> BlockRunner:
+    return BlockRunner(BlockHead.load(folder, target), target.vocab, target.capacity)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"block": 2, "depth": 1}, {"mask_embedding": True, "layers": (1, 0, 1), "block": 9}]
+)
+def test_a_block_is_what_the_published_computation_fills_in(
+    changes: dict[str, Any], target: ModelRunner, tmp_path: Path
+):
+    """After a prompt, after an accepted part, and after a rejection; drawn at once or in parts."""
+    made = make_block_head(tmp_path, seed=2, **changes)
+    runner, hidden = runner_for(tmp_path, target), states_of(target, TEXT)
+    assert runner.layers == tuple(i + 1 for i in changes.get("layers", (0, 1))), "id i is the state after layer i"
+    shared: Tensor = target.transformer.head.weight  # type: ignore[attr-defined]
+    slot, at = runner.acquire(), 0
+    for length in (4, 6, 7, 10):
+        runner.observe(slot, {layer: h[at : length - 1] for layer, h in hidden.items()})
+        at = length - 1
+        feed, rows = TEXT[runner.length(slot) : length], list[Tensor]()
+        for n in (runner.longest - runner.longest // 2, runner.longest // 2):
+            if n:
+                (out,) = runner.decode([Decode(runner, slot, feed, n, Sampling(), 0, keep_logits=True)])
+                assert out.logits is not None
+                feed, rows = out.tokens[-1:], [*rows, out.logits]
+        states = [hidden[i][: length - 1] for i in runner.layers]
+        expected = filled(made, TEXT[length - 1], runner.longest + 1, states, target.transformer.embedding, shared)
+        torch.testing.assert_close(torch.cat(rows).double(), expected, atol=5e-5 * float(expected.std()), rtol=1e-5)
+        runner.truncate(slot, min(length + 2, runner.length(slot)))
+        assert runner.length(slot) == length
+
+
+def test_text_is_the_targets_alone_and_in_a_batch(folder: Path, tmp_path: Path):
+    make_block_head(tmp_path, block=12)
+    pair = semspec.load(folder, device="cpu", context=256, slots=4)
+    prompts = ["the quick brown fox", "one", "the sky is blue because light scatters " * 2]
+    options = {
+        "drafter": f"dflash:{tmp_path},least=0",
+        "num_draft_tokens": 20,
+        "max_new_tokens": 24,
+        "ignore_eos": True,
+    }
+    wanted = [pair.generate(p, verifier="none", max_new_tokens=24, ignore_eos=True).text for p in prompts]
+    assert [pair.generate(p, **options).text for p in prompts] == wanted
+    batch = pair.generate(prompts, **options)
+    assert [result.text for result in batch] == wanted
+    assert max(event.drafted for result in batch for event in result.events) == 11, "as long as a block, no longer"
+    warm = pair.generate(prompts, **options | {"verifier": "sampling", "temperature": 1.0, "seed": 1})
+    alone = [
+        pair.generate(p, **options | {"verifier": "sampling", "temperature": 1.0, "seed": 1}).text for p in prompts
+    ]
+    assert [result.text for result in warm] == alone
+
+
+def test_it_is_measured_and_refused_like_other_heads(target: ModelRunner, tmp_path: Path):
+    make_block_head(tmp_path)
+    head = BlockHead.load(tmp_path, target)
+    readings = fit.measure(head, target, TEXT)
+    assert [reading.offset for reading in readings] == [0, -1] and readings[0].tokens >= 24
+    with pytest.raises(ModelError, match=r"does not fit.*ids -1"):
+        fit.fitted(head, target, TEXT, 0.9, "head")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no block": ({"block": 1}, "block_size is 1"),
+    "mask": ({"dflash_config": {"mask_token_id": 999, "target_layer_ids": [0, 1]}}, "mask_token_id is 999"),
+    "layers": (
+        {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0, 7]}},
+        "layers of the target, which has 2",
+    ),
+    "other number": ({"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0]}}, "names 1 layers"),
+    "width": ({"width": 32}, "for another target"),
+    "window": ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding window"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused(case: str, target: ModelRunner, tmp_path: Path):
+    changes, message = REFUSED[case]
+    make_block_head(tmp_path, **changes)
+    with pytest.raises(ModelError, match=message):
+        BlockHead.load(tmp_path, target)
+
+
+def test_kinds_of_heads_are_not_taken_for_each_other(target: ModelRunner, tmp_path: Path):
+    make_block_head(tmp_path / "block")
+    make_head(tmp_path / "eagle", layers=[0, 1, 2])
+    with pytest.raises(ModelError, match="dflash:PATH"):
+        EagleHead.load(tmp_path / "block", target)
+    with pytest.raises(ModelError, match="eagle:PATH"):
+        BlockHead.load(tmp_path / "eagle", target)
+    weights = load_file(tmp_path / "block" / "model.safetensors")
+    save_file({**weights, "selector.weight": torch.zeros(2, 2)}, tmp_path / "block" / "model.safetensors")
+    with pytest.raises(ModelError, match="selector"):
+        BlockHead.load(tmp_path / "block", target)
+    (tmp_path / "block" / "config.json").write_text(json.dumps([]))
+    with pytest.raises(ModelError, match="no table"):
+        BlockHead.load(tmp_path / "block", target)
