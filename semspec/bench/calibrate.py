@@ -42,10 +42,17 @@ LADDERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "ensemble": ("weight", (0.9, 0.7, 0.5, 0.3)),
     "cascade-rule": ("alpha", (0.02, 0.05, 0.1, 0.2, 0.4)),
     "adaptive": ("scale", (2, 1, 0.5, 0.25)),
+    "mars": ("ratio", (0.98, 0.95, 0.9, 0.8, 0.6)),
+    "regret": ("budget", (0.25, 0.5, 1, 2, 4)),
+    "ears": ("tolerance", (0.05, 0.1, 0.3, 0.5)),
+    "csd": ("ratio", (0.3, 0.1, 0.03, 0.01)),
     "random": ("rate", (0.02, 0.05, 0.1, 0.25, 0.5)),
     "semantic": ("tau", (1, 0.9, 0.7, 0.5, 0.3)),
     "semantic+": ("threshold", (0.98, 0.95, 0.9, 0.8, 0.5, 0.2)),
     "specreason": ("threshold", (9, 8, 7, 5, 3)),
+    "likely-step": ("threshold", (-0.05, -0.1, -0.2, -0.5, -1)),
+    "glimprouter": ("threshold", (0.1, 0.25, 0.5, 1, 2)),
+    "confspec": ("sure", (0.99, 0.95, 0.9, 0.7)),
     "random-step": ("rate", (0.05, 0.1, 0.3, 0.7)),
 }
 

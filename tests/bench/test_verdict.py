@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from semspec.bench.calibrate import candidates, excess_p, fewest_problems, loosest_safe
+from semspec import verify
+from semspec.bench.calibrate import LADDERS, candidates, excess_p, fewest_problems, loosest_safe
 from semspec.bench.summary import summarise
 from semspec.bench.verdict import Margin, decide
 from semspec.errors import BadRequest
@@ -145,6 +146,8 @@ def test_how_many_problems_a_bound_needs() -> None:
 
 def test_candidates_are_ordered_and_checked() -> None:
     assert candidates("fly:window=4", None)[:2] == ["fly:window=4,theta=0.9", "fly:window=4,theta=0.6"]
+    for rule in LADDERS:
+        assert all(not verify.make(method).lossless for method in candidates(rule, None))
     assert candidates("margin", "ratio=0.5, 0.1") == ["margin:ratio=0.5", "margin:ratio=0.1"]
     for rule, values, message in (
         ("exact", "k=1,2", "lossless"), ("spec-thinking", None, "--values"), ("fly", "theta=", "strictest"),
