@@ -75,7 +75,8 @@ th { max-width: 8rem; }
 td.arm { font-weight: 600; white-space: normal; overflow-wrap: break-word; min-width: 7rem; max-width: 16rem; }
 li.worse, small.worse, tr.worse .verdict small, tr.worse .speed small { color: var(--worse); }
 .verdict { font-weight: 600; }
-.same .verdict, .better .verdict { color: var(--good); } .unmeasured .verdict, .unclear .verdict { color: var(--warn); }
+:is(.equivalent, .same, .better) .verdict { color: var(--good); }
+.unmeasured .verdict, .unclear .verdict { color: var(--warn); }
 .worse .verdict, .worse .speed { color: var(--worse); font-weight: 700; }
 ul.notes { margin: .8rem 0; padding-left: 1.1rem; } ul.notes li { margin: .25rem 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1rem; }

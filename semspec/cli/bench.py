@@ -181,7 +181,7 @@ def replay(
     where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")
     with bar(f"replay at {shape}") as progress:
         run_replay(run, shape, where, device, progress)
-    finish([where], where, TrustArguments(), as_json=as_json)
+    finish([where], where, as_json=as_json)
 
 
 @arguments.spread
@@ -203,7 +203,7 @@ def compare(
 def finish(
     folders: list[Path],
     out: Path,
-    trust: TrustArguments,
+    trust: TrustArguments | None = None,
     against: str | None = None,
     markdown: Path | None = None,
     as_json: bool = False,
@@ -216,7 +216,7 @@ def finish(
     from semspec.bench.summary import summarise
     from semspec.bench.table import render, render_comparison
 
-    runs = []
+    runs, trust = [], trust or TrustArguments()
     for folder in folders:
         run, samples = load_run(folder)
         measures = trust.measures(folder, run, samples)

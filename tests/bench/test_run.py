@@ -229,7 +229,7 @@ def test_an_ablation_is_a_bench_with_these_methods(tmp_path: Path, monkeypatch: 
     asked = []
     monkeypatch.setattr(Bench, "__init__", lambda self, config, report: asked.append(config))
     monkeypatch.setattr(Bench, "run", lambda self, out, progress: asked.append(out))
-    monkeypatch.setattr(commands, "finish", lambda folders, out, as_json: None)
+    monkeypatch.setattr(commands, "finish", lambda folders, out, trust, as_json: None)
     command = typer.main.get_command(commands.app)
     command(
         ["--task", "pocket:steps=3", "--problems", "5", "--out", str(tmp_path), "ablate", "fly"], standalone_mode=False
