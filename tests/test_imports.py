@@ -30,8 +30,8 @@ ROWS = [
     "hf",
     "semspec",  # the public names
     "tasks",
-    "probe_fit head_fit bench serve",
-    "sparse_fit advise",
+    "probe_fit head_fit bench serve lm_eval",
+    "sparse_fit advise vllm",
     "cli",
     "__main__",
 ]

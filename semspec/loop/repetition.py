@@ -85,5 +85,9 @@ class RepetitionGuard:
         """A loop that the last `new` tokens have completed; earlier rounds have looked for earlier ones."""
         if not self.repeats:
             return None
-        longest = max(self.repeats * self.period, TOKENS + self.period)  # a loop that has just become one
-        return find_loop(tokens[-longest - new :], self.repeats, max_period=self.period)
+        return find_loop(tokens[-self.longest - new :], self.repeats, max_period=self.period)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a loop that has just become one, at most."""
+        return max(self.repeats * self.period, TOKENS + self.period)

@@ -15,6 +15,7 @@ from semspec.tasks.base import Problem, Task
 from semspec.tasks.college_math import CollegeMath
 from semspec.tasks.gpqa import Gpqa
 from semspec.tasks.gsm8k import Gsm8k
+from semspec.tasks.harness import Harness
 from semspec.tasks.humaneval import HumanEval
 from semspec.tasks.jsonl import JsonLines
 from semspec.tasks.longbench import LongBench
@@ -32,7 +33,7 @@ register = REGISTRY.register
 
 for _task in (
     Pocket, Gsm8k, Mgsm, Svamp, Math500, CollegeMath, Aime24, Amc23, Gpqa, HumanEval, Mbpp, AcpProgGen, LongBench, Niah,
-    SpecBench, MtBench, JsonLines,
+    SpecBench, MtBench, JsonLines, Harness,
 ):  # fmt: skip
     register(_task)
 

@@ -202,9 +202,9 @@ def check_style(task: str, style: str) -> None:
         raise BadRequest(f"task {task!r} has no style {style!r}; give {' or '.join(STYLES)}")
 
 
-def needs(task: str, module: str, package: str, what: str) -> None:
+def needs(task: str, module: str, package: str, what: str, extra: str = "bench") -> None:
     """Refuses a task whose scorer lacks a library, before anything is run."""
     if find_spec(module) is None:
         raise BadRequest(
-            f"task {task!r} needs {package} for {what}, which is not installed; `pip install 'semspec[bench]'` has it"
+            f"task {task!r} needs {package} for {what}, which is not installed; `pip install 'semspec[{extra}]'` has it"
         )

@@ -1,0 +1,193 @@
+"""One step of vLLM: the drafts of all requests, each verified by its own rule, by the same `Rule.verify` as elsewhere.
+
+A rule's decisions become logits that leave no choice: the tokens it accepts, and the token it puts after them, are
+raised above all others. vLLM's sampler then accepts, rejects and counts as the rule decided, greedy or sampled,
+whatever proposed the draft. Requests without a rule are not touched. Nothing here waits for the device, and nothing
+depends on a clock or on the rank: with tensor parallelism every rank decides by itself, and all must decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semspec.errors import BadRequest
+from semspec.loop.thinking import Thinking
+from semspec.pair.resources import Resources
+from semspec.sampling.draw import SamplingRows
+from semspec.text.tokenizer import opens_thinking
+from semspec.types import Sampling
+from semspec.verify.base import Rule
+from semspec.verify.batch import DraftBatch
+from semspec.vllm.request import Choice
+from semspec.vllm.watch import Watch
+
+RAISED = 1e9  # above any logit, and finite at any temperature
+
+
+@dataclass
+class Step:
+    """vLLM's rows for B requests. A request's row i predicts the token fed at its row i + 1."""
+
+    slots: list[int]  # where vLLM keeps each request
+    logits: Tensor  # [R, V] float32, changed in place
+    first_row: Tensor  # [B]
+    counts: Tensor  # [B] draft tokens
+    ids: Tensor  # [B, K] draft tokens; anything after them
+    position: Tensor  # [B] index in its sequence of the first draft token
+    tokens_at: Callable[[Tensor, Tensor], Tensor]  # batch places [B'], indices [B', n] -> committed tokens
+    reading: frozenset[int] = frozenset()  # batch places that still read their prompt, and have no draft
+    draft_logits: Tensor | None = None  # [D, V] as DraftBatch wants them
+    first_draft: Tensor | None = None  # [B]
+
+
+@dataclass
+class Loose:
+    """A request with a rule of ours."""
+
+    rule: Rule
+    choice: Choice
+    sampling: Sampling
+    prompt: int  # tokens
+    round: int = 0
+    state: Tensor | None = None
+    strict: bool = False  # it repeats itself, and vLLM's own sampler has taken over
+    followed: bool = False  # its markers of thinking are followed
+
+
+class Rounds:
+    def __init__(self, resources: Resources, slots: int, draft_tokens: int, reports: bool = True) -> None:
+        """`reports`: this rank counts; the others would count the same again."""
+        device = resources.target.device
+        self.resources, self.draft_tokens = resources, draft_tokens
+        self.requests: dict[int, Loose] = {}
+        self.relaxed = torch.zeros((), dtype=torch.long, device=device)
+        self._serial = 0
+        self._open = torch.zeros(slots, dtype=torch.bool, device=device)  # inside the thinking
+        self._seen = torch.zeros(slots, dtype=torch.long, device=device)  # committed tokens that this knows of
+        self._watch = Watch(self.relaxed, reports)
+
+    def begin(self, slot: int, choice: Choice | None, params: Callable[[int], Sampling], prompt: int) -> bool:
+        """A request enters this slot. Returns whether a rule of ours verifies it."""
+        self.end(slot)
+        self._serial += 1
+        if choice is None:
+            return False
+        rule = choice.rule.bind(self.resources).for_draft_length(self.draft_tokens)
+        if choice.thinking_only and self.resources.thinking is None:
+            raise BadRequest("this model has no markers of thinking, so nothing may be relaxed")
+        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt)
+        return True
+
+    def end(self, slot: int) -> None:
+        self.requests.pop(slot, None)
+
+    def stats(self) -> dict[str, int]:
+        """Relaxed tokens, and requests that repeated themselves, since the engine was started."""
+        return {"relaxed_tokens": int(self.relaxed), "loops": self._watch.loops}
+
+    def decide(self, step: Step) -> None:
+        groups: dict[tuple[Rule, bool], list[int]] = {}
+        for place, slot in enumerate(step.slots):
+            request = self.requests.get(slot)
+            if request is None or request.strict or place in step.reading:
+                continue
+            if step.draft_logits is not None or not request.rule.needs_draft_logits:
+                groups.setdefault((request.rule, request.state is None), []).append(place)
+        for (rule, _), places in groups.items():
+            self._decide(step, rule, places)
+        self._watch.look(step, [p for places in groups.values() for p in places], self.requests, self.draft_tokens)
+
+    def _decide(self, step: Step, rule: Rule, places: list[int]) -> None:
+        requests = [self.requests[step.slots[p]] for p in places]
+        batch, rows, drafted, may = self._batch(step, places, requests)
+        decisions = rule.verify(batch)
+        accepted = batch.positions < decisions.accepted[:, None]
+        tokens = torch.where(accepted, torch.cat([batch.ids, batch.ids[:, :1]], 1), decisions.next[:, None])
+        decided = (batch.positions <= decisions.accepted[:, None]) & (tokens >= 0) & may[:, None]
+        raised = torch.where(decided, RAISED, float("-inf"))
+        flat = (rows * step.logits.shape[1] + tokens.clamp_min(0)).flatten()
+        step.logits.view(-1).scatter_reduce_(0, flat, raised.flatten(), "amax")  # a row may be there twice
+        if decisions.relaxed is not None:
+            self.relaxed += (decisions.relaxed & decided[:, :-1]).sum()
+        for i, request in enumerate(requests):
+            request.round += 1
+            if decisions.state is not None:
+                new = decisions.state[i]
+                # A round without a draft leaves the state as it was.
+                request.state = new if request.state is None else torch.where(drafted[i], new, request.state)
+
+    def _batch(self, step: Step, places: list[int], requests: list[Loose]) -> tuple[DraftBatch, Tensor, Tensor, Tensor]:
+        """The drafts at these places, their rows [B, K + 1] of the step's logits, which requests have a draft [B] and
+        which of them may be decided here [B]."""
+        device = step.logits.device
+        table = [[p, step.slots[p], r.sampling.seed, r.round] for p, r in zip(places, requests, strict=True)]
+        at, slots, seed, rounds = torch.tensor(table).to(device, non_blocking=True).unbind(1)
+        first, counts, ids, position = step.first_row[at], step.counts[at], step.ids[at].long(), step.position[at]
+        along = torch.arange(ids.shape[1] + 1, device=device)
+        rows = first[:, None] + torch.minimum(along, counts[:, None])
+        limit, may = counts, torch.ones_like(counts, dtype=torch.bool)
+        if any(r.choice.thinking_only for r in requests):
+            for place in places:
+                self._begin_thinking(step, place)
+            limit, may = self._thinking(step, requests, at, slots, ids, counts, position)
+        every = len(places) == len(step.slots) and len(step.logits) == rows.numel()
+        states = [r.state for r in requests if r.state is not None]
+        batch = DraftBatch(
+            ids=torch.where(along[:-1] < limit[:, None], ids, -1),
+            counts=limit,
+            target_logits=step.logits if every else step.logits[rows.flatten()],
+            first_row=first if every else torch.arange(len(places), device=device) * rows.shape[1],
+            draft_logits=step.draft_logits,
+            first_draft=torch.zeros_like(first) if step.first_draft is None else step.first_draft[at],
+            target_sampling=SamplingRows.of([r.sampling for r in requests], [rows.shape[1]] * len(places), device),
+            seed=seed,
+            position=position,
+            round=rounds,
+            state=torch.stack(states) if states else None,
+            protected=self.resources.protected,
+        )
+        return batch, rows, counts > 0, may
+
+    def _thinking(
+        self,
+        step: Step,
+        requests: list[Loose],
+        at: Tensor,
+        slots: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        position: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """[B] how many draft tokens are verified, and [B] whether any are. Where only the thinking may be relaxed:
+        those up to its end, if it is open, as the tokens committed since the last round tell."""
+        assert self.resources.thinking is not None
+        begin, end = self.resources.thinking
+        only = torch.tensor([r.choice.thinking_only for r in requests]).to(ids.device, non_blocking=True)
+        back = position[:, None] - 1 - torch.arange(self.draft_tokens + 1, device=ids.device)
+        tokens = step.tokens_at(at, back.clamp_min(0))
+        marks = ((tokens == begin) | (tokens == end)) & (back >= self._seen[slots][:, None])
+        last = tokens.gather(1, marks.long().argmax(1, keepdim=True))[:, 0]
+        inside = torch.where(marks.any(1), last == begin, self._open[slots])
+        self._open[slots], self._seen[slots] = inside, position
+        ends = (ids == end) & (torch.arange(ids.shape[1], device=ids.device) < counts[:, None])
+        upto = torch.where(ends.any(1), ends.long().argmax(1) + 1, counts)
+        return torch.where(only, upto, counts), inside | ~only
+
+    def _begin_thinking(self, step: Step, place: int) -> None:
+        """At a request's first round its whole text is read, once: the prompt may end inside the thinking."""
+        slot = step.slots[place]
+        request = self.requests[slot]
+        if request.followed or not request.choice.thinking_only:
+            return
+        request.followed = True
+        markers, length = self.resources.thinking, int(step.position[place])
+        assert markers is not None
+        where = torch.arange(length, device=step.position.device)[None]
+        tokens = step.tokens_at(torch.tensor([place], device=where.device), where)[0].tolist()
+        thinking = Thinking(*markers, opens_thinking(self.resources.tokenizer, tokens[: request.prompt], markers))
+        thinking.feed(tokens[request.prompt :])
+        self._open[slot], self._seen[slot] = thinking.open, length
