@@ -23,6 +23,7 @@ from semspec.cli.calibrate import calibrate
 from semspec.cli.chat import chat
 from semspec.cli.generate import generate
 from semspec.cli.info import info
+from semspec.cli.vllm import vllm_args
 from semspec.cli.vocabulary import vocabulary
 from semspec.errors import SemspecError
 
@@ -45,6 +46,7 @@ app.command()(serve_commands.serve)
 app.command()(info)
 app.command()(advise)
 app.command()(vocabulary)
+app.command()(vllm_args)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ import copy
 import json
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from semspec.errors import BadRequest
@@ -47,10 +47,8 @@ class Harness(Task):
         """The harness's task, with all its requests."""
         for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             os.environ.setdefault(variable, "1")
-        from lm_eval.tasks import TaskManager
-
         try:
-            found = list(TaskManager(include_path=self.include or None).load([self.task])["tasks"].values())
+            found = list(_manager(self.include, self.task).load([self.task])["tasks"].values())
         except Exception as error:  # whatever its loaders and those of `datasets` raise
             raise BadRequest(
                 f"lm-evaluation-harness cannot load its task {self.task!r}: {error!s:.300}; is the name right, and are "
@@ -93,6 +91,20 @@ class Harness(Task):
         given = _pick(answers, self.filter, f"filter of {self.task!r}")
         scores = self._task.process_results(instance.doc, [given])
         return float(_pick(scores, self.metric, f"metric of {self.task!r}"))
+
+
+@cache
+def _index(include: str, defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=include or None, include_defaults=defaults)
+
+
+def _manager(include: str, task: str) -> Any:
+    """The harness's own tasks are thousands of files, which are read only if the task is none of the user's."""
+    if include and task in _index(include, False).all_tasks:
+        return _index(include, False)
+    return _index(include, True)
 
 
 def _messages(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_worker import Worker
 
 from semspec.vllm.processor import TokenRules
@@ -37,7 +37,7 @@ class Stats:
         return found[0].rounds.stats() if found else {}
 
 
-class RuleSampler(RejectionSampler):
+class RuleSampler(rejection_sampler.RejectionSampler):
     """vLLM's rejection sampler on V1, with the outcomes of our rules decided before it draws."""
 
     def __init__(self, runner: Any, engine: Engine) -> None:
@@ -127,3 +127,15 @@ class GpuWorker(_WithRules, Worker):
 
 class CpuWorker(_WithRules, CPUWorker):
     """vLLM's worker on a CPU, with our rules."""
+
+    def load_model(self, **options: Any) -> None:
+        super().load_model(**options)
+        if not self.use_v2_model_runner:
+            rejection_sampler.expand_batch_to_tokens = expand
+
+
+def expand(x: Tensor, ends: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
+    """Each request's value for each of its draft tokens. vLLM 0.32's own on a CPU writes into a copy unless the values
+    are int64, so temperatures and top-p of sampled requests are whatever was in memory."""
+    filled = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return filled.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)).long(), output_size=tokens)

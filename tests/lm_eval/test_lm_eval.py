@@ -1,0 +1,161 @@
+"""lm-evaluation-harness over a pair: its scores are bench's on the same files, its likelihoods the target's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM
+
+import semspec
+from semspec import tasks
+from semspec.bench.run import Bench, Config
+from semspec.errors import BadRequest
+from semspec.lm_eval.model import SemspecLM
+from semspec.pocket.shipped import shipped_pair
+from semspec.tasks.pocket import Pocket
+
+PROBLEMS = 8
+YAML = """
+task: tiny_gsm8k
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {data}, train: {data}}}
+test_split: test
+fewshot_split: train
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+num_fewshot: 0
+generation_kwargs: {{until: ["Question:"], do_sample: false, max_gen_toks: 160}}
+metric_list:
+  - {{metric: exact_match, aggregation: mean, higher_is_better: true, regexes_to_ignore: [",", "(?s).*#### ", "\\\\.$"]}}
+filter_list:
+  - name: strict-match
+    filter:
+      - {{function: regex, regex_pattern: "answer is (\\\\-?[0-9\\\\.\\\\,]+)"}}
+      - {{function: take_first}}
+"""
+LIKELIHOOD = """
+task: tiny_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_target: 0
+doc_to_choice: ["yes", "no"]
+num_fewshot: 0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GSM8K-style files: word problems of the pocket world, whose model marks its answers by four hashes or a box."""
+    place = tmp_path_factory.mktemp("tasks")
+    task = Pocket()
+    rows = []
+    for problem in task.problems(PROBLEMS, 3):
+        text = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+        rows.append({"question": text, "answer": f"It is so.\n#### {problem.answer}"})
+    data = place / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "tiny.yaml").write_text(YAML.format(data=data))
+    (place / "choice.yaml").write_text(LIKELIHOOD.format(data=data))
+    return place
+
+
+@pytest.fixture(scope="module")
+def pocket() -> semspec.Pair:
+    return semspec.load("pocket", device="cpu", slots=4)
+
+
+@pytest.mark.parametrize("verifier", ["exact", "fly"])
+def test_the_harness_scores_as_bench_does(folder: Path, pocket, tmp_path: Path, verifier: str) -> None:
+    model = SemspecLM(pair=pocket, verifier=verifier, num_draft_tokens=8, batch_size=4)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    found = simple_evaluate(
+        model=model, tasks=["tiny_gsm8k"], task_manager=manager, bootstrap_iters=0, apply_chat_template=True
+    )
+    samples = sorted(found["samples"]["tiny_gsm8k"], key=lambda sample: sample["doc_id"])
+    theirs, texts = [s["exact_match"] for s in samples], [s["resps"][0][0] for s in samples]
+    config = Config(f"lm_eval:tiny_gsm8k,include={folder},chat=true", [verifier], num_draft_tokens=8)
+    bench = Bench(config, pair=pocket)
+    bench.run(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    own = {row["problem"]: row for row in rows if row["arm"].startswith(verifier)}
+    ours = [own[f"tiny_gsm8k/{i}"] for i in range(PROBLEMS)]
+    assert [float(row["correct"]) for row in ours] == theirs
+    assert [row["text"] for row in ours] == texts
+    assert sum(theirs) > 0, "some are right"
+    assert sum(stats.accepted for stats in model.stats), "drafts were used"
+
+
+def test_likelihoods_are_those_of_the_model(pocket) -> None:
+    model, texts = SemspecLM(pair=pocket, batch_size=3), ["Mia has 4 bags.", "Tom", "How many pens are there in all?"]
+    reference = AutoModelForCausalLM.from_pretrained(shipped_pair("pocket", None)[0], dtype=torch.float32)
+    requests = [Instance("loglikelihood", {}, (text, " The answer"), 0) for text in texts]
+    requests.append(Instance("loglikelihood", {}, ("", "Tom has pens"), 0))
+    for (logprob, greedy), request in zip(model.loglikelihood(requests), requests, strict=True):
+        context, continuation = request.args
+        ids = model.tok_encode(context + continuation)
+        n = len(ids) - len(model.tok_encode(context))
+        if not context:
+            ids = [model.prefix_token_id, *ids]
+        rows = reference(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        own = rows.gather(1, torch.tensor(ids[1:])[:, None])[-n:, 0]
+        assert logprob == pytest.approx(float(own.sum()), abs=1e-2)
+        assert greedy == bool((rows.argmax(-1)[-n:] == torch.tensor(ids[-n:])).all())
+
+
+def test_a_text_longer_than_the_context_rolls(pocket) -> None:
+    short = semspec.load("pocket", device="cpu", slots=2, context=32)
+    text = "Mia has 4 bags with 6 pens each. " * 5
+    requests = [Instance("loglikelihood_rolling", {}, (text,), 0)]
+    (rolled,), (whole,) = (SemspecLM(pair=p).loglikelihood_rolling(requests) for p in (short, pocket))
+    assert rolled < 0 and whole < 0 and rolled != whole
+
+
+def test_the_command_of_the_docs(folder: Path, tmp_path: Path) -> None:
+    """As a user gives it: options of a verifier parted by semicolons, likelihoods and texts in one run."""
+    words = [sys.executable, "-m", "semspec.lm_eval", "--model", "semspec", "--tasks", "tiny_gsm8k,tiny_choice"]
+    words += ["--model_args", "target=pocket,verifier=fly:window=4;theta=0.3,num_draft_tokens=8,device=cpu"]
+    words += ["--include_path", str(folder), "--batch_size", "4", "--limit", "2", "--output_path", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "tiny_gsm8k" in done.stdout and "tiny_choice" in done.stdout
+
+
+def test_mistakes_are_told(folder: Path, pocket) -> None:
+    with pytest.raises(BadRequest, match="has no argument 'drafft'"):
+        SemspecLM(target="pocket", drafft="x")
+    with pytest.raises(BadRequest, match="target="):
+        SemspecLM()
+    for spec, named in (
+        ("lm_eval", "needs the name"),
+        (f"lm_eval:tiny_choice,include={folder}", "likelihoods"),
+        (f"lm_eval:tiny_gsm8k,include={folder},shots=x", "shots"),
+    ):
+        with pytest.raises(BadRequest, match=named):
+            tasks.make(spec)
+    task = tasks.make(f"lm_eval:tiny_gsm8k,include={folder},metric=no-such")
+    with pytest.raises(BadRequest, match="no-such"):
+        task.score(task.problems(1, 0)[0], "#### 3")
+    request = Instance("generate_until", {}, ("Tom", {"until": [], "num_beams": 4}), 0)
+    with pytest.raises(BadRequest, match="num_beams"):
+        SemspecLM(pair=pocket).generate_until([request])
+
+
+def test_a_harness_task_as_a_chat(folder: Path) -> None:
+    task = tasks.make(f"lm_eval:tiny_gsm8k,include={folder},chat=true,shots=1")
+    prompt = task.problems(None, 0)[0].prompt
+    assert [message["role"] for message in prompt] == ["user", "assistant", "user"]
+    assert task.stop == ("Question:",) and task.max_new_tokens == 160
