@@ -3,13 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint load coverage smollm2 minilm clean
+.PHONY: demo test test-vllm test-vllm-all lint load coverage smollm2 minilm clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
 
 test: $(INSTALLED)  ## the whole quick suite
 	$(BIN)/python -m pytest -q -n 2
+
+test-vllm:  ## our rules inside vLLM, and lm-evaluation-harness, on a CPU, in an environment of their own
+	tests/vllm/run.sh
+
+test-vllm-all:  ## the same, and what takes longer: EAGLE-3, n-grams, sampled drafts, the pocket pair
+	tests/vllm/run.sh all
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .
@@ -42,4 +48,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -58,11 +58,12 @@ def make_head(
     biases: bool = False,
     seed: int = 0,
     prefix: str = "",
+    head_dim: int = 16,
     **config: Any,
 ) -> Head:
     """`norms`: of norm_before_fc, fc_norm, aux_norm (the legacy name of fc_norm), norm_output."""
     g = torch.Generator().manual_seed(seed)
-    heads, kv_heads, head_dim, ffn = 4, 2, 16, 48
+    heads, kv_heads, ffn = 4, 2, 48
 
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=g) * 1.2 / math.sqrt(columns)

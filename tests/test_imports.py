@@ -121,3 +121,16 @@ def test_units_of_one_row_do_not_import_each_other() -> None:
     assert not upward(
         "semspec.probe_fit.rows", "from semspec.probe_fit.data import Folder\nfrom semspec.pair import Pair"
     )
+
+
+def test_only_its_own_room_imports_vllm() -> None:
+    """It is heavy, of one version, and in an environment of its own."""
+    for module, path in modules():
+        named = [n for node in ast.walk(ast.parse(path.read_text())) for n in _roots(node)]
+        assert "vllm" not in named or unit(module) == "vllm", module
+
+
+def _roots(node: ast.AST) -> list[str]:
+    names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+    names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    return [name.split(".")[0] for name in names]

@@ -18,8 +18,8 @@ def vllm_args(
     target: arguments.Target,
     draft: Annotated[str | None, typer.Option(help="Draft model or EAGLE head; without one, n-gram lookups.")] = None,
     verifier: arguments.Verifier = "fly",
-    method: Annotated[
-        str | None, typer.Option(help="What drafts in vLLM: draft_model, eagle, eagle3, mtp or ngram.")
+    drafter: Annotated[
+        str | None, typer.Option(help="vLLM's method: draft_model, eagle, eagle3, mtp or ngram.")
     ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option("--num-draft-tokens", "-k", help="Draft length; by default the verifier's own.")
@@ -42,7 +42,7 @@ def vllm_args(
     from semspec.vllm.request import Settings
 
     launch = Launch(
-        target=target, draft=draft, verifier=verifier, method=method, num_draft_tokens=num_draft_tokens,
+        target=target, draft=draft, verifier=verifier, method=drafter, num_draft_tokens=num_draft_tokens,
         runner=runner or ("v1" if device == "cpu" else "v2"), device=device, dtype=dtype, max_model_len=max_model_len,
         tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, nodes=nodes, fixed=fixed,
         settings=Settings(relax_span=relax_span, loop_repeats=loop_repeats, loop_period=loop_period),

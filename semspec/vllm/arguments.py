@@ -36,10 +36,10 @@ class Launch:
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
-            raise BadRequest(f"there is no method {self.method!r} here; give {', '.join(METHODS)}")
+            raise BadRequest(f"vLLM's drafter is {self.method!r}; give {', '.join(METHODS)}")
         if (self.drafts_by in ("draft_model", "eagle", "eagle3")) != (self.draft is not None):
             what = "needs --draft MODEL" if self.draft is None else "takes no draft model; leave --draft out"
-            raise BadRequest(f"method {self.drafts_by!r} {what}")
+            raise BadRequest(f"drafter {self.drafts_by!r} {what}")
         if self.runner not in ("v1", "v2") or (self.runner == "v2" and self.device == "cpu"):
             raise BadRequest(f"runner is {self.runner!r}; give v1 or v2, and v1 on a CPU")
         if min(self.tensor_parallel, self.pipeline_parallel, self.nodes, self.length) < 1:

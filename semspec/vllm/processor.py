@@ -32,9 +32,9 @@ class TokenRules(LogitsProcessor):
         choice = Choice.of(Settings().of_request(sampling_params.extra_args))
         if choice is not None:
             sampling_of(sampling_params, 0)
-            if choice.rule.needs_draft_logits and not cls.draft_logits:
+            if choice.rule.needs_draft_logits and cls.drafts == "ids":
                 raise BadRequest(
-                    f"verifier {choice.rule.name!r} needs the draft's probabilities, which are not kept here"
+                    f"verifier {choice.rule.name!r} needs the draft's probabilities; they are not kept here"
                 )
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:

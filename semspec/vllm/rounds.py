@@ -141,7 +141,7 @@ class Rounds:
             counts=limit,
             target_logits=step.logits if every else step.logits[rows.flatten()],
             first_row=first if every else torch.arange(len(places), device=device) * rows.shape[1],
-            draft_logits=step.draft_logits,
+            draft_logits=step.draft_logits if requests[0].rule.needs_draft_logits else None,
             first_draft=torch.zeros_like(first) if step.first_draft is None else step.first_draft[at],
             target_sampling=SamplingRows.of([r.sampling for r in requests], [rows.shape[1]] * len(places), device),
             seed=seed,

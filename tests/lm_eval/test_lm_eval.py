@@ -20,10 +20,10 @@ from semspec import tasks
 from semspec.bench.run import Bench, Config
 from semspec.errors import BadRequest
 from semspec.lm_eval.model import SemspecLM
-from semspec.pocket.shipped import shipped_pair
+from semspec.pocket.shipped import SHIPPED
 from semspec.tasks.pocket import Pocket
 
-PROBLEMS = 8
+PROBLEMS = 4
 YAML = """
 task: tiny_gsm8k
 dataset_path: json
@@ -37,7 +37,10 @@ doc_to_target: "{{{{answer}}}}"
 num_fewshot: 0
 generation_kwargs: {{until: ["Question:"], do_sample: false, max_gen_toks: 160}}
 metric_list:
-  - {{metric: exact_match, aggregation: mean, higher_is_better: true, regexes_to_ignore: [",", "(?s).*#### ", "\\\\.$"]}}
+  - metric: exact_match
+    aggregation: mean
+    higher_is_better: true
+    regexes_to_ignore: [",", "(?s).*#### ", "\\\\.$"]
 filter_list:
   - name: strict-match
     filter:
@@ -101,7 +104,7 @@ def test_the_harness_scores_as_bench_does(folder: Path, pocket, tmp_path: Path, 
 
 def test_likelihoods_are_those_of_the_model(pocket) -> None:
     model, texts = SemspecLM(pair=pocket, batch_size=3), ["Mia has 4 bags.", "Tom", "How many pens are there in all?"]
-    reference = AutoModelForCausalLM.from_pretrained(shipped_pair("pocket", None)[0], dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(SHIPPED["pocket"], dtype=torch.float32)
     requests = [Instance("loglikelihood", {}, (text, " The answer"), 0) for text in texts]
     requests.append(Instance("loglikelihood", {}, ("", "Tom has pens"), 0))
     for (logprob, greedy), request in zip(model.loglikelihood(requests), requests, strict=True):

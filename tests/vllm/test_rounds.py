@@ -25,6 +25,7 @@ RULES = [
     for name, rule in REGISTRY.items()
     if rule.unit == "token" and not rule.lossless and not rule.needs_draft_logits and rule.layout is Rule.layout
 ] + [make("fly:window=2,carry=2,theta=0.1")]
+RELAXING = {"fly", "topk", "typical", "margin", "threshold", "accept-all", "random"}
 TARGET = chain(VOCAB, seed=1)
 NOISE = chain(VOCAB, seed=9)
 
@@ -33,7 +34,7 @@ def near(context: list[int]) -> list[float]:
     return [a + b for a, b in zip(TARGET(context), NOISE(context), strict=True)]
 
 
-def ours(request: Request, rule: Rule, k: int) -> list[int]:
+def ours(request: Request, rule: Rule, k: int) -> tuple[list[int], int]:
     """Our loop, from where vLLM's begins: its first token is the target's own, without a draft. It is asked for more
     than vLLM, since the last drafts of a text are shorter."""
     start = [*request.prompt, *greedy(TARGET, request.prompt, 1)]
@@ -45,7 +46,7 @@ def ours(request: Request, rule: Rule, k: int) -> list[int]:
     while not task.done:
         executor.tick()
     assert task.error is None
-    return decoder.context[: len(request.tokens)]
+    return decoder.context[: len(request.tokens)], decoder.stats.relaxed
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
@@ -54,20 +55,22 @@ def test_a_rule_gives_the_text_of_our_loop(rule: Rule, heat: float) -> None:
     fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED))
     request = Request([3, 4, 5], choice_of(rule), Sampling(heat, seed=7), N)
     fake.run([request])
-    assert request.tokens == ours(request, rule, K)
-    assert fake.rounds.stats()["relaxed_tokens"], "something was relaxed"
+    expected, relaxed = ours(request, rule, K)
+    assert request.tokens == expected
+    assert relaxed or rule.name not in RELAXING, "the test has something to relax"
+    assert bool(fake.rounds.stats()["relaxed_tokens"]) == bool(relaxed)
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 def test_strict_and_loose_requests_in_one_batch(heat: float) -> None:
     fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED))
-    loose = [Request([1 + i], choice_of(rule), Sampling(heat, seed=i), N + i) for i, rule in enumerate(RULES)]
+    loose = [Request([1 + i % 9], choice_of(rule), Sampling(heat, seed=i), N + i) for i, rule in enumerate(RULES)]
     strict = [Request([1 + i, 2], None, Sampling(seed=1), N) for i in range(3)]
     fake.run([*loose[:4], *strict, *loose[4:]])
     assert fake.untouched
     for i, (request, rule) in enumerate(zip(loose, RULES, strict=True)):
         length = K - (i if i < 4 else i + 3) % 2  # as long as nobody before it has finished
-        expected = ours(request, rule, length)
+        expected, _ = ours(request, rule, length)
         same = len(request.prompt) + N // 2
         assert request.tokens[:same] == expected[:same]
     for request in strict:

@@ -1,0 +1,70 @@
+"""Other drafters of vLLM, and rules that compare both models' distributions. V1; each test is to have its process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.pocket.shipped import SHIPPED
+from semspec.vllm.arguments import Launch
+from tests.heads import make_head
+from tests.vllm.engine.engines import PROMPTS, K, N, engine, launch, metric, models, ours, pair, relaxed, written
+from tests.vllm.engine.interpreted import prepare
+
+prepare(v2=False)
+
+
+def test_eagle3_with_a_random_head(tmp_path: Path) -> None:
+    make_head(tmp_path, width=128, target_width=128, layers=[0, 1, 2], head_dim=32)
+    own = Launch(**vars(launch()) | {"draft": str(tmp_path), "method": "eagle3"})
+    rules = ["exact", "accept-all", "topk:top=60,delta=1"]
+    texts = written(engine(own), PROMPTS[:3], rules)
+    alone = launch()
+    for prompt, rule, text in zip(PROMPTS, rules, texts, strict=False):
+        expected, stats = ours(alone, prompt, rule, drafter=f"eagle:{tmp_path},least=0")
+        assert text == expected, rule
+        assert bool(stats.relaxed) == (rule != "exact")
+
+
+def test_lookups() -> None:
+    """A rule with vLLM's own n-gram lookups: strict text is the target's, and accept-all accepts whatever was found."""
+    own = Launch(**vars(launch()) | {"draft": None, "num_draft_tokens": 3})
+    lookups = own.arguments()["speculative_config"] | {"prompt_lookup_min": 1}
+    llm, prompt = engine(own, speculative_config=lookups), list(range(10, 200))
+    strict, loose = written(llm, [prompt] * 2, ["exact", "accept-all"])
+    assert strict == ours(launch(), prompt, "exact")[0]
+    assert relaxed(llm) and loose != strict
+    drafts, accepted = metric(llm, "draft_tokens"), metric(llm, "accepted_tokens")
+    written(llm, [prompt], ["accept-all"])
+    assert metric(llm, "draft_tokens") - drafts >= metric(llm, "accepted_tokens") - accepted > 0
+
+
+@pytest.mark.parametrize("rule", ["ensemble:weight=0.3", "cascade-rule", "adaptive:start=0.9", "top-or-ratio"])
+def test_rules_that_need_the_drafts_probabilities(rule: str) -> None:
+    """Drafts are sampled, and each such rule accepts more of them than the lossless sampler does."""
+    llm = engine(launch(verifier=rule), max_num_seqs=64)
+    share = {}
+    for name in ("exact", rule):
+        drafts, accepted = metric(llm, "draft_tokens"), metric(llm, "accepted_tokens")
+        written(llm, PROMPTS * 4, [name] * 4 * len(PROMPTS), temperature=0.8)
+        share[name] = (metric(llm, "accepted_tokens") - accepted) / (metric(llm, "draft_tokens") - drafts)
+    assert share[rule] > share["exact"] > 0 and relaxed(llm)
+
+
+def test_the_pocket_pair() -> None:
+    """Real models, small: fly as our engine has it, on problems of their own world."""
+    names: dict[str, Any] = {"target": str(SHIPPED["pocket"]), "draft": str(SHIPPED["pocket-draft"])}
+    own = Launch(**vars(launch()) | names | {"verifier": "fly", "num_draft_tokens": K, "max_model_len": 512})
+    tokenizer = pair(own.target, str(own.draft)).tokenizer
+    questions = [
+        "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have?",
+        "Ana has 12 books. Ben has 3 books fewer than Ana. How many books does Ben have?",
+    ]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    prompts = [list(tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False)) for c in chats]
+    rules = ["typical", "fly:window=2,theta=0.1"]
+    for rule, prompt, text in zip(rules, prompts, written(engine(own), prompts, rules, n=2 * N), strict=True):
+        assert text == ours(own, prompt, rule, n=2 * N)[0], rule
+    assert all(folder.is_dir() for folder in models())

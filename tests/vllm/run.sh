@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Tests that need vLLM or lm-evaluation-harness, in .venv-vllm. Each file has a process of its own: what vLLM is started
+# with is decided when it is imported. With `all`, also those of tests/vllm/long, each test with its process.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+bin=.venv-vllm/bin
+log=.venv-vllm/install.log
+
+install() {
+  "${PYTHON:-python3}" -m venv .venv-vllm
+  $bin/pip install --quiet --requirement tests/vllm/requirements.txt --editable .
+  # The index has these for GPUs only; text models do without.
+  $bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+  $bin/python -c "import vllm, lm_eval"
+}
+
+if [ ! -f .venv-vllm/.installed ]; then
+  mkdir -p .venv-vllm
+  if ! (set -e; install) > "$log" 2>&1; then
+    echo "vLLM's CPU build cannot be installed here: its tests are not run. The last lines of $log:"
+    tail -n 3 "$log"
+    exit 0
+  fi
+  touch .venv-vllm/.installed
+fi
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive  # more threads, or ones that spin, crawl beside other processes
+each() { xargs -P 2 -I {} $bin/python -m pytest -q -p no:cacheprovider {}; }
+ls tests/vllm/engine/test_*.py tests/lm_eval/test_*.py | each
+if [ "${1:-}" = all ]; then
+  $bin/python -m pytest -q --collect-only tests/vllm/long | grep '::' | each
+fi
