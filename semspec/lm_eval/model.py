@@ -67,7 +67,9 @@ class SemspecLM(TemplateLM):
         self.stats: list[Stats] = []  # of every text generated
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> SemspecLM:
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> SemspecLM:
         """From --model_args, which go before what the harness has of its own (--device, --batch_size)."""
         own = {key: value for key, value in (additional_config or {}).items() if value is not None}
         return cls(**own | arg_dict)
