@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-vllm test-vllm-all lint load coverage smollm2 minilm clean
+.PHONY: demo test test-vllm test-vllm-all lint load steady coverage smollm2 minilm clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -24,6 +24,9 @@ lint: $(INSTALLED)  ## style and types
 
 load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result goes to results/
 	$(BIN)/python -m bench.serve --out results
+
+steady: $(INSTALLED)  ## half an hour of mixed load; a dated result goes to results/
+	$(BIN)/python -m bench.serve_steady --out results
 
 coverage: $(INSTALLED)  ## how often the intervals of the bench hold the truth, simulated; a dated result goes to results/
 	$(BIN)/python -m bench.coverage --out results

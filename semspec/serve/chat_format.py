@@ -24,6 +24,7 @@ class ChatPlan:
     style: Style
     names: frozenset[str] | None = None  # functions that may be called; None: no tools
     opening: str = ""  # how the answer has to begin
+    grammar: str | None = None  # and how to go on
     single: bool = False  # one call only
 
 
@@ -44,6 +45,7 @@ def plan(tokenizer: PreTrainedTokenizerBase, style: Style, body: ChatRequest) ->
         style,
         frozenset(tool.function.name for tool in body.tools) if body.uses_tools else None,
         style.forced(body.named) if forced else "",
+        style.grammar({t.function.name: t.arguments for t in body.tools}, body.named) if forced else None,
         single=not body.parallel_tool_calls,
     )
 

@@ -68,6 +68,10 @@ class Service:
         count = body.candidates * len(body.prompts)
         if count > limits.choices:
             raise BadRequest(f"{count} answers are asked for at once; this server gives at most {limits.choices}")
+        if plan is not None and plan.grammar is not None:
+            if options.structured_outputs is not None:
+                raise BadRequest("an answer that has to be a call has no other form; leave response_format out")
+            options = replace(options, structured_outputs={"grammar": plan.grammar})
         for prompt in body.prompts:
             self.tokenization.check_size(prompt, plan)
         journal = http.scope["journal"]
@@ -80,7 +84,7 @@ class Service:
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
             sequences = []
             for prompt in prompts:
-                fitted = self._fit(prompt, options, body.max_new_tokens)
+                fitted = self._fit(prompt, options, body)
                 sequences += [(prompt, replace(fitted, seed=_seed(body.seed, i))) for i in range(body.candidates)]
             journal |= {"prompt_tokens": sum(map(len, prompts)), "choices": count, "stream": bool(body.stream)}
             if self.settings.log_prompts:
@@ -155,18 +159,19 @@ class Service:
         if self._tokenization is not None:
             self._tokenization.close()
 
-    def _fit(self, prompt: list[int], options: Options, max_new_tokens: int | None) -> Options:
+    def _fit(self, prompt: list[int], options: Options, body: ChatRequest | CompletionRequest) -> Options:
         """With as many new tokens as are asked for, or as the context has room for."""
         limits, pair = self.settings.limits, self.engine.pair
         assert pair is not None
         if limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens:
             raise BadRequest(f"the prompt has {len(prompt)} tokens; this server takes at most {limits.prompt_tokens}")
-        if max_new_tokens is not None and max_new_tokens > limits.new_tokens:
+        most, max_new_tokens = max(1, min(limits.new_tokens, pair.target.capacity - len(prompt))), body.max_new_tokens
+        if max_new_tokens is None or (isinstance(body, ChatRequest) and body.length_gives_way):
+            max_new_tokens = min(max_new_tokens or most, most)
+        if max_new_tokens > limits.new_tokens:
             raise BadRequest(
                 f"{max_new_tokens} new tokens are asked for; this server generates at most {limits.new_tokens}"
             )
-        if max_new_tokens is None:
-            max_new_tokens = max(1, min(limits.new_tokens, pair.target.capacity - len(prompt)))
         return replace(options, max_new_tokens=max_new_tokens)
 
 

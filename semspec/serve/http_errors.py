@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -30,10 +31,26 @@ MESSAGES = {  # where pydantic's own message would describe the validator rather
     "missing": "is required",
     "too_short": "is empty",
     "model_type": "has to be a JSON object",
+    "dict_type": "has to be a JSON object",
+    "list_type": "has to be a list",
+    "string_type": "has to be a text",
+    "string_too_short": "is empty",
+    "string_pattern_mismatch": "has characters that it cannot have, or too many",
+    "int_type": "has to be a whole number",
+    "int_parsing": "has to be a whole number",
+    "int_from_float": "has to be a whole number",
+    "float_type": "has to be a number",
+    "float_parsing": "has to be a number",
+    "bool_type": "has to be true or false",
+    "bool_parsing": "has to be true or false",
+    "none_required": "has to be null",
+    "string_unicode": "has half a character in it; send whole ones",
+    "finite_number": "has to be a finite number",
     "model_attributes_type": "has to be a JSON object, sent with the header Content-Type: application/json",
     "union_tag_invalid": "is of a type that is not known here",
     "union_tag_not_found": "has no type that is known here",
 }
+SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary|Value|Data|Unable) (?:should|to)")
 PROMPT = "has to be a text, a list of texts, a list of token ids, or a list of such lists"
 
 
@@ -96,7 +113,11 @@ def explain(error: RequestValidationError) -> str:
         return f"{where} {PROMPT}"
     if first["type"] == "value_error":
         return f"{where}: {first['msg'].removeprefix('Value error, ')}"
-    return f"{where} {MESSAGES[first['type']]}" if first["type"] in MESSAGES else f"{where}: {first['msg']}"
+    if first["type"] in MESSAGES:
+        return f"{where} {MESSAGES[first['type']]}"
+    if first["type"] in ("too_long", "string_too_long"):
+        return f"{where} is too long; send at most {first['ctx']['max_length']} of what it consists of"
+    return f"{where} {SUBJECT.sub('has to', first['msg'])}"
 
 
 def install(app: FastAPI) -> None:

@@ -97,6 +97,18 @@ def test_a_call_can_be_required(live: Live, content: str, choice: Any):
     assert choice.message.tool_calls[0].function.name == "weather"
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_required_call_fits_the_schema_whatever_the_model_likes(live: Live, choice: Any):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {
+        "name": name, "parameters": schema | {"additionalProperties": False}}} for name in ("weather", "news")]  # fmt: skip
+    choice = ask(live, "hello", tools=tools, tool_choice=choice).choices[0]
+    (call,) = choice.message.tool_calls
+    assert call.function.name in ("weather", "news") and json.loads(call.function.arguments) == {"city": "Oslo"}
+    with pytest.raises(openai.BadRequestError, match="no other form"):
+        ask(live, "hello", tool_choice="required", response_format={"type": "json_object"})
+
+
 def test_no_call_is_looked_for_where_none_is_allowed(live: Live):
     for more in ({"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}, {"tools": []}):
         message = ask(live, "rome", **more).choices[0].message

@@ -165,7 +165,7 @@ class MessagesRequest(Lenient):
         if self.thinking is not None and self.thinking.type == "disabled":
             given["reasoning_effort"] = "none"
         given["messages"] += [message for turn in self.messages for message in turn.messages()]
-        return kind.model_validate(given | (self.model_extra or {}))
+        return kind.model_validate(given | (self.model_extra or {})).giving_way()
 
 
 def _text(content: str | list[TextBlock]) -> str:

@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from semspec.options import Options
 from semspec.serve.schema import sampling
@@ -126,6 +126,7 @@ class ChatRequest(RequestBase):
     chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    _length_gives_way: bool = PrivateAttr(False)  # max_tokens may be more than there is room for
 
     @model_validator(mode="after")
     def _agree(self) -> ChatRequest:
@@ -142,6 +143,15 @@ class ChatRequest(RequestBase):
             raise ValueError("top_logprobs needs logprobs: true")
         if None not in (lengths := {self.max_tokens, self.max_completion_tokens}) and len(lengths) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+        return self
+
+    @property
+    def length_gives_way(self) -> bool:
+        return self._length_gives_way
+
+    def giving_way(self) -> ChatRequest:
+        """The same with a max_tokens that gives way to the server's limits: where clients have to send one."""
+        self._length_gives_way = True
         return self
 
     @property

@@ -26,6 +26,10 @@ class Tool(Lenient):
     type: Literal["function"]
     function: Function
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return self.function.parameters or NO_PARAMETERS
+
     def plain(self) -> dict[str, Any]:
         """As chat templates know it."""
         function = self.function.model_dump(exclude={"strict"}, exclude_none=True)

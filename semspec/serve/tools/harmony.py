@@ -11,6 +11,7 @@ MESSAGE = "<|message|>"
 BEGINS = ("<|start|>", "<|channel|>")
 ENDS = ("<|end|>", "<|call|>", "<|return|>", *BEGINS)
 SPECIALS = frozenset({MESSAGE, "<|constrain|>", *ENDS})
+AFTER_NAME = " <|constrain|>json<|message|>"
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -61,4 +62,4 @@ class Harmony(Parser):
 def forced(name: str | None) -> str:
     """How an answer begins that has to be a call."""
     before = "<|channel|>commentary to=functions."
-    return before + ("" if name is None else f"{name} <|constrain|>json<|message|>")
+    return before + ("" if name is None else name + AFTER_NAME)

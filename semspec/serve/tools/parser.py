@@ -74,6 +74,7 @@ class Family:
     between: tuple[str, ...]  # what may stand around calls, besides white space
     opening: str  # how an answer begins that has to be a call, before the function's name
     after_name: str  # and after it
+    closing: str = "}"  # what follows the arguments of the only call
     bare: bool = False  # an answer may begin with a call, unannounced
     named: bool = False  # the name may stand before an object that holds the arguments only
 
