@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from semspec import verify
 from semspec.errors import BadRequest
 from semspec.options import Options
+from semspec.sampling.logit_options import MAX_BIAS
 from semspec.serve import speculation
 from semspec.serve.answers import Answer, TextAnswer
 from semspec.serve.engine import Engine
@@ -69,9 +70,7 @@ class Service:
         if count > limits.choices:
             raise BadRequest(f"{count} answers are asked for at once; this server gives at most {limits.choices}")
         if plan is not None and plan.grammar is not None:
-            if options.structured_outputs is not None:
-                raise BadRequest("an answer that has to be a call has no other form; leave response_format out")
-            options = replace(options, structured_outputs={"grammar": plan.grammar})
+            options = self._held_to(plan.grammar, options)
         for prompt in body.prompts:
             self.tokenization.check_size(prompt, plan)
         journal = http.scope["journal"]
@@ -106,6 +105,15 @@ class Service:
                 if body.echo:
                     await self.tokenization.echo(choice, body.prompts[i // body.candidates], prompt, body.logprobs)
         return answer, request
+
+    def _held_to(self, grammar: str, options: Options) -> Options:
+        """For an answer that has begun as a call already: it is no longer the time to think."""
+        if options.structured_outputs is not None:
+            raise BadRequest("an answer that has to be a call has no other form; leave response_format out")
+        bias = dict(options.logit_bias or {})
+        if self.tokenization.markers is not None:
+            bias[self.tokenization.markers[0]] = -MAX_BIAS
+        return replace(options, structured_outputs={"grammar": grammar}, logit_bias=bias)
 
     def _overloaded(self, options: Options, seed: int | None) -> bool:
         """Whether drafts cost more than they save, and nobody can tell from the answer that there were none."""

@@ -100,8 +100,8 @@ def test_a_call_can_be_required(live: Live, content: str, choice: Any):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_required_call_fits_the_schema_whatever_the_model_likes(live: Live, choice: Any):
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
-    tools = [{"type": "function", "function": {
-        "name": name, "parameters": schema | {"additionalProperties": False}}} for name in ("weather", "news")]  # fmt: skip
+    schema |= {"additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": n, "parameters": schema}} for n in ("weather", "news")]
     choice = ask(live, "hello", tools=tools, tool_choice=choice).choices[0]
     (call,) = choice.message.tool_calls
     assert call.function.name in ("weather", "news") and json.loads(call.function.arguments) == {"city": "Oslo"}
