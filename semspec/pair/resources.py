@@ -148,7 +148,8 @@ class Resources:
         """The draft head in this folder, as it fits the target; loaded once."""
         if (kind, path, least) not in self._heads:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
-            self._heads[kind, path, least] = fitted(HEADS[kind].load(path, target), target, text, least, path)
+            head = HEADS[kind].load(path, target)
+            self._heads[kind, path, least] = fitted(head, target, text, least, path, self.eos)
         return self._heads[kind, path, least]
 
     @property

@@ -22,7 +22,9 @@ from semspec.model.heads.runner import HeadRunner, StateRunner
 from semspec.types import Decode, Runner, Sampling, Score
 
 log = logging.getLogger(__name__)
-TOKENS = 96  # that the target writes, or fewer if it ends before
+TOKENS = 96  # that the target writes, or fewer if it ends before,
+FEWEST = 24  # but not so few that nothing could be told from them
+MARGIN = 0.05  # by which another reading has to be better than what the config says: less may be chance
 OFFSETS = {EagleHead: (0, 1), BlockHead: (0, -1)}  # where published heads agree on what an id means, 0 is right
 
 
@@ -48,10 +50,17 @@ def runner_of(head: EagleHead | BlockHead, target: Runner, layers: tuple[int, ..
     return HeadRunner(head, target.vocab, target.capacity, layers)
 
 
-def fitted(head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], least: float, name: str) -> StateRunner:
+def fitted(
+    head: EagleHead | BlockHead,
+    target: Runner,
+    prompt: Sequence[int],
+    least: float,
+    name: str,
+    stop: frozenset[int] = frozenset(),
+) -> StateRunner:
     """A runner for this head as it fits the target best. One that agrees with less than `least` is refused."""
-    readings = measure(head, target, prompt[: target.capacity // 2])
-    best = max(readings, key=lambda reading: reading.agreement)  # of equals the first, as the config says
+    readings = measure(head, target, prompt[: target.capacity // 2], stop)
+    best = max(readings, key=lambda reading: reading.agreement + MARGIN * (reading is readings[0]))
     others = "; ".join(str(reading) for reading in readings if reading is not best)
     if best.agreement < least:
         raise ModelError(
@@ -65,13 +74,15 @@ def fitted(head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], l
 
 
 @torch.inference_mode()
-def measure(head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int]) -> list[Reading]:
+def measure(
+    head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], stop: frozenset[int] = frozenset()
+) -> list[Reading]:
     """All ways to read this head."""
     ids = head.config.layers
     last = target.depth if head.config.fused else 0
     offsets = [n for n in OFFSETS[type(head)] if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
     wanted = {n: tuple(i + n for i in ids) for n in offsets}
-    text, hidden = written(target, prompt, tuple(sorted({i for layers in wanted.values() for i in layers})))
+    text, hidden = written(target, prompt, tuple(sorted({i for layers in wanted.values() for i in layers})), stop)
     own, shared = head.embedding, head.shared_embedding
     embeddings = [own]
     if own is not shared and own.shape == shared.shape and not torch.allclose(own, shared, atol=1e-2):
@@ -86,13 +97,18 @@ def measure(head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int]) 
     return readings
 
 
-def written(target: Runner, prompt: Sequence[int], layers: tuple[int, ...]) -> tuple[list[int], dict[int, Tensor]]:
+def written(
+    target: Runner, prompt: Sequence[int], layers: tuple[int, ...], stop: frozenset[int] = frozenset()
+) -> tuple[list[int], dict[int, Tensor]]:
     """A prompt with what the target writes after it, and the target's states of all but the last token."""
     n = min(TOKENS, target.capacity - len(prompt) - 1)
     slot = target.acquire(prompt)
     try:
-        (out,) = target.decode([Decode(target, slot, list(prompt), n, Sampling(), 0)])
+        (out,) = target.decode([Decode(target, slot, list(prompt), n, Sampling(), 0, stop)])
         text = [*prompt, *out.tokens]
+        if len(out.tokens) < FEWEST:
+            more = n - len(out.tokens)
+            text += target.decode([Decode(target, slot, text[-1:], more, Sampling(), 0)])[0].tokens if more else []
         target.truncate(slot, 0)
         (rows,) = target.score([Score(target, slot, text[:-1], 0, layers, states=len(text) - 1)])
     finally:
