@@ -61,7 +61,7 @@ def check(name: str, data: Path | None, problems: int, tokens: int, device: str)
     rows = []
     for method, p in advised.items():
         speedup = seconds["none"] / seconds[method]
-        inside = p.speedup.low <= speedup <= p.speedup.high
+        inside = bool(p.speedup.low <= speedup <= p.speedup.high)
         rows.append({"method": method, "predicted": p.speedup.as_dict(), "measured": speedup, "inside": inside})
         print(
             f"{name:8} {method:34} predicted {times(p.speedup)}, measured {speedup:.2f}x{'' if inside else '  OUTSIDE'}"

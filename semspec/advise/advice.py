@@ -102,6 +102,10 @@ def next_steps(
     if take is not None and (pays == "unclear" or math.isnan(take.speedup.low)):
         steps.append(f"More prompts: {prompts} leave it open. Again with --problems {4 * prompts}.")
     for p in models:
+        if p.speedup.high < 1:
+            steps.append(
+                f"No draft model: with this one {p.candidate.rule} is expected at {times(p.speedup)} the speed."
+            )
         if p.draft_share > MOSTLY_DRAFTING:
             share = f"{p.draft_share:.0%} of a round go into drafting"
             steps.append(f"A cheaper draft: {share}. A smaller model, or this one with --draft-dtype int4.")

@@ -178,6 +178,7 @@ def _gap(ours: list[float], theirs: list[float]) -> Estimate:
 def _interval(value: float, halves: tuple[float, ...]) -> Estimate:
     """Around a value, from the relative half widths of independent causes"""
     wide = OTHER_PROMPTS * math.sqrt(sum(half**2 for half in halves))
+    value = float(value)  # of NumPy's no JSON is made
     return Estimate(value, value * math.exp(-wide), value * math.exp(wide))
 
 

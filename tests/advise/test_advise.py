@@ -110,6 +110,7 @@ def test_it_says_whether_speculation_pays() -> None:
     assert yes.command.startswith("semspec serve target --draft draft --verifier exact --drafter model -k ")
     no = advice_for(World(0, 0.3, 0.012), [EXACT])
     assert no.pays == "no" and no.headline.startswith("No") and no.command.endswith("--verifier none")
+    assert any(step.startswith("No draft model: with this one exact is expected at 0.") for step in no.steps)
     assert any("A cheaper draft" in step for step in no.steps) and any("nearer" in step for step in no.steps)
 
 
