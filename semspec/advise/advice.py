@@ -120,9 +120,10 @@ def next_steps(
         steps.append("A draft model: lookups find only what is in the text already. Give one with --draft.")
     if lossy is not None:
         loss = "" if lossy.loss is None else f" for {lossy.loss.value:.0%} of the way to the drafter's text"
+        given = shlex.join([target, *(["--draft", draft] if draft else [])])
         steps.append(
-            f"{described(lossy)}, {times(lossy.speedup)}{loss}. That is a likelihood of the text, not its truth: "
-            f"semspec bench {pair} --task TASK --method {lossy.candidate.rule}:k={lossy.draft_tokens} --out DIR"
+            f"{described(lossy)}, {times(lossy.speedup)}{loss}. That is the likelihood of a text, not its truth. "
+            f"Options under a bound: semspec calibrate {given} --rule {lossy.candidate.rule} --task TASK --out DIR"
         )
     elif not measures:
         steps.append(

@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
+from semspec.bench.likelihood import likelihoods
 from semspec.errors import BadRequest
 from semspec.loop import profile
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
@@ -20,7 +22,6 @@ from semspec.loop.stats import SECONDS
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.text.tokenizer import Prompt, encode
-from semspec.types import Runner, Score
 from semspec.verify import make
 
 ROWS = (1, 2, 3, 5, 9, MAX_DRAFT_TOKENS + 1)  # tokens in a pass that is timed
@@ -116,7 +117,8 @@ def measure(
             progress(number * len(tried) + i, len(prompts) * len(tried))
             candidate = tried[(number + i) % len(tried)]
             found = answer(pair, prompt, candidate, clock, **options | {"seed": number})
-            found.likelihood = likelihood(pair.target, encode(pair.tokenizer, prompt), found.tokens)
+            (rows,) = likelihoods(pair.target, [(encode(pair.tokenizer, prompt), found.tokens)], temperature=1.0)
+            found.likelihood = fmean(own for own, _ in rows)
             answers[candidate].append(found)
     progress(len(prompts) * len(tried), len(prompts) * len(tried))
     passes = {rows: profile.pass_cost(pair.target, rows, clock) for rows in ROWS}
@@ -146,15 +148,3 @@ def answer(pair: Pair, prompt: Prompt, candidate: Candidate, clock: Clock, **opt
         relaxed=stats.relaxed,
         loops=stats.loops,
     )
-
-
-def likelihood(target: Runner, prompt: list[int], tokens: list[int]) -> float:
-    """The target's mean log-probability of these tokens after this prompt, at temperature 1: one pass."""
-    slot = target.acquire()
-    try:
-        read = [*prompt, *tokens[:-1]]
-        (rows,) = target.score([Score(target, slot, read, keep=len(tokens))])
-    finally:
-        target.release(slot)
-    logprobs = rows.logits.float().log_softmax(-1)
-    return sum(logprobs[i, token].item() for i, token in enumerate(tokens)) / len(tokens)

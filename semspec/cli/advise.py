@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from semspec.cli import arguments as args
+from semspec.cli.calibrate import share
 from semspec.cli.progress import bar, memory_line, warn_if_busy
 from semspec.errors import BadRequest
 
@@ -49,7 +50,7 @@ def advise(
     from semspec.loop.profile import device_name
     from semspec.model.threads import busy
 
-    allowed = share_of(loss)
+    allowed = share(loss)
     chosen = choose(prompts, task, data, n, seed)
     warn_if_busy()
     pair = model.load(slots=1, report=memory_line(quiet))
@@ -64,17 +65,6 @@ def advise(
         typer.echo(json.dumps(advice.to_dict(), ensure_ascii=False))
     else:
         Console(highlight=False).print(terminal(advice))
-
-
-def share_of(text: str) -> float:
-    """ "10%" or 0.1"""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise BadRequest(f"--loss is {text!r}; give a share from 0 to 1, or from 0% to 100%")
-    return value
 
 
 def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed: int) -> list[Prompt]:

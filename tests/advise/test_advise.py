@@ -15,14 +15,12 @@ from typer.testing import CliRunner
 
 import semspec
 from semspec.advise.advice import Advice, advise
-from semspec.advise.measure import ALONE, ROWS, Answer, Candidate, Measured, candidates, likelihood
+from semspec.advise.measure import ALONE, ROWS, Answer, Candidate, Measured, candidates
 from semspec.advise.page import html
 from semspec.advise.predict import predict
-from semspec.cli.advise import share_of
 from semspec.cli.main import app
 from semspec.errors import BadRequest
 from semspec.loop import profile
-from semspec.types import Score
 from semspec.verify import make
 
 PROMPTS, TOKENS = 12, 150
@@ -167,26 +165,12 @@ def test_the_page_shows_names_and_never_interprets_them() -> None:
     assert page.count("<rect") == 12 and json.dumps(advice.to_dict())
 
 
-def test_the_likelihood_is_the_targets_own(pair: semspec.Pair) -> None:
-    prompt, tokens = [1, 2, 3], [4, 5, 6, 7]
-    slot = pair.target.acquire()
-    (rows,) = pair.target.score([Score(pair.target, slot, [*prompt, *tokens], keep=5)])
-    pair.target.release(slot)
-    plain = sum(rows.logits[i].float().log_softmax(-1)[t].item() for i, t in enumerate(tokens)) / 4
-    assert math.isclose(likelihood(pair.target, prompt, tokens), plain, rel_tol=1e-4)
-
-
 def test_what_is_tried(pair: semspec.Pair) -> None:
     assert candidates(pair, 0.0)[:2] == [ALONE, EXACT]
     assert candidates(pair, 0.7)[1].rule == "block", "where the target samples, distributions are compared"
     with pytest.raises(BadRequest, match="advise predicts token rules"):
         candidates(pair, 0.0, ["specreason"])
     assert all(make(c.rule).unit == "token" for c in candidates(pair, 0.0))
-
-
-@pytest.mark.parametrize(("text", "value"), [("10%", 0.1), ("0.25", 0.25), ("0", 0.0)])
-def test_a_share(text: str, value: float) -> None:
-    assert share_of(text) == value
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
