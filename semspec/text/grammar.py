@@ -114,17 +114,19 @@ class GrammarProcessor(LogitsProcessor):
         return self._matcher.is_accepting() and not self._continuations().any()
 
     def _continuations(self) -> Mask:
-        """What may follow inside the text, without what ends it."""
+        """What may follow inside the text, without what ends it; nothing, once the matcher has given up for good."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: (self._vocab + 7) // 8].copy()
         _set(mask, self._ends, False)
+        if self._matcher.is_error():
+            self.error = f"this grammar or schema has become too complex: {reason(self._matcher)}"
+            mask[:] = 0
         return mask
 
     def _mask(self) -> Mask | None:
+        if self._matcher.is_error():
+            return self._continuations()
         if self._states[-1] != "text":
             return None
-        if self._matcher.is_error():
-            self.error = f"this grammar or schema became too complex: {reason(self._matcher)}"
-            return np.zeros((self._vocab + 7) // 8, np.uint8)  # nothing
         mask = self._continuations()
         if self._matcher.is_accepting():
             _set(mask, self._stop, True)

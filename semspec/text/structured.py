@@ -25,6 +25,7 @@ MAX_CHOICES = 1_000
 MAX_CHOICE = 30_000  # characters of all choices
 MAX_MESSAGE = 300  # characters of the library's own words
 CACHED = 32  # compiled grammars
+LIMITS: dict[str, Any] = {"max_lexer_states": 100_000, "verbose_errors": False}  # the rest are the library's own
 # One space, or a new line with its indent. Where any amount of white space is allowed, a model that is not sure what
 # comes next may write it for ever.
 JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r" |\r?\n[ \t]{0,24}"}
@@ -32,6 +33,15 @@ JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r" |\r?\n[ \t
 
 def grammar_of(wanted: Any) -> str:
     """A request's `structured_outputs` as one of the library's grammars; whatever cannot be one is a BadRequest."""
+    try:
+        return _grammar_of(wanted)
+    except BadRequest:
+        raise
+    except ValueError as error:  # the library's own, about JSON that it cannot read
+        raise BadRequest(f"structured_outputs cannot be read: {str(error)[:MAX_MESSAGE]}") from None
+
+
+def _grammar_of(wanted: Any) -> str:
     if not isinstance(wanted, dict) or len(wanted) != 1 or next(iter(wanted)) not in KINDS:
         raise BadRequest(f"structured_outputs is no object with one of: {', '.join(KINDS)}")
     from llguidance import LLMatcher
@@ -110,8 +120,7 @@ class Grammars:
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=100_000, verbose_errors=False)
-        matcher = LLMatcher(self._llguidance_tokenizer, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(self._llguidance_tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         if not matcher.is_error():
             matcher.compute_bitmask()  # some are found to be too complex only here
         if matcher.is_error():
