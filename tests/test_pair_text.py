@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,22 @@ def test_the_text_is_the_targets_for_every_lossless_rule(pair: semspec.Pair) -> 
         assert [r.tokens for r in pair.generate(PROMPTS, verifier=verifier, num_draft_tokens=4, **LONG)] == greedy
     unsure = pair.generate(PROMPTS, num_draft_tokens=12, draft_min_p=0.2, **LONG)
     assert [r.tokens for r in unsure] == greedy and sum(r.stats.drafted for r in unsure)
+
+
+def test_options_that_change_logits_hold_in_the_targets_tokens(pair: semspec.Pair) -> None:
+    """The draft knows nothing of them in its own tokens: what it drafts is cut, or rejected by the rule."""
+    pattern = "[a-z ]{3,8}(fox|dog)"
+    wishes: list[dict[str, Any]] = [
+        {"presence_penalty": 1.0, "repetition_penalty": 1.2, "bad_words": ["the"], "max_new_tokens": 10},
+        {"structured_outputs": {"regex": pattern}},
+    ]
+    for wish in wishes:
+        given = wish | {"temperature": 1.0, "seed": 3}
+        alone = [r.tokens for r in pair.generate(PROMPTS[:2], verifier="none", **given)]
+        assert [r.tokens for r in pair.generate(PROMPTS[:2], num_draft_tokens=4, **given)] == alone
+    for verifier in ("sampling", "accept-all-steps"):
+        for result in pair.generate(PROMPTS[:2], verifier=verifier, **given):
+            assert re.fullmatch(pattern, result.text), (verifier, result.text)
 
 
 def test_a_batch_equals_single_runs(pair: semspec.Pair) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -124,6 +124,16 @@ MinP = Annotated[float, _sampling(help="Drop tokens less likely than this times 
 Seed = Annotated[int | None, _sampling(help="Random seed; a fresh one by default.")]
 Stop = Annotated[list[str] | None, _sampling(help="Stop string; may be repeated.")]
 
+MinTokens = Annotated[int, _sampling(help="Nothing ends the answer before so many tokens.")]
+PresencePenalty = Annotated[float, _sampling(help="Subtracted from logits of tokens that were written; -2 to 2.")]
+FrequencyPenalty = Annotated[float, _sampling(help="The same for each time; -2 to 2.")]
+RepetitionPenalty = Annotated[float, _sampling(help="Divides logits of tokens in the prompt or answer; 1: off.")]
+LogitBias = Annotated[list[str] | None, _sampling(help="TOKEN_ID=NUMBER, added to its logit; may be repeated.")]
+JsonSchema = Annotated[Path | None, _sampling(help="File with a JSON schema that the answer has to obey.")]
+Regex = Annotated[str | None, _sampling(help="Pattern that the answer has to match.")]
+Choices = Annotated[list[str] | None, _sampling("--choice", help="What the answer may be; may be repeated.")]
+Grammar = Annotated[Path | None, _sampling(help="File with a grammar (Lark) that the answer has to obey.")]
+
 NoMemoryLine = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the memory estimate.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
@@ -174,7 +184,7 @@ class ServedArguments(PairArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationArguments:
-    """How drafts are made and verified. The fields are those of `Options`."""
+    """How drafts are made and verified. The fields are those of `Options`; what is not is read by `options`."""
 
     verifier: Verifier = "exact"
     drafter: Drafter = "auto"
@@ -187,7 +197,8 @@ class SpeculationArguments:
         from semspec.options import Options
         from semspec.profile import read_profile
 
-        given = vars(self) | {"num_draft_tokens": draft_length(self.num_draft_tokens)}
+        given = {f.name: getattr(self, f.name) for f in fields(Options) if hasattr(self, f.name)}
+        given["num_draft_tokens"] = draft_length(self.num_draft_tokens)
         if (profile := read_profile(self.verifier)) is not None:
             for name in ("num_draft_tokens", "drafter"):
                 if given[name] not in (None, "auto"):
@@ -212,9 +223,46 @@ class GenerationArguments(SpeculationArguments):
     min_p: MinP = 0.0
     seed: Seed = None
     stop: Stop = None
+    min_tokens: MinTokens = 0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: LogitBias = None
+    json_schema: JsonSchema = None
+    regex: Regex = None
+    choice: Choices = None
+    grammar: Grammar = None
 
     def options(self, **more: Any) -> Options:
-        return super().options(stop=[valid_text(text, "--stop") for text in self.stop or ()], **more)
+        texts = {name: [valid_text(t, f"--{name}") for t in getattr(self, name) or ()] for name in ("stop", "choice")}
+        return super().options(
+            stop=texts["stop"], logit_bias=_biases(self.logit_bias or ()),
+            structured_outputs=self._structured(texts["choice"]), **more,
+        )  # fmt: skip
+
+    def _structured(self, choice: list[str]) -> dict[str, Any] | None:
+        files = {"json": self.json_schema, "grammar": self.grammar}
+        wanted: dict[str, Any] = {kind: _read(path) for kind, path in files.items() if path is not None}
+        wanted |= {} if self.regex is None else {"regex": valid_text(self.regex, "--regex")}
+        wanted |= {"choice": choice} if choice else {}
+        if len(wanted) > 1:
+            raise BadRequest("give one of --json-schema, --regex, --choice and --grammar; there are several")
+        return wanted or None
+
+
+def _biases(given: Iterable[str]) -> dict[str, float]:
+    parts = [text.partition("=") for text in given]
+    try:
+        return {token.strip(): float(value) for token, _, value in parts}
+    except ValueError:
+        raise BadRequest("--logit-bias is TOKEN_ID=NUMBER, such as 17=-100") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
 
 
 def draft_length(text: str | None) -> int | str | None:

@@ -82,7 +82,7 @@ def connect(
 
 def _changes_logits(options: Options) -> bool:
     given = options.logit_options()
-    return replace(given, bad_words=tuple(given.bad_words)) != LogitOptions()
+    return replace(given, bad_words=tuple(given.bad_words)) != LogitOptions() or options.structured_outputs is not None
 
 
 class RemoteSide:
@@ -211,7 +211,7 @@ class RemotePair(Pair):
             "relax_span": options.relax_span != "all",
             "stop_ids": bool(options.stop_ids),
             "ignore_eos": options.ignore_eos,
-            "a change of logits (penalties, biases, bad_words, ...)": _changes_logits(options),
+            "a change of logits (penalties, biases, structured_outputs, ...)": _changes_logits(options),
             "draft_min_p and draft_max_entropy": options.early_exit.enabled,
             "a profile": options.profile is not None or options.count_entropy,
             "drafter": options.drafter not in (AUTO, "model"),

@@ -130,9 +130,10 @@ class Penalties(LogitsProcessor):
     def _follow(self, tokens: list[int], like: Tensor) -> Tensor:
         """The counts of these tokens."""
         if self._counts is None:
-            self._counts = like.new_zeros(like.shape[-1])
-            self._in_prompt = torch.zeros_like(self._counts, dtype=torch.bool)
-            self._in_prompt[self._prompt] = True
+            with torch.inference_mode(False):  # what is made in it may not be changed outside
+                self._counts = torch.zeros(like.shape[-1], device=like.device)
+                self._in_prompt = torch.zeros_like(self._counts, dtype=torch.bool)
+                self._in_prompt[self._prompt] = True
         same = shared(self._tokens, tokens)
         for change, by in ((self._tokens[same:], -1.0), (tokens[same:], 1.0)):
             if change:

@@ -277,7 +277,8 @@ class Engine:
                 news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials)))
                 sequence.written += len(event.tokens)
             if task.error is not None:
-                log.error("a sequence failed: %s", type(task.error).__name__, exc_info=task.error)
+                if not isinstance(task.error, BadRequest):  # a client's own contradiction is no failure of ours
+                    log.error("a sequence failed: %s", type(task.error).__name__, exc_info=task.error)
                 self._end(request, task.error)
                 return []
             if task.done:

@@ -132,5 +132,5 @@ class Grammars:
 
 def reason(matcher: Any) -> str:
     """Why a matcher has failed, in the library's words."""
-    text = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    text = " ".join(str(matcher.get_error()).replace("<non-verbose/>", "").split())
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."

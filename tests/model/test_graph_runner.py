@@ -24,6 +24,7 @@ from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, 
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, reference_kernels
 from semspec.sampling.noise import DRAFT, stream
+from semspec.sampling.processors import Penalties, Processors
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import FAMILIES, VOCAB, make_model, make_tokenizer, save
 
@@ -403,3 +404,19 @@ def test_tritons_kernels_give_the_same(tmp_path: Path, family: str, flags: Kerne
         close(mine.logits, other.logits)
         close(mine.hidden[1], other.hidden[1])
     assert [r.tokens for r in own] == [r.tokens for r in written]
+
+
+def test_sequences_without_processors_keep_their_graphs_beside_others(plain: ModelRunner) -> None:
+    twin = with_graphs(plain)
+    penalised = Processors(1, [Penalties([1], 100.0, 0.0, 1.0)])
+
+    def wanted(runner: ModelRunner, history: bool) -> Decode:
+        own = penalised.after([1]) if history else None
+        return Decode(runner, runner.acquire(), [1], 8, Sampling(1.0, seed=1), 0, history=own)
+
+    free, bound = (plain.decode([wanted(plain, history)])[0].tokens for history in (False, True))
+    assert len(set(bound)) == 8, "nothing is repeated"
+    before = len(keys(twin))
+    together = twin.decode([wanted(twin, False), wanted(twin, True), wanted(twin, False)])
+    assert [out.tokens for out in together] == [free, bound, free]
+    assert sum(key[3] for key in keys(twin)[before:] if key[0] == "decode") == 8, "the plain ones, in one decode"

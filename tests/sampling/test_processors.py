@@ -81,6 +81,17 @@ def test_a_draft_goes_on_where_nothing_is_allowed_and_the_target_does_not():
     assert torch.equal(each.after([1]).apply(logits, drafting=True), logits)
 
 
+def test_rows_of_decodes_and_of_rules_are_processed_by_turns():
+    """A runner draws in inference mode, and a rule verifies outside of it."""
+    o = LogitOptions(1.0, 0.5, 1.2, {1: 2.0}, 3, ("ab",), (0, 1, 2, 5))
+    each = processors(o, [1])
+    for i in range(4):
+        with torch.inference_mode(i % 2 == 0):
+            row = torch.zeros(1, VOCAB)
+            out = each.after([1, *[0, 2, 0][:i]]).apply(row)[0].tolist()
+        assert out == pytest.approx(reference([0.0] * VOCAB, o, [1], [0, 2, 0][:i]))
+
+
 def test_a_processor_that_forgets_to_follow_a_rejection_is_caught():
     class Forgetful(LogitsProcessor):
         def __init__(self) -> None:
