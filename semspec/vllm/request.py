@@ -39,7 +39,8 @@ class Settings:
         return Settings()._with(dict(given), "additional_config has no semspec option")
 
     def of_request(self, extra: Mapping[str, Any] | None) -> Settings:
-        own = {key.removeprefix(PREFIX): v for key, v in (extra or {}).items() if str(key).startswith(PREFIX)}
+        given = {str(key): value for key, value in (extra or {}).items()}
+        own = {key.removeprefix(PREFIX): value for key, value in given.items() if key.startswith(PREFIX)}
         for key, value in own.items():
             if isinstance(value, str) and len(value) > MAX_TEXT:
                 raise BadRequest(f"{PREFIX}{key[:MAX_TEXT]} is longer than {MAX_TEXT} characters")

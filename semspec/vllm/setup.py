@@ -50,7 +50,7 @@ class Engine:
             raise SemspecError("the tokenizer tells the tokens that are never relaxed; leave out skip_tokenizer_init")
         self.settings = Settings.of((config.additional_config or {}).get(KEY, {}))
         self.drafts = drafts if speculative.draft_sample_method == "probabilistic" else "ids"
-        self._seed = int(model.seed or 0)
+        self._seed, self._slots = int(model.seed or 0), slots
         self.rounds = Rounds(
             Resources(_tokenizer(model), cast(Runner, Head(vocab, device)), None, _ends(model), None),
             slots,
@@ -64,6 +64,8 @@ class Engine:
     def begin(self, slot: int, params: Any, prompt: int) -> bool:
         """A request enters; returns whether a rule of ours verifies it. It was admitted, so nothing is refused here."""
         try:
+            if slot >= self._slots:
+                raise SemspecError(f"more than {self._slots} requests are known at a time")
             choice = self.default
             if params.extra_args:
                 choice = Choice.of(self.settings.of_request(params.extra_args))
