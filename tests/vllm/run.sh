@@ -8,7 +8,7 @@ log=.venv-vllm/install.log
 
 install() {
   "${PYTHON:-python3}" -m venv .venv-vllm
-  $bin/pip install --quiet --requirement tests/vllm/requirements.txt --editable .
+  timeout 600 $bin/pip install --quiet --requirement tests/vllm/requirements.txt --editable .
   # The index has these for GPUs only; text models do without.
   $bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
   $bin/python -c "import vllm, lm_eval"

@@ -20,7 +20,7 @@ prepare(v2=False)
 def test_eagle3_with_a_random_head(tmp_path: Path) -> None:
     """Strict text is the target's; of a loose rule every token is one that the rule allows; accept-all accepts all.
     Texts are not compared with our engine's: from its second token on, a random head's draft is another there."""
-    make_head(tmp_path, width=128, target_width=128, layers=[0, 1, 2], head_dim=32)
+    make_head(tmp_path, width=128, target_width=128, layers=[0, 1, 2], head_dim=32, num_hidden_layers=1)
     own, top = Launch(**vars(launch()) | {"draft": str(tmp_path), "method": "eagle3"}), 20
     llm = engine(own)
     strict, loose = written(llm, PROMPTS[:2], ["exact", f"topk:top={top},delta=1"])
