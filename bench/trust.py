@@ -5,8 +5,8 @@ where right answers are known.
 
 One run of 20 methods and settings on problems of the split `probe`, with the measures and controls of prompts without
 answers. Then, from its samples: each measure's rank correlation with accuracy over the methods, with an interval over
-problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and 200 random halves, on one
-of which a rule's options are chosen with a bound on the loss, with answers and without, and tried on the other.
+problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and 200 calibrations of each
+rule, with answers and without, on problems drawn at random from the run's, whose loss on all of them is the truth.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from scipy import stats
 
 import semspec
-from semspec.bench.agreement import key_of
+from semspec.bench.agreement import WORDS, key_of
 from semspec.bench.calibrate import bounded, loosest_safe, losses_of
 from semspec.bench.folder import Sample, load_run, write_json
 from semspec.bench.likelihood import likelihoods, summed_up
-from semspec.bench.measures import NUMBER, compare_measures, values_of
+from semspec.bench.measures import MEANING, NUMBER, compare_measures, values_of
 from semspec.bench.outside import outside_measures
 from semspec.bench.run import Bench, Config
 from semspec.bench.verdict import Margin
@@ -43,7 +43,8 @@ LADDERS = {
 OTHERS = ["random-step:rate=0.7", f"accept-all:k={K}", f"margin:k={K},ratio=0.1", f"cascade-rule:k={K}"]
 METHODS = [*(method for ladder in LADDERS.values() for method in ladder), *OTHERS]
 DAMAGED, DAMAGE = "one digit swapped", 0.02
-SPLITS, CONFIDENCE = 200, 0.95
+DRAWS, CONFIDENCE = 200, 0.95
+LOSSES, SHARES = (0.03, 0.045, 0.09, 0.12), (0.25, 0.48)  # some just below what a setting of `random` loses
 
 
 def config(problems: int) -> Config:
@@ -56,19 +57,20 @@ def config(problems: int) -> Config:
 def correlations(run: dict[str, Any], samples: list[Sample], extra: Any) -> dict[str, Any]:
     """Of each measure's loss with the loss of right answers, over the methods; intervals from resampled problems."""
     arms = [arm["name"] for arm in run["arms"] if arm["role"] in ("method", "draft")]
-    values = {**values_of(run, samples, extra), "accuracy": {key_of(s): float(s["correct"]) for s in samples}}
-    losses = {name: losses_of(samples, arms, seen, None) for name, seen in values.items()}
+    correct = {key_of(s): float(s["correct"]) for s in samples}
     rng, found = np.random.default_rng(0), {}
-    right = np.array([losses["accuracy"][arm] for arm in arms])
-    for name, by_arm in losses.items():
-        table = np.array([by_arm[arm] for arm in arms])
-        if name == "accuracy" or table.shape != right.shape:
-            continue
+    words = values_of(run, samples, {})[MEANING]
+    for name, values in {**values_of(run, samples, extra), WORDS: words}.items():
+        ours = losses_of(samples, arms, values, None)
+        truth = losses_of(
+            samples, arms, {key: correct[key] for key in values if key in correct}, None
+        )  # on the same problems
+        table, right = (np.array([losses[arm] for arm in arms]) for losses in (ours, truth))
         drawn = [rng.integers(0, table.shape[1], table.shape[1]) for _ in range(1000)]
         ranks = [stats.spearmanr(table[:, d].mean(1), right[:, d].mean(1)).statistic for d in drawn]
         low, high = np.nanquantile(ranks, [0.025, 0.975])
         rank = stats.spearmanr(table.mean(1), right.mean(1)).statistic
-        found[name] = {"spearman": float(rank), "low": float(low), "high": float(high), "arms": len(arms)}
+        found[name] = {"spearman": float(rank), "low": float(low), "high": float(high), "methods": len(arms)}
     return found
 
 
@@ -109,41 +111,40 @@ def careless_choice(losses: Sequence[Sequence[float]], bound: float) -> int | No
     return max((i for i, one in enumerate(losses) if np.mean(one) < bound), default=None)
 
 
-def splits(losses: Sequence[Sequence[float]], bound: float, most: float, seed: int) -> dict[str, Any]:
-    """Chosen on one half, tried on the other; `careless` takes the loosest that looks good."""
-    table = np.array(losses)
-    n = table.shape[1]
-    truth, rng = table.mean(1), np.random.default_rng(seed)
-    count = {"broken": 0, "broken_on_all": 0, "careless_broken": 0, "careless_broken_on_all": 0, "impossible": 0}
+def draws(losses: Sequence[Sequence[float]], bound: float, most: float, size: int, seed: int) -> dict[str, Any]:
+    """Chosen on problems drawn at random from the run's, again and again; the loss on all of them is then the truth.
+    `careless` takes the loosest that looks good."""
+    table, rng = np.array(losses), np.random.default_rng(seed)
+    truth = table.mean(1)
+    count = {"broken": 0, "careless_broken": 0, "none_safe": 0}
     chosen: list[int] = []
-    for _ in range(SPLITS):
-        order = rng.permutation(n)
-        half, rest = table[:, order[: n // 2]], table[:, order[n // 2 :]]
-        at = loosest_safe(half.tolist(), bound, CONFIDENCE, most)
-        loose = careless_choice(half.tolist(), bound)
-        if loose is not None:
-            count["careless_broken"] += bool(rest[loose].mean() > bound)
-            count["careless_broken_on_all"] += bool(truth[loose] > bound)
-        if at is None:
-            count["impossible"] += 1
-            continue
-        chosen.append(at)
-        count["broken"] += bool(rest[at].mean() > bound)
-        count["broken_on_all"] += bool(truth[at] > bound)
-    return {**count, "splits": SPLITS, "problems": n, "chosen": [chosen.count(i) for i in range(len(table))]}
+    for _ in range(DRAWS):
+        seen = table[:, rng.integers(0, table.shape[1], size)].tolist()
+        at, loose = loosest_safe(seen, bound, CONFIDENCE, most), careless_choice(seen, bound)
+        count["careless_broken"] += bool(loose is not None and truth[loose] > bound)
+        count["none_safe"] += at is None
+        if at is not None:
+            chosen.append(at)
+            count["broken"] += bool(truth[at] > bound)
+    return {
+        **count, "draws": DRAWS, "size": size, "losses": (truth - bound).round(4).tolist(),  # above 0: beyond the bound
+        "chosen": [chosen.count(i) for i in range(len(table))],
+    }  # fmt: skip
 
 
-def calibrations(run: dict[str, Any], samples: list[Sample], extra: Any, loss: float, share: float) -> dict[str, Any]:
+def calibrations(run: dict[str, Any], samples: list[Sample], extra: Any, size: int) -> dict[str, Any]:
+    """With answers and without, at several bounds, for every rule with more than one setting."""
     right = {key_of(s): float(s["correct"]) for s in samples}
     number = bounded(NUMBER, values_of(run, samples, extra)[NUMBER])
     found: dict[str, Any] = {}
     for rule, methods in LADDERS.items():
-        with_answers, without = losses_of(samples, methods, right, None), losses_of(samples, methods, number, share)
-        found[rule] = {
-            "with answers": splits([with_answers[m] for m in methods], loss, 1.0, 1),
-            "without": splits([without[m] for m in methods], 0.0, 1 + share, 2),
-            "losses": {m: float(np.mean(with_answers[m])) for m in methods},
-        }
+        found[rule] = {}
+        for loss in LOSSES:
+            losses = losses_of(samples, methods, right, None)
+            found[rule][f"with answers, {loss:g}"] = draws([losses[m] for m in methods], loss, 1.0, size, 1)
+        for share in SHARES:
+            losses = losses_of(samples, methods, number, share)
+            found[rule][f"without, {share:g}"] = draws([losses[m] for m in methods], 0.0, 1 + share, size, 2)
     return found
 
 
@@ -152,8 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=400)
     parser.add_argument("--result", type=Path)
-    parser.add_argument("--loss", type=float, default=0.05)
-    parser.add_argument("--share", type=float, default=0.3)
+    parser.add_argument("--size", type=int, default=400, help="problems of one calibration")
     parser.add_argument("--analyse", action="store_true", help="do not run anything; take what is in the folder")
     given = parser.parse_args()
     bench = Bench(config(given.problems))
@@ -169,8 +169,8 @@ def main() -> None:
     found = {
         "problems": len(common), "encoder": encoder, "methods": len(METHODS),
         "correlation": correlations({**run, "arms": run["arms"][:-1]}, undamaged, extra),
-        "damage": damage(run, samples, extra), "loss": given.loss, "share": given.share, "confidence": CONFIDENCE,
-        "calibration": calibrations(run, undamaged, extra, given.loss, given.share),
+        "damage": damage(run, samples, extra), "confidence": CONFIDENCE,
+        "calibration": calibrations(run, undamaged, extra, given.size),
         "accuracy": {
             name: float(np.mean([s["correct"] for s in samples if s["arm"] == name])) for name in whole
         },

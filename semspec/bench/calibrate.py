@@ -24,6 +24,7 @@ from semspec.bench.agreement import Values, key_of
 from semspec.bench.arms import BASELINE, DRAFT
 from semspec.bench.folder import Sample, load_run
 from semspec.bench.measures import LIKELIHOOD, deciding, values_of
+from semspec.bench.measures import LOWEST as LEAST_LIKELY
 from semspec.bench.run import Bench, Progress
 from semspec.errors import BadRequest
 from semspec.profile import Figure, Profile
@@ -31,7 +32,7 @@ from semspec.sparse import plan_of
 from semspec.statistics import betting_p, fixed_sequence
 
 ACCURACY = "accuracy"
-LOWEST = -2.0  # nats per token; a text that the target likes even less counts as this
+LOWEST = {LIKELIHOOD: -2.0, LEAST_LIKELY: -20.0}  # nats; a text that the target likes even less counts as this
 # Strictest first. Rules of other packages, and other options, are given by the user.
 LADDERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "fly": ("theta", (0.9, 0.6, 0.45, 0.3, 0.15, 0)),
@@ -132,8 +133,9 @@ def losses_of(
 
 def bounded(measure: str, values: Values) -> Values:
     """Between 0 and 1, as bounds that hold for any number of problems want it."""
-    if measure == LIKELIHOOD:
-        return {key: 1 - max(value, LOWEST) / LOWEST for key, value in values.items()}
+    if measure in LOWEST:
+        floor = LOWEST[measure]
+        return {key: 1 - max(value, floor) / floor for key, value in values.items()}
     return {key: min(1.0, max(0.0, value)) for key, value in values.items()}
 
 

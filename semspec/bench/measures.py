@@ -20,7 +20,7 @@ from semspec.statistics import difference, equivalence_p, paired_p
 
 LIKELIHOOD, AT_REQUEST, LOWEST = "likelihood", "likelihood at the temperature", "least likely token"
 NUMBER, MEANING, JUDGE = "number", "meaning", "judge"
-PREFERRED = (NUMBER, MEANING, LIKELIHOOD)  # the first that most problems have decides
+PREFERRED = (NUMBER, MEANING, LOWEST, LIKELIHOOD)  # as they follow accuracy; the first that most problems have decides
 CONTROLS = ("random", "random-step")
 
 
