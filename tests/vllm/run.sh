@@ -6,17 +6,16 @@ cd "$(dirname "$0")/../.."
 bin=.venv-vllm/bin
 log=.venv-vllm/install.log
 
-install() {
-  "${PYTHON:-python3}" -m venv .venv-vllm
-  timeout 600 $bin/pip install --quiet --requirement tests/vllm/requirements.txt --editable .
-  # The index has these for GPUs only; text models do without.
-  $bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-  $bin/python -c "import vllm, lm_eval"
+install() { # torchvision and its like are builds for GPUs on the index; text models do without
+  "${PYTHON:-python3}" -m venv .venv-vllm &&
+    timeout 600 $bin/pip install --quiet --requirement tests/vllm/requirements.txt --editable . &&
+    $bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec &&
+    $bin/python -c "import vllm, lm_eval"
 }
 
 if [ ! -f .venv-vllm/.installed ]; then
   mkdir -p .venv-vllm
-  if ! (set -e; install) > "$log" 2>&1; then
+  if ! install > "$log" 2>&1; then
     echo "vLLM's CPU build cannot be installed here: its tests are not run. The last lines of $log:"
     tail -n 3 "$log"
     exit 0
