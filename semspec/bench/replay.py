@@ -25,6 +25,7 @@ from semspec.bench.record import VERIFY
 from semspec.bench.replay_verify import Cards, Verification
 from semspec.bench.shapes import SHAPES, planned, random_runner
 from semspec.bench.summary import summarise
+from semspec.draft.kinds import Dflash, Eagle
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.memory_plan import check
@@ -136,6 +137,9 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
         raise BadRequest(
             f"{folder} verified by a sparse plan, which fits one model only; its passes cannot be repeated with another"
         )
+    drafters = {str(arm.get("drafter")).partition(":")[0] for arm in arms.values()}
+    if heads := sorted(drafters & {Dflash.name, Eagle.name}):
+        raise BadRequest(f"{folder} drafted with a head ({heads[0]}); its passes are not recorded, so none is charged")
     sampling = Sampling(**{key: config[key] for key in ("temperature", "top_k", "top_p", "min_p") if key in config})
     slots = max(len(rows) for _, _, rows in passes)
     capacity = max(sum(row[:3]) for _, _, rows in passes for row in rows) + PAST_STOP

@@ -68,6 +68,15 @@ def test_a_run_without_recorded_verifications_is_not_replayed(finished: Path, tm
         replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
 
 
+def test_a_run_with_a_draft_head_is_not_replayed(finished: Path, tmp_path: Path):
+    (tmp_path / "samples.jsonl").write_text((finished / "samples.jsonl").read_text())
+    run = json.loads((finished / "run.json").read_text())
+    run["arms"][1]["drafter"] = "eagle:somewhere"
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    with pytest.raises(BadRequest, match="drafted with a head"):
+        replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
+
+
 def test_a_replay_verifies_with_the_rules_of_the_run(
     pocket: semspec.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
