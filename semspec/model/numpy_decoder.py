@@ -100,7 +100,7 @@ class NumpyDecoder:
         before, here = list[Part](), list[Part]()
         for r, start in zip(requests, starts, strict=True):
             cut = len(r.tokens) - r.keep
-            if r.keep and cut <= MAX_TOKENS:
+            if (r.keep or r.states) and cut <= MAX_TOKENS:
                 cut = 0
             if cut:
                 before.append((prefill(r, cut), start))
@@ -148,6 +148,8 @@ class NumpyDecoder:
                 x = x + (added if layer.ffn_out_norm is None else self._norm(added, layer.ffn_out_norm))
             if len(self.layers) in layers:
                 hidden[len(self.layers)] = torch.from_numpy(self._norm(x[observed], self.norm))
+            if not wanted:
+                return torch.empty(0, self.shape.vocab), hidden
             x = self._norm(x[wanted], self.norm)
         return torch.from_numpy(self.head(x)), hidden
 
