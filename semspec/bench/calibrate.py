@@ -21,7 +21,7 @@ import numpy as np
 
 from semspec import verify
 from semspec.bench.agreement import Values, key_of
-from semspec.bench.arms import BASELINE, DRAFT
+from semspec.bench.arms import BASELINE, DRAFT, Arm
 from semspec.bench.folder import Sample, load_run
 from semspec.bench.measures import LIKELIHOOD, deciding, values_of
 from semspec.bench.measures import LOWEST as LEAST_LIKELY
@@ -71,6 +71,8 @@ class Choice:
 def candidates(rule: str, values: str | None) -> list[str]:
     """Methods from the strictest to the loosest; `values` names an option and what it takes, as "theta=0.6,0.3"."""
     name, _, shared = rule.partition(":")
+    if verify.make(name).lossless:
+        raise BadRequest(f"{name!r} is lossless: there is nothing to calibrate; use it as it is")
     if values is None:
         if name not in LADDERS:
             raise BadRequest(
@@ -84,8 +86,6 @@ def candidates(rule: str, values: str | None) -> list[str]:
             raise BadRequest(
                 f"--values is {values!r}; give an option and its values, the strictest first: theta=0.6,0.3"
             )
-    if verify.make(name).lossless:
-        raise BadRequest(f"{name!r} is lossless: there is nothing to calibrate; use it as it is")
     return [f"{name}:" + ",".join([*filter(None, [shared]), f"{option.strip()}={step}"]) for step in steps]
 
 
@@ -182,6 +182,12 @@ def calibrate(
         )
     if bench.pair.draft is None and not bench.task.scored:
         raise BadRequest("without right answers the loss is counted in distances to the draft; give one with --draft")
+    for one in (arm for arm in bench.arms if arm.role == "method"):
+        if one != Arm(one.name, one.role, one.verifier, one.lossless, one.num_draft_tokens, one.drafter):
+            raise BadRequest(
+                f"{one.name}: a profile holds a rule's own options, its draft length and drafter, and no others; leave "
+                "them out"
+            )
     bench.run(out, progress)
     run, samples = load_run(out)
     methods = list(bench.config.methods)

@@ -262,6 +262,9 @@ def test_calibration_makes_a_profile_that_is_used_and_refused_elsewhere(
     bench = Bench(Config(**vars(settings) | {"entropy": True, "max_new_tokens": 110}), pocket)
     with pytest.raises(BadRequest, match="whatever they say"):
         calibrate(bench, tmp_path, 0.01, 0.95, lambda done, total: None)
+    other = Bench(Config(**vars(settings) | {"methods": ["fly:draft_min_p=0.3,theta=0.9"]}), pocket)
+    with pytest.raises(BadRequest, match="and no others"):
+        calibrate(other, tmp_path, 0.6, 0.8, lambda done, total: None)
     profile, choice = calibrate(bench, tmp_path, 0.6, 0.8, lambda done, total: None)
     assert choice.method in settings.methods and choice.measure == "accuracy" and profile.problems == 12
     profile.save(tmp_path / "profile.json")
