@@ -111,7 +111,9 @@ class StepDecoder(Decoder):
             if glimpse and part.tokens:
                 if not self.step_rule.begins(part, self.job.sampling):
                     return Draft([]), "not begun"
-                part.logits = part.logits if self.step_rule.keeps_draft_logits else None
+                if not self.step_rule.keeps_draft_logits:  # the parts of a draft are alike
+                    part.logits = None
+                    part.own, part.own_ends = (part.own, part.own_ends) if part.hidden else (None, ())
             taken = step.feed(part.tokens)
             if taken is not None:  # a draft with another tokenizer may go on after it
                 part = part.first(taken)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import semspec
 from semspec.errors import BadRequest
 from semspec.types import Draft, Sampling
 from semspec.verify import make
@@ -140,6 +141,15 @@ def test_the_draft_is_asked_in_the_loop_and_forgets_the_question(seed: int) -> N
         ((events, stats),) = run(job(confspec(), 60), target=target, draft=draft)
         ((wanted, same),) = run(job(control, 60), target=target, draft=draft)
         assert text(events) == text(wanted) and stats.step_outcomes == same.step_outcomes
+
+
+def test_a_glimpse_at_a_draft_with_other_tokens() -> None:
+    pair = semspec.load("pocket", draft="pocket-other-draft", device="cpu")
+    question = [{"role": "user", "content": "Mia has 4 bags with 6 pens each. How many pens does Mia have?"}]
+    rules = ("glimprouter:threshold=99", "accept-all-steps:lead=0,hand_over=false")
+    first, second = (pair.generate(question, verifier=rule, max_new_tokens=60) for rule in rules)
+    assert first.tokens == second.tokens and first.stats.step_outcomes["accepted"] > 0
+    assert pair.generate(question, verifier="trigreason", max_new_tokens=30).tokens
 
 
 def test_confspec_refuses_models_with_different_tokens() -> None:
