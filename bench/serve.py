@@ -39,6 +39,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "fly, k=15": {"verifier": "fly", "num_draft_tokens": 15},
 }
 LOSSLESS = ("none", "default", "exact, k=4", "block, k=4")
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+MIXED: list[dict[str, Any]] = [  # one of them with each problem of the last run, whatever rule the others have
+    {"presence_penalty": 1.0, "frequency_penalty": 0.3},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+    {"repetition_penalty": 1.2, "min_tokens": 40},
+    {"guided_regex": "[a-z]{4}-[0-9]{4}", "max_thinking_tokens": 8},
+    {"bad_words": ["So"], "stop": ["."], "include_stop_str_in_output": True},
+    {"guided_choice": ["yes, it is", "yes, it was", "no"], "max_thinking_tokens": 8},
+    {"logit_bias": {"100": 5.0, "200": -5.0}, "temperature": 0.8, "seed": 3},
+    {"allowed_token_ids": list(range(19, 1000)), "logprobs": True, "ignore_eos": True},
+]
+MIXED_RUN = "mixed options"
 MAX_NEW_TOKENS = 120
 THREADS = 1  # of the model's arithmetic; the other core is for HTTP and the clients
 
@@ -78,7 +90,7 @@ def quantile(values: list[float], percent: int) -> float | None:
 class Load:
     def __init__(self, url: str, pid: int, prompts: list[Any]) -> None:
         self.url, self.pid, self.prompts = url, pid, prompts
-        self.answers: dict[int, str] = {}  # of the target without drafts, one request at a time
+        self.answers: dict[tuple[int, bool], str] = {}  # of the target without drafts, one request at a time
 
     async def measure(self, method: str, clients: int, seconds: float) -> Run:
         run, start, cpu = Run(), time.perf_counter(), cpu_seconds(self.pid)
@@ -100,13 +112,16 @@ class Load:
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
             for problem in range(len(self.prompts)):
                 await self.ask(http, Run(), "none", problem)
-        assert len(self.answers) == len(self.prompts), "the server answers nobody"
+                await self.ask(http, Run(), MIXED_RUN, problem)
+        assert len(self.answers) == 2 * len(self.prompts), "the server answers nobody"
 
     async def ask(self, http: httpx.AsyncClient, run: Run, method: str, problem: int) -> None:
         body = {
             "model": "pocket", "messages": self.prompts[problem], "temperature": 0, "max_tokens": MAX_NEW_TOKENS,
-            "speculation": METHODS[method],
+            "speculation": METHODS.get(method, {"num_draft_tokens": 4}),
         }  # fmt: skip
+        if mixed := method == MIXED_RUN:
+            body |= MIXED[problem % len(MIXED)]
         start = time.perf_counter()
         try:
             response = await http.post("/v1/chat/completions", json=body)
@@ -120,7 +135,7 @@ class Load:
         run.latencies.append(time.perf_counter() - start)
         run.first.append(answer["metrics"]["time_to_first_token_ms"] / 1000)
         run.tokens += answer["usage"]["completion_tokens"]
-        if method in LOSSLESS and self.answers.setdefault(problem, text) != text:
+        if (mixed or method in LOSSLESS) and self.answers.setdefault((problem, mixed), text) != text:
             run.unequal += 1
 
 
@@ -177,11 +192,11 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
         rows = {}
         single = {}
         await load.reference()
-        for method in METHODS:
+        for method in (*METHODS, MIXED_RUN):
             single[method] = await load.measure(method, 1, max(4.0, seconds / 16))
         sampler = asyncio.create_task(sample(pid, memory))
-        share = seconds / len(METHODS)
-        for method in METHODS:
+        share = seconds / (len(METHODS) + 1)
+        for method in (*METHODS, MIXED_RUN):
             together = await load.measure(method, clients, share)
             one, many = single[method].summary(), together.summary()
             times = many["tokens_per_second"] / one["tokens_per_second"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from semspec import draft, verify
@@ -57,7 +57,7 @@ class Options:
     presence_penalty: float = 0.0  # subtracted from the logits of new tokens that have occurred
     frequency_penalty: float = 0.0  # and this for each time
     repetition_penalty: float = 1.0  # logits of tokens that have occurred, in the prompt too, shrink by this factor
-    logit_bias: dict[int, float] = field(default_factory=dict)  # added to the logits of these tokens
+    logit_bias: dict[int, float] | None = None  # added to the logits of these tokens
     bad_words: tuple[str, ...] | list[str] = ()  # texts whose tokens are not written
     allowed_token_ids: tuple[int, ...] | list[int] | None = None  # None: all
     structured_outputs: dict[str, Any] | None = None  # what the answer has to be: one of json (a schema), json_object

@@ -31,6 +31,8 @@ class LogitOptions:
         for name in ("presence_penalty", "frequency_penalty"):
             _check_number(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.logit_bias is None:
+            object.__setattr__(self, "logit_bias", {})
         if not isinstance(self.logit_bias, dict):
             raise BadRequest("logit_bias is no mapping; give numbers by token id")
         if len(self.logit_bias) > MAX_BIASES:

@@ -69,6 +69,8 @@ def _grammar_of(wanted: Any) -> str:
 
 
 def _schema(value: Any) -> str:
+    if hasattr(value, "model_json_schema"):  # a pydantic model
+        value = value.model_json_schema()
     try:
         text = value if isinstance(value, str) else json.dumps(value)
         found = json.loads(text) if len(text) <= MAX_SCHEMA else None

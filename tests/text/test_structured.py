@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import BaseModel, Field
 
 from semspec import Options, Pair
 from semspec.errors import BadRequest, BatchFailed
@@ -151,6 +152,19 @@ def test_patterns_choices_and_grammars(pair: Pair, wanted: dict[str, Any], patte
     for i, verifier in enumerate(["none", "exact", "block", "topk"]):
         text = pair.generate("x", structured_outputs=wanted, verifier=verifier, temperature=1.2, seed=i).text
         assert re.fullmatch(pattern, text), text
+
+
+def test_a_pydantic_model_is_a_schema(pair: Pair):
+    class Count(BaseModel):
+        n: int = Field(ge=0, le=9)
+        sure: bool
+
+    text = pair.generate("x", structured_outputs={"json": Count}, temperature=1.0, seed=1).text
+    assert Count.model_validate_json(text).n < 10
+
+
+def test_options_can_still_be_keys():
+    assert len({Options(), Options()}) == 1
 
 
 def nested(depth: int) -> dict[str, Any]:
