@@ -68,9 +68,7 @@ class ScoreOutput:
 
     @staticmethod
     def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
-        if len(parts) == 1:
-            return parts[0]
-        return ScoreOutput(torch.cat([p.logits for p in parts]), _join_hidden(parts))
+        return parts[0] if len(parts) == 1 else ScoreOutput(torch.cat([p.logits for p in parts]), _join_hidden(parts))
 
 
 @dataclass(slots=True)
