@@ -131,12 +131,18 @@ class Service:
         if name != self.settings.name:
             raise HttpError(404, f"there is no model {name!r} here; this server has {self.settings.name!r}", "no_model")
 
+    @property
+    def _draft(self) -> str | None:
+        """The draft model's name; a pair that is loaded by one name has no other."""
+        has_draft = self.engine.pair is not None and self.engine.pair.draft is not None
+        return self.settings.draft or (self.settings.name if has_draft else None)
+
     def card(self) -> dict[str, Any]:
         """The model as /v1/models reports it."""
         length = self.engine.pair.target.capacity if self.engine.pair else None
         return {
             "id": self.settings.name, "object": "model", "created": self.started, "owned_by": "semspec",
-            "max_model_len": length, "target": self.settings.name, "draft": self.settings.draft,
+            "max_model_len": length, "target": self.settings.name, "draft": self._draft,
         }  # fmt: skip
 
     async def tokenize(self, body: TokenizeRequest) -> Response:

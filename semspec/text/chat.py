@@ -87,9 +87,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages, form: Ch
     except Exception as error:
         if type(error) is TemplateError:  # the template's own words
             raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
-        if isinstance(error, TemplateError) or form != PLAIN:
-            raise BadRequest("the model's chat template fails on these messages, tools or variables") from error
-        raise
+        raise BadRequest("the model's chat template fails on these messages, tools or variables") from error
     return tokens if isinstance(tokens, list) else list(tokens)
 
 

@@ -52,7 +52,10 @@ def _grammar_of(wanted: Any) -> str:
             raise BadRequest("structured_outputs.json_object is either true or left out")
         return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
     if kind == "json":
-        return LLMatcher.grammar_from_json_schema(_schema(value), overrides=JSON_OPTIONS)
+        try:
+            return LLMatcher.grammar_from_json_schema(_schema(value), overrides=JSON_OPTIONS)
+        except ValueError:  # the library's own limit
+            raise BadRequest("the JSON schema is too deep") from None
     if kind == "choice":
         if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
             raise BadRequest("structured_outputs.choice is no list of texts with something in them")

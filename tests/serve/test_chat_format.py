@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from semspec.serve.limits import Limits, Settings
@@ -75,6 +77,29 @@ def test_hostile_values_of_variables_end_as_a_400(live: Live):
         answer = ask(live, chat_template_kwargs={"reasoning_effort": value})
         assert answer.status_code in (200, 400), answer.text
     assert ask(live, chat_template_kwargs={"reasoning_effort": "x" * 10_001}).status_code == 400
+
+
+NEST = '{"a":' * 500 + "1" + "}" * 500
+CALLED = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": NEST}}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "parameters": "NEST"}}]}),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"reasoning_effort": "NEST"}}),
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": "NEST"}}}),
+        ("/v1/chat/completions", {"guided_json": NEST}),
+        ("/v1/chat/completions", {"messages": CALLED}),
+        ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "f", "input_schema": "NEST"}]}),
+        ("/v1/responses", {"messages": None, "input": "x", "metadata": "NEST"}),
+        ("/api/chat", {"format": "NEST"}),
+    ],
+)
+def test_what_is_nested_too_deep_is_told(live: Live, path: str, more: dict[str, Any]):
+    body = json.dumps({"model": "s", "messages": HELLO} | more).replace('"NEST"', NEST)
+    answer = httpx.post(live.url + path, content=body, headers={"content-type": "application/json"}, timeout=60)
+    assert answer.status_code == 400 and "deep" in answer.json()["error"]["message"], answer.text[:300]
 
 
 def test_an_answer_that_has_begun_is_gone_on_with():

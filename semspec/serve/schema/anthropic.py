@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.serve.schema.base import STRICT, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, without_neutral
 from semspec.serve.schema.messages import MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import ChatRequest
 from semspec.serve.schema.tools import MAX_TOOLS, Name
@@ -41,7 +41,7 @@ class ToolUse(Block):
     type: Literal["tool_use"]
     id: Annotated[str, Field(max_length=200)]
     name: Name
-    input: dict[str, Any]
+    input: Json
     caller: Echo = None
 
 
@@ -105,7 +105,7 @@ class MessagesTool(Lenient):
     type: Literal["custom"] = "custom"
     name: Name
     description: Text | None = None
-    input_schema: dict[str, Any]
+    input_schema: Json
     cache_control: Echo = None
     strict: bool | None = None
 

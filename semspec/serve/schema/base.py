@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 MAX_FIELDS = 64  # of one object
+MAX_DEPTH = 64  # of values that are passed on
+MAX_NODES = 50_000  # values in one of them
 
 
 def _well_formed(text: str) -> str:
@@ -53,9 +55,24 @@ def _without_null(given: Any) -> Any:
     return {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
 
 
+def shallow(value: Any) -> Any:
+    """Values that are passed on as they are: what walks through them later has limits of its own."""
+    level, count = [value], 0
+    for _ in range(MAX_DEPTH):
+        inner = [v for each in level for v in (each.values() if isinstance(each, dict) else each)]
+        level = [v for v in inner if isinstance(v, dict | list)]
+        count += len(inner)
+        if count > MAX_NODES:
+            raise ValueError(f"there are more than {MAX_NODES} values in it; send fewer")
+        if not level:
+            return value
+    raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep; send flatter ones")
+
+
 Text = Annotated[str, AfterValidator(_well_formed)]
 Token = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Json = Annotated[dict[str, Any], AfterValidator(shallow)]
 
 
 class Lenient(BaseModel):

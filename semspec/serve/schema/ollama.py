@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from semspec.serve.schema.base import STRICT, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, without_neutral
 from semspec.serve.schema.messages import MAX_MESSAGES
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.tools import MAX_TOOLS, Tool
@@ -23,7 +23,7 @@ SAMPLING = {"num_predict": "max_tokens"}  # other options have our names
 class CalledFunction(Lenient):
     model_config = STRICT
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Json = Field(default_factory=dict)
     index: int | None = None
 
 
@@ -58,9 +58,9 @@ class OllamaRequest(Lenient):
     model_config = STRICT
     model: str
     stream: bool = True
-    format: str | dict[str, Any] | None = Field(None, description="json, or a JSON schema.")
+    format: str | Json | None = Field(None, description="json, or a JSON schema.")
     think: bool | str | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Json = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

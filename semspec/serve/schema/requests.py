@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from semspec.options import Options
 from semspec.serve.schema import sampling
-from semspec.serve.schema.base import STRICT, Lenient, Text, Tokens, at_most, without_neutral
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, Tokens, at_most, without_neutral
 from semspec.serve.schema.messages import Message, Messages
 from semspec.serve.schema.speculation import Speculation
 from semspec.serve.schema.tools import NamedChoice, ToolChoice, Tools
@@ -123,7 +123,7 @@ class ChatRequest(RequestBase):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[Json, at_most(64)] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     _length_gives_way: bool = PrivateAttr(False)  # max_tokens may be more than there is room for

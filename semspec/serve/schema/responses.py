@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.serve.schema.base import STRICT, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, without_neutral
 from semspec.serve.schema.messages import MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import IGNORED, ChatRequest, StreamOptions
 from semspec.serve.schema.tools import MAX_TOOLS, Name
@@ -94,7 +94,7 @@ class ResponsesTool(Lenient):
     type: Literal["function"]
     name: Name
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -113,7 +113,7 @@ class Reasoning(Lenient):
 
 class TextFormat(Lenient):
     model_config = STRICT
-    format: dict[str, Any] | None = None
+    format: Json | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -133,7 +133,7 @@ class ResponsesRequest(Lenient):
     reasoning: Reasoning | None = None
     text: TextFormat | None = None
     previous_response_id: str | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Json = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

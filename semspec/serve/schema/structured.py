@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semspec.errors import BadRequest
-from semspec.serve.schema.base import STRICT, Lenient, Text, at_most
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most
 from semspec.text.structured import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
 
-Schema = dict[str, Any] | Annotated[str, Field(min_length=1)] | bool
+Schema = Json | Annotated[str, Field(min_length=1)] | bool
 Choice = Annotated[Text, Field(min_length=1)]
 Choices = Annotated[list[Choice], Field(min_length=1, fail_fast=True), at_most(MAX_CHOICES)]
 Regex = Annotated[Text, Field(min_length=1, max_length=MAX_REGEX)]
@@ -21,7 +21,7 @@ class JsonSchema(Lenient):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     name: Annotated[str, Field(max_length=200)] | None = None
     description: str | None = None
-    of: dict[str, Any] = Field(alias="schema")
+    of: Json = Field(alias="schema")
     strict: bool | None = Field(None, description="Taken; the schema is obeyed either way.")
 
 

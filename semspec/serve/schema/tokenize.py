@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from semspec.serve.schema.base import STRICT, Lenient, Text, Tokens, without_neutral
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, Tokens, without_neutral
 from semspec.serve.schema.messages import Messages
 from semspec.serve.schema.requests import ChatRequest
 from semspec.serve.schema.tools import Tools
@@ -19,7 +19,7 @@ class TokenizeRequest(Lenient):
     prompt: Text | None = None
     messages: Messages | None = None
     tools: Tools = Field(default_factory=list)
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Json = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from semspec.serve.schema.base import STRICT, Lenient, Text, at_most
+from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, shallow
 
 MAX_TOOLS = 128
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -17,7 +17,7 @@ class Function(Lenient):
     model_config = STRICT
     name: Name
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -82,7 +82,7 @@ class ToolCall(Lenient):
             found = None
         if not isinstance(found, dict):
             raise ValueError("the arguments of a call have to be a JSON object, written as a text")
-        return found
+        return dict(shallow(found))
 
     def plain(self) -> dict[str, Any]:
         named = {} if self.id is None else {"id": self.id}
