@@ -163,7 +163,7 @@ def server(slots: int, context: int, log: TextIO) -> Iterator[tuple[str, int]]:
         yield url, process.pid
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)  # a busy machine takes its time
 
 
 def cpu_seconds(pid: int) -> float:

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 import semspec
+from semspec.errors import BadRequest
 from semspec.serve.answers import ChatAnswer, TextAnswer
 from semspec.serve.anthropic import MessagesAnswer
 from semspec.serve.completions import Service, client_of
@@ -105,7 +106,10 @@ def add(app: FastAPI, service: Service) -> None:
 def translated(translate: Callable[[Any], RequestBase], kind: type[RequestBase]) -> Any:
     """A body of another API as one of ours; what is wrong with that is the client's mistake."""
     try:
-        return translate(kind)
+        given = translate(kind)
+        if given.n != 1:
+            raise BadRequest("this API gives one answer; leave n out")
+        return given
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(found) from None

@@ -18,6 +18,7 @@ from semspec.options import Options
 from semspec.sampling.logit_options import MAX_BIAS
 from semspec.serve import speculation
 from semspec.serve.answers import Answer, TextAnswer
+from semspec.serve.chat_format import ChatPlan
 from semspec.serve.engine import Engine
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest
@@ -89,22 +90,29 @@ class Service:
             if self.settings.log_prompts:
                 journal["prompt"] = body.model_dump(include={"messages", "prompt"})
             await self.engine.submit(request, sequences)
+            return await self._shaped(body, shape, plan, [prompt for prompt, _ in sequences], journal), request
         except BaseException:
             self.engine.release(request)
             raise
+
+    async def _shaped(
+        self, body: ChatRequest | CompletionRequest, shape: Callable[..., Answer], plan: ChatPlan | None,
+        prompts: list[list[int]], journal: dict[str, Any],
+    ) -> Answer:  # fmt: skip
+        """The answer that will be, one choice for each of these prompts."""
         how = body.speculation
         answer = shape(
-            journal["id"], self.settings.name, [self.tokenization.choice(prompt, plan) for prompt, _ in sequences],
+            journal["id"], self.settings.name, [self.tokenization.choice(prompt, plan) for prompt in prompts],
             body.candidates, trace=bool(how and how.trace), detailed=bool(how and how.detailed),
             include_usage=body.include_usage, prompt_tokens=journal["prompt_tokens"],
         )  # fmt: skip
         if isinstance(body, CompletionRequest) and isinstance(answer, TextAnswer):
             answer.best, answer.tells_logprobs = body.n, body.logprobs is not None
-            for choice, (prompt, _), i in zip(answer.choices, sequences, range(count), strict=True):
+            for i, (choice, prompt) in enumerate(zip(answer.choices, prompts, strict=True)):
                 choice.tells_prompt = body.prompt_logprobs is not None
                 if body.echo:
                     await self.tokenization.echo(choice, body.prompts[i // body.candidates], prompt, body.logprobs)
-        return answer, request
+        return answer
 
     def _held_to(self, grammar: str, options: Options) -> Options:
         """For an answer that has begun as a call already: it is no longer the time to think."""

@@ -160,6 +160,20 @@ def test_ollama_chats_and_generates(live: Live):
         client.chat(model="s", messages=[{"role": "user", "content": "x", "images": ["aGk="]}])
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/responses", {"input": "hello", "n": 2}),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "n": 2}),
+        ("/api/generate", {"prompt": "hello", "options": {"n": 2}}),
+    ],
+)
+def test_these_give_one_answer(live: Live, path: str, more: dict[str, Any]):
+    refusal = live.post(path, {"model": "s"} | more)
+    assert refusal.status_code == 400 and "one answer" in refusal.json()["error"]["message"]
+    assert live.idle()
+
+
 # -- the rest
 
 
