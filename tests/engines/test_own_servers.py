@@ -1,0 +1,66 @@
+"""Two servers of our own with the pocket models, over real sockets: the same answers as in process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import semspec
+from semspec import Pair, pocket
+from semspec.options import Options
+from semspec.pair.remote import RemotePair, connect
+from semspec.pocket.shipped import JUDGE_OF_EVIDENCE, SHIPPED
+from semspec.serve.limits import Limits, Settings
+from tests.serve.live import serving
+
+JUDGED = f"semantic+:probes={JUDGE_OF_EVIDENCE}"
+
+
+@pytest.fixture(scope="module")
+def here() -> Pair:
+    return semspec.load("pocket", device="cpu", slots=4, context=512)
+
+
+@pytest.fixture(scope="module")
+def over_servers() -> Iterator[RemotePair]:
+    def settings(name: str) -> Settings:
+        return Settings(name=name, defaults=Options(verifier="none"), limits=Limits(new_tokens=300))
+
+    load = lambda name: semspec.load(SHIPPED[name], device="cpu", slots=4, context=512)  # noqa: E731
+    with (
+        serving(lambda: load("pocket"), settings("pocket")) as target,
+        serving(lambda: load("pocket-draft"), settings("pocket-draft")) as draft,
+    ):
+        yield connect(f"{target.url}/v1", f"{draft.url}/v1", slots=4)
+
+
+def test_both_have_what_a_pair_needs(over_servers: RemotePair) -> None:
+    able = over_servers.servers.target.abilities
+    assert (able.name, able.context, able.top, able.keeps_stop, able.tokenizes) == ("pocket", 512, 10, True, True)
+    assert able.scores
+
+
+def test_answers_are_those_of_the_same_rule_in_process(over_servers: RemotePair, here: Pair) -> None:
+    chats = [[{"role": "user", "content": pocket.problem(i, 3, "test").text}] for i in range(4)]
+    for verifier in (JUDGED, "semantic+", "none"):
+        there = over_servers.generate(chats, verifier=verifier, max_new_tokens=200)
+        own = here.generate(chats, verifier=JUDGED if verifier == "semantic+" else verifier, max_new_tokens=200)
+        assert [r.text for r in there] == [r.text for r in own], verifier
+        assert [r.finish_reason for r in there] == ["stop"] * 4
+        if verifier != "none":
+            stats = sum((r.stats for r in there), semspec.Stats())
+            assert stats.step_outcomes["accepted"] > 6
+            drafted = sum(stats.step_outcomes[o] for o in ("accepted", "refused", "handed over"))
+            assert stats.calls["draft"] <= drafted + 4, "a draft's own end is no step"
+            assert stats.calls["target"] <= drafted + stats.step_outcomes["target"] + 4
+
+
+def test_evidence_over_servers_is_the_evidence_of_the_rows(over_servers: RemotePair, here: Pair) -> None:
+    """What the judge sees of a step, from log-probabilities as JSON, against the logits themselves."""
+    chat = [{"role": "user", "content": pocket.problem(7, 4, "test").text}]
+    why = {}
+    for pair in (over_servers, here):
+        result = pair.generate(chat, verifier=f"{JUDGED},threshold=0.0", max_new_tokens=200)
+        why[pair] = [r.reason for event in result.events for r in event.relaxed.values()]
+    assert why[over_servers] == why[here] and why[here]
