@@ -1,0 +1,68 @@
+"""Which replica answers: the one whose prefix cache holds most of the prompt, unless it is much busier than another."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Any
+
+BLOCK = 256  # characters; a prefix is known in whole blocks
+MOST_BLOCKS = 64  # of a prompt that are compared
+REMEMBERED = 4096  # prefixes of each replica
+UNEVEN = 4  # requests more than the idlest has, for which a known prefix is given up
+
+
+class Router:
+    def __init__(self) -> None:
+        self._known: dict[int, OrderedDict[int, None]] = {}
+        self.in_flight: dict[int, int] = {}
+
+    def choose(self, ready: Collection[int], text: str) -> int:
+        """One of the ready replicas, for a prompt of this text."""
+        least = min(self.in_flight.get(i, 0) for i in ready)
+        free = [i for i in ready if self.in_flight.get(i, 0) <= least + UNEVEN]
+        prefixes = _prefixes(text)
+
+        def held(i: int) -> int:
+            known = self._known.get(i, {})
+            return next((n for n in range(len(prefixes), 0, -1) if prefixes[n - 1] in known), 0)
+
+        best = max(free, key=lambda i: (held(i), -self.in_flight.get(i, 0), -i))
+        self._remember(best, prefixes)
+        return best
+
+    def _remember(self, replica: int, prefixes: list[int]) -> None:
+        known = self._known.setdefault(replica, OrderedDict())
+        for prefix in prefixes:
+            known[prefix] = None
+            known.move_to_end(prefix)
+        while len(known) > REMEMBERED:
+            known.popitem(last=False)
+
+    def forget(self, replica: int) -> None:
+        """It was replaced, and its cache is empty."""
+        self._known.pop(replica, None)
+
+
+def _prefixes(text: str) -> list[int]:
+    """One number for each prefix of whole blocks, and for the whole text where it is shorter than one."""
+    found, before = list[int](), 0
+    for begin in range(0, min(len(text), BLOCK * MOST_BLOCKS), BLOCK):
+        block = text[begin : begin + BLOCK]
+        if len(block) < BLOCK and begin:
+            break
+        before = hash((before, block))
+        found.append(before)
+    return found
+
+
+def text_of(body: bytes) -> str:
+    """What of a request the model will read, as far as routing cares: any text that begins as the prompt does."""
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(found, dict):
+        return ""
+    return json.dumps([found.get(k) for k in ("system", "messages", "prompt", "input")], ensure_ascii=False)

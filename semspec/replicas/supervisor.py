@@ -1,0 +1,108 @@
+"""Processes of one kind, kept running: started on ports of their own, asked for their health, replaced when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+
+log = logging.getLogger("semspec.serve")
+LOOK_SECONDS = 0.2  # between two looks at a replica
+ASK_SECONDS = 5.0  # in which it has to tell its health
+FIRST_REST, LONGEST_REST = 0.5, 30.0  # seconds before one that ended at once is started again
+STEADY_SECONDS = 60.0  # one that ran for so long has not ended at once
+
+
+@dataclass
+class Replica:
+    number: int
+    port: int = 0
+    process: Process | None = None
+    ready: bool = False
+    starts: int = 0
+    began: float = 0.0
+    rest: float = FIRST_REST
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass
+class Supervisor:
+    command: Callable[[int], list[str]]  # port -> what to run
+    count: int
+    on_replaced: Callable[[int], None] = lambda number: None
+    replicas: list[Replica] = field(default_factory=list)
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.replicas = [Replica(number) for number in range(self.count)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def ready(self) -> list[int]:
+        return [replica.number for replica in self.replicas if replica.ready]
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep(replica)) for replica in self.replicas]
+
+    async def _keep(self, replica: Replica) -> None:
+        """Run it again and again."""
+        async with httpx.AsyncClient(timeout=ASK_SECONDS, trust_env=False) as client:
+            while not self.stopping:
+                await self._launch(replica)
+                assert replica.process is not None
+                while replica.process.returncode is None:
+                    replica.ready = await self._healthy(client, replica)
+                    await asyncio.sleep(LOOK_SECONDS)
+                replica.ready = False
+                self.on_replaced(replica.number)
+                if self.stopping:
+                    return
+                log.error(
+                    "a replica has ended",
+                    extra={"fields": {"replica": replica.number, "status": replica.process.returncode}},
+                )
+                steady = time.monotonic() - replica.began > STEADY_SECONDS
+                replica.rest = FIRST_REST if steady else min(2 * replica.rest, LONGEST_REST)
+                await asyncio.sleep(replica.rest)
+
+    async def _launch(self, replica: Replica) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            replica.port = free.getsockname()[1]
+        replica.starts += 1
+        replica.began = time.monotonic()
+        replica.process = await asyncio.create_subprocess_exec(*self.command(replica.port))
+
+    async def _healthy(self, client: httpx.AsyncClient, replica: Replica) -> bool:
+        try:
+            return (await client.get(f"{replica.url}/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def stop(self, seconds: float) -> None:
+        """Tell all to end, which lets them finish what they answer, and end those that take longer."""
+        self.stopping = True
+        running = [r.process for r in self.replicas if r.process is not None and r.process.returncode is None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        ending = [asyncio.ensure_future(process.wait()) for process in running]
+        if ending:
+            await asyncio.wait(ending, timeout=seconds)
+        for process in running:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
