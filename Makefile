@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-vllm test-vllm-all lint load steady coverage smollm2 minilm clean
+.PHONY: demo test test-vllm test-vllm-all lint load steady coverage smollm2 minilm replicas engines clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -27,6 +27,12 @@ load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result 
 
 steady: $(INSTALLED)  ## half an hour of mixed load; a dated result goes to results/
 	$(BIN)/python -m bench.serve_steady --out results
+
+replicas: $(INSTALLED)  ## two replicas, one killed under 16 streaming clients; a dated result goes to results/
+	$(BIN)/python -m bench.replicas --out results
+
+engines: $(INSTALLED)  ## step rules over two servers beside the same in process, 200 problems
+	$(BIN)/python -m bench.engines --out results/engines.json
 
 coverage: $(INSTALLED)  ## how often the intervals of the bench hold the truth, simulated; a dated result goes to results/
 	$(BIN)/python -m bench.coverage --out results

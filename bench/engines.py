@@ -33,8 +33,9 @@ from semspec.pocket.shipped import JUDGE_OF_EVIDENCE, SHIPPED
 from semspec.statistics import Share, difference
 
 TOKENS = 400
-START_SECONDS = 300
-NAMES = {"pocket": "target", "pocket-draft": "draft"}
+START_SECONDS = 1200
+NAMES = ("pocket", "pocket-draft")  # the target's, then the draft's
+Launched = tuple[int, "subprocess.Popen[bytes]"]
 
 
 def command(engine: str, python: str, name: str, port: int, slots: int) -> list[str]:
@@ -52,8 +53,8 @@ def command(engine: str, python: str, name: str, port: int, slots: int) -> list[
 
 
 @contextlib.contextmanager
-def server(engine: str, python: str, name: str, slots: int, logs: Path) -> Iterator[str]:
-    """One server, until it is not needed any more."""
+def launched(engine: str, python: str, name: str, slots: int, logs: Path) -> Iterator[Launched]:
+    """One server's port and process, until it is not needed any more."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -63,20 +64,23 @@ def server(engine: str, python: str, name: str, slots: int, logs: Path) -> Itera
             command(engine, python, name, port, slots), stdout=log, stderr=log, env=os.environ | quiet
         )
         try:
-            end = time.monotonic() + START_SECONDS
-            while time.monotonic() < end and process.poll() is None:
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                        break
-                time.sleep(0.5)
-            else:
-                raise RuntimeError(f"the server of {name} did not start; see {log.name}")
-            yield f"http://127.0.0.1:{port}/v1"
+            yield port, process
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
             process.kill()
+
+
+def url_of(port: int, process: subprocess.Popen[bytes]) -> str:
+    """Where the server is, once it is ready."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                return f"http://127.0.0.1:{port}/v1"
+        time.sleep(0.5)
+    raise RuntimeError("a server did not start; see its log (--logs)")
 
 
 def run(pair: Pair, verifier: str, problems: list[Any], batch: int) -> dict[str, Any]:
@@ -159,7 +163,8 @@ def main() -> None:
         urls = [arguments.target, arguments.draft]
         if not all(urls):
             how = (arguments.engine, arguments.python)
-            urls = [stack.enter_context(server(*how, name, arguments.batch, arguments.logs)) for name in NAMES]
+            both = [stack.enter_context(launched(*how, name, arguments.batch, arguments.logs)) for name in NAMES]
+            urls = [url_of(*each) for each in both]
         measure(arguments, *urls)
 
 

@@ -31,7 +31,7 @@ ROWS = [
     "semspec",  # the public names
     "tasks",
     "probe_fit head_fit bench serve lm_eval",
-    "sparse_fit advise vllm",
+    "sparse_fit advise vllm replicas",
     "cli",
     "__main__",
 ]

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from semspec.pair import Pair
 
 KEY = "SEMSPEC_API_KEY"
+REPLICA_CONNECTIONS = 65536  # all clients reach a replica from one address
 SERVERS = "pair"  # the name of two servers to clients, whatever their models are called
 _access = partial(typer.Option, rich_help_panel="Access")
 _limit = partial(typer.Option, rich_help_panel="Limits")
@@ -76,11 +78,18 @@ def serve(
         bool,
         typer.Option("--ignore-unknown", help="Log fields that nothing here knows, and go on without them."),
     ] = False,
+    replicas: Annotated[
+        int, typer.Option(min=1, metavar="<int>", help="Servers of this pair behind this address, each a process.")
+    ] = 1,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
     check_free(host, port)  # before anything is loaded
     check_tls(tls_cert, tls_key)
+    if replicas > 1:
+        if tls_cert is not None:
+            raise BadRequest("--replicas speaks no HTTPS; leave --tls-cert out, and put a proxy that does in front")
+        return serve_replicas(replicas, host, port, max_body, drain, [host, *(allowed_host or [])], cors or [])
     model = given.pair()
     lossy = model.of_servers if allow_lossy is None else allow_lossy
     from semspec.model.prefix_cache import PrefixCache
@@ -141,6 +150,26 @@ def serve(
         raise engine.error
     if engine.error is not None:
         raise ModelError(f"the engine failed: {engine.error!r}") from engine.error
+
+
+def serve_replicas(
+    count: int, host: str, port: int, max_body: int, drain: float, hosts: list[str], origins: list[str]
+) -> None:
+    """This command so many times, each on a port of its own, behind one address."""
+    from semspec.replicas.ingress import Ingress
+    from semspec.replicas.server import IngressServer
+    from semspec.replicas.supervisor import Supervisor
+    from semspec.serve import logs
+    from semspec.serve.hosts import HostCheck, host_names
+    from semspec.serve.limits import Limits
+    from semspec.serve.server import configure
+
+    logs.configure()
+    own = [sys.executable, "-m", "semspec", *sys.argv[1:]]  # of an option that is given twice, the last counts
+    alone = ["--replicas", "1", "--host", "127.0.0.1", "--max-client-connections", str(REPLICA_CONNECTIONS)]
+    ingress = Ingress(Supervisor(lambda port: [*own, *alone, "--port", str(port)], count), max_body, drain)
+    ingress.app.add_middleware(HostCheck, hosts=host_names(hosts), origins=origins)
+    IngressServer(configure(ingress.app, host, port, Limits(), None, None), ingress).run()
 
 
 def check_free(host: str, port: int) -> None:

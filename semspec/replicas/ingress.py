@@ -22,6 +22,7 @@ from semspec.replicas.supervisor import Supervisor
 
 log = logging.getLogger("semspec.serve")
 HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length"})
+DROPPED = HOP | {"origin"}  # pages are checked here; a replica knows neither this host name nor its port
 METHODS = ["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PUT"]
 LOST = "the replica that was answering has ended; ask again"
 NONE_READY = "no replica is ready; try again in a moment"
@@ -106,7 +107,7 @@ class Ingress:
         """A replica's answer, whole or as a stream; None: it was lost before anything of it had come."""
         assert self._client is not None
         replica = self.supervisor.replicas[number]
-        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in HOP]
+        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in DROPPED]
         url = f"{replica.url}{request.url.path}{f'?{request.url.query}' if request.url.query else ''}"
         sent = self._client.build_request(request.method, url, headers=headers, content=body)
         self.router.in_flight[number] = self._flights(number) + 1
@@ -126,20 +127,17 @@ class Ingress:
                 self._done(number)
 
     async def _events(self, number: int, response: httpx.Response) -> AsyncIterator[bytes]:
-        last = b""
+        whole = True  # the last line is
         try:
             async for part in response.aiter_raw():
-                last = (last + part)[-64:]
+                whole = part.endswith(b"\n")
                 yield part
-            if b"[DONE]" in last or b'"error"' in last or response.headers["content-type"].startswith("application"):
-                return
-            # Other kinds of streams end as they like; a connection that breaks off raises below.
-        except httpx.HTTPError:
+        except httpx.HTTPError:  # a stream that its replica has ended, for whatever reason, ends without one
             log.error("a replica was lost in the middle of a stream", extra={"fields": {"replica": number}})
             self.supervisor.replicas[number].ready = False
-            gap = b"" if last.endswith(b"\n\n") else b"\n\n"
             line = json.dumps(problem(LOST, "replica_lost"))
-            yield gap + (f"data: {line}\n\n" if b"data:" in last or gap == b"" else f"{line}\n").encode()
+            events = response.headers["content-type"].startswith("text/event-stream")
+            yield ("" if whole else "\n\n").encode() + (f"data: {line}\n\n" if events else f"{line}\n").encode()
         finally:
             await response.aclose()
             self._done(number)

@@ -25,7 +25,7 @@ class Router:
         prefixes = _prefixes(text)
 
         def held(i: int) -> int:
-            known = self._known.get(i, {})
+            known = self._known.get(i, OrderedDict())
             return next((n for n in range(len(prefixes), 0, -1) if prefixes[n - 1] in known), 0)
 
         best = max(free, key=lambda i: (held(i), -self.in_flight.get(i, 0), -i))

@@ -1,4 +1,4 @@
-"""Processes of one kind, kept running: started on ports of their own, asked for their health, replaced when they end."""
+"""Processes of one kind, kept running: each on a port of its own, asked for its health, replaced when it ends."""
 
 from __future__ import annotations
 

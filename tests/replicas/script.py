@@ -1,0 +1,54 @@
+"""A replica for tests: starts in a moment, writes numbered words slowly, and says who it is. Run: script.py PORT."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+WORDS = 20
+
+
+class Handle(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.answer({"pid": os.getpid(), "path": self.path})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
+        if not body.get("stream"):
+            time.sleep(body.get("sleep", 0))
+            self.answer({"pid": os.getpid(), "key": self.headers.get("authorization")})
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for i in range(WORDS):
+            self.chunk(f"data: {json.dumps({'word': i, 'pid': os.getpid()})}\n\n")
+            time.sleep(0.05)
+        self.chunk("data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def chunk(self, text: str) -> None:
+        self.wfile.write(f"{len(text.encode()):x}\r\n{text}\r\n".encode())
+        self.wfile.flush()
+
+    def answer(self, body: object) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer.request_queue_size = 64
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handle).serve_forever()
