@@ -27,7 +27,7 @@ from semspec import pocket
 START_SECONDS = 600.0
 
 
-def streamed(url: str, number: int) -> dict[str, Any]:
+def streamed(url: str, number: int, begun: set[int]) -> dict[str, Any]:
     """One client: its text, and how its stream ended."""
     text, end = "", "silence"
     messages = [{"role": "user", "content": pocket.problem(number, 8, "test").text}]
@@ -44,6 +44,7 @@ def streamed(url: str, number: int) -> dict[str, Any]:
             elif data and found.get("choices"):
                 delta = found["choices"][0]["delta"]
                 text += delta.get("content") or delta.get("reasoning_content") or ""
+                begun.update([number] if text else [])
     return {"text": text, "end": end}
 
 
@@ -76,14 +77,16 @@ def main() -> None:
     try:
         started = wait(url, 2)
         with ThreadPoolExecutor(arguments.clients) as pool:
-            clients = [pool.submit(streamed, url, i) for i in range(arguments.clients)]
-            time.sleep(2)
+            begun = set[int]()
+            clients = [pool.submit(streamed, url, i, begun) for i in range(arguments.clients)]
+            while len(begun) < arguments.clients // 2:
+                time.sleep(0.01)
             killed = children(process.pid)[0]
             os.kill(killed, signal.SIGKILL)
             began = time.monotonic()
             seen = [client.result() for client in clients]
         replaced = wait(url, 2) if time.monotonic() - began < START_SECONDS else None
-        after = streamed(url, 0)
+        after = streamed(url, 0, set())
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
     finally:
