@@ -44,8 +44,9 @@ class Answer:
     prompt_tokens: int | None = None
 
 
-def read_answer(body: dict[str, Any], prompt: str = "", scored: bool = False) -> Answer:
-    """From a completion's JSON; with `scored` it must have the prompt's log-probabilities, in one form or another."""
+def read_answer(body: dict[str, Any], scored: str | None = None) -> Answer:
+    """From a completion's JSON. With `scored` it must have the prompt's log-probabilities, in the form that was asked
+    for: echo or prompt_logprobs. (vLLM sends both for the first.)"""
     choice = _first(body.get("choices"))
     text, finish = choice.get("text"), choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(finish, str):
@@ -55,15 +56,16 @@ def read_answer(body: dict[str, Any], prompt: str = "", scored: bool = False) ->
     count = counted if type(counted) is int and counted >= 0 else None
     pieces = read_pieces(choice.get("logprobs"))
     before: list[Piece] | None = None
-    if scored and choice.get("prompt_logprobs") is not None:
-        before = read_prompt_logprobs(choice["prompt_logprobs"])
+    if scored == "prompt_logprobs":
+        before = read_prompt_logprobs(choice.get("prompt_logprobs") or [])
     elif scored:
         written = usage.get("completion_tokens") if isinstance(usage, dict) else None
         if type(written) is not int or not 0 <= written <= len(pieces):
             written = min(1, len(pieces))
         at = len(pieces) - written
         before, pieces = pieces[:at], pieces[at:]
-        text = text.removeprefix(prompt)
+        # The prompt comes back as the server spells it, perhaps without special tokens; and the end is a token, too.
+        text = "" if finish == "stop" else "".join(piece.text for piece in pieces)
     if scored and not any(piece.logprob is not None for piece in before or ()):
         _wrong("no log-probabilities of the prompt")
     stop = next((s for k in ("stop_reason", "matched_stop") if isinstance(s := choice.get(k), str)), None)

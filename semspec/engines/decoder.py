@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from semspec.engines.answers import UNFINISHED, Answer, Piece, spelled, tail
+from semspec.engines.connection import Refused
 from semspec.engines.executor import Call
 from semspec.engines.pieces import Pieces, TextPrompt, words
 from semspec.engines.remote import BLANK, Ending, RemoteModel
@@ -165,7 +166,10 @@ class TextDecoder:
         return Proposal(lead + text, ending, [Piece(lead), *own] if lead and own else own)
 
     def lose(self, error: EngineError | None = None) -> None:
-        if error is not None:
+        if isinstance(error, Refused):  # this text only: it may be too long for the draft's context
+            self.alone = True
+            log.warning("the target writes alone: %s", error)
+        elif error is not None:
             self.servers.lose_draft(error)
         self.stats.calls["draft lost"] += not self.lost
         self.lost = True

@@ -75,7 +75,7 @@ class RemoteModel:
         able = model.abilities
         await model._try_stops()
         for form, top in ((form, top) for top in TOPS for form in FORMS):
-            if await model._tries(scored=True, **_scoring(form, top)) is not None:
+            if await model._tries(form, **_scoring(form, top)) is not None:
                 able.scores, able.top = form, top
                 break
         else:
@@ -86,11 +86,11 @@ class RemoteModel:
             able.templates = await model._try_template()
         return model
 
-    async def _tries(self, scored: bool = False, **more: Any) -> Answer | None:
+    async def _tries(self, scored: str | None = None, **more: Any) -> Answer | None:
         """An answer to a trial request with these fields; None: it does not take them."""
         body = {"model": self.abilities.name, "prompt": TRIAL, "max_tokens": 1, "temperature": 0} | more
         try:
-            return read_answer(await self.connection.post("/completions", body), TRIAL, scored)
+            return read_answer(await self.connection.post("/completions", body), scored)
         except (Refused, Malformed) as error:
             if isinstance(error, Refused) and error.status in (401, 403):
                 raise
@@ -98,10 +98,11 @@ class RemoteModel:
 
     async def _try_stops(self) -> None:
         """What it tells of a stop string that it has met; some take a field and do nothing with it."""
-        for more in ({"include_stop_str_in_output": True}, {}):
-            answer = await self._tries(max_tokens=16, stop=list(COMMON), **more)
+        for keep in (True, False):
+            more: dict[str, Any] = {"include_stop_str_in_output": True} if keep else {}
+            answer = await self._tries(None, max_tokens=16, stop=list(COMMON), **more)
             if answer is not None:
-                self.abilities.keeps_stop = bool(more) and answer.text.endswith(COMMON)
+                self.abilities.keeps_stop = keep and answer.text.endswith(COMMON)
                 self.abilities.names_stop = answer.stop in COMMON
                 return
         self.connection.fail("takes no stop strings, so it cannot write a step")
@@ -194,16 +195,16 @@ class RemoteModel:
         """The prompt's log-probabilities, and the token that follows it."""
         assert self.abilities.scores is not None
         return await self._complete(
-            prompt, 1, sampling, _scoring(self.abilities.scores, self.abilities.top), scored=True
+            prompt, 1, sampling, _scoring(self.abilities.scores, self.abilities.top), self.abilities.scores
         )
 
     async def _complete(
-        self, prompt: str, max_tokens: int, sampling: Sampling, more: dict[str, Any], scored: bool = False
+        self, prompt: str, max_tokens: int, sampling: Sampling, more: dict[str, Any], scored: str | None = None
     ) -> Answer:
         body = {"model": self.abilities.name, "prompt": prompt, "max_tokens": max_tokens} | more
         body |= {"temperature": sampling.temperature} | _filters(sampling)
         try:
-            return read_answer(await self.connection.post("/completions", body), prompt, scored)
+            return read_answer(await self.connection.post("/completions", body), scored)
         except Malformed as error:
             self.connection.fail(f"sends {error}")
 

@@ -112,6 +112,7 @@ class Fake:
             token = self.next(prompt + text)
             if token is None:
                 finish = "stop"
+                written += ["<end>"] if "shows_end" in self.dialect else []
                 break
             written.append(token)
             text += token
@@ -128,14 +129,16 @@ class Fake:
             own, top = [None, *own[1:]], [None, *top[1:]]  # type: ignore[list-item]
         if k:
             choice["logprobs"] = {"tokens": read + written, "token_logprobs": own, "top_logprobs": top}
-        if body.get("prompt_logprobs") and "prompt_logprobs" in self.dialect:
+        both = "drops" in self.dialect and body.get("echo")
+        if (body.get("prompt_logprobs") and "prompt_logprobs" in self.dialect) or both:
             read_own, read_top = self.logprobs("", tokens(prompt), k)
             rows = []
             for token, p, best in zip(tokens(prompt), read_own, read_top, strict=True):
                 named = {token: p} | best
                 rows.append({str(i): {"logprob": q, "decoded_token": t} for i, (t, q) in enumerate(named.items())})
             choice["prompt_logprobs"] = [None, *rows[1:]]
-        choice["text"] = (prompt if read else "") + text
+        echoed = prompt.replace("Q: ", "") if "drops" in self.dialect else prompt
+        choice["text"] = (echoed if read else "") + text
         usage = {"prompt_tokens": len(tokens(prompt)), "completion_tokens": len(written)}
         return 200, {"choices": [choice], "usage": usage}
 

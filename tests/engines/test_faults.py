@@ -80,6 +80,14 @@ def test_a_draft_that_comes_back_is_asked_again(target: Fake, draft: Fake) -> No
     assert not stats.calls["draft lost"] and stats.step_outcomes["accepted"]
 
 
+def test_a_text_that_the_draft_refuses_is_no_reason_to_leave_it(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    draft.faults = [status(400, "too long for me")]
+    refused = pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    assert refused.text == TARGETS and refused.stats.calls["draft lost"] == 1
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).stats.step_outcomes["accepted"]
+
+
 def test_a_draft_that_is_not_there_at_the_start_is_an_error(target: Fake, draft: Fake) -> None:
     draft.kill()
     with pytest.raises(EngineError, match=f"draft's server at {draft.url} cannot be reached"):
@@ -109,8 +117,6 @@ LOGPROBS = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0], "top_logprobs"
         (choice(logprobs=LOGPROBS | {"token_logprobs": [-1.0, 3.0]}), "log-probability that is none"),
         (choice(logprobs=LOGPROBS | {"token_logprobs": [-1.0, float("nan")]}), "NaN is no number"),
         (choice(logprobs=LOGPROBS | {"top_logprobs": [{}, {str(i): -1 for i in range(999)}]}), "another form"),
-        (choice(prompt_logprobs=[None, {"1": {"logprob": -1}}]), "no text"),
-        (choice(prompt_logprobs={"a": 1}), "no list"),
     ],
 )
 def test_a_target_that_lies_ends_the_answer_with_a_clear_error(target: Fake, draft: Fake, body: Any, word: str) -> None:
@@ -120,6 +126,15 @@ def test_a_target_that_lies_ends_the_answer_with_a_clear_error(target: Fake, dra
         pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
     assert target.url in str(caught.value) and not pair.executor.tasks
     assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+
+
+@pytest.mark.parametrize("rows", [[None, {"1": {"logprob": -1}}], {"a": 1}, [None, {}], [None, {"1": 2}], [3], None])
+def test_the_same_in_the_other_form(target: Fake, draft: Fake, rows: Any) -> None:
+    target.dialect = frozenset({"prompt_logprobs", "keeps_stop", "tokenize"})
+    pair = semspec.load(target.url, draft=draft.url)
+    target.faults = [lambda _: (200, choice(prompt_logprobs=rows))]
+    with pytest.raises(EngineError, match="the target's server"):
+        pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
 
 
 def test_tokens_that_do_not_spell_the_step_do_not_pass_it(target: Fake, draft: Fake) -> None:
