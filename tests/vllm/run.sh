@@ -8,7 +8,7 @@ log=.venv-vllm/install.log
 
 install() { # torchvision and its like are builds for GPUs on the index; text models do without
   "${PYTHON:-python3}" -m venv .venv-vllm &&
-    timeout 600 $bin/pip install --quiet --requirement tests/vllm/requirements.txt --editable . &&
+    timeout 600 $bin/pip install --quiet --no-compile --requirement tests/vllm/requirements.txt --editable . &&
     $bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec &&
     $bin/python -c "import vllm, lm_eval"
 }
