@@ -144,7 +144,7 @@ def test_a_client_that_vanished_is_a_499(tiny: Live, caplog: pytest.LogCaptureFi
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         assert until(lambda: tiny.engine.running == 1)
     assert until(lambda: any(line["status"] == 499 for line in logged(caplog))) and tiny.idle()
-    assert 'semspec:http_responses_total{status="499",' in tiny.get("/metrics").text
+    assert 'semspec:http_responses_total{model_name="tiny",status="499"}' in tiny.get("/metrics").text
 
 
 @pytest.mark.parametrize("path", ["/%C2%9B31m", "/%E2%80%A8x", "/%0Ax", "/%ED%A0%80", "/%1B[2J", "/%FF"])
