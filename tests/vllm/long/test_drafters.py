@@ -10,7 +10,7 @@ import pytest
 from semspec.pocket.shipped import SHIPPED
 from semspec.types import Score
 from semspec.vllm.arguments import Launch
-from tests.heads import make_head
+from tests.heads import drafted, make_head
 from tests.vllm.engine.engines import PROMPTS, K, N, engine, launch, metric, models, ours, pair, relaxed, written
 from tests.vllm.engine.interpreted import prepare
 
@@ -18,9 +18,10 @@ prepare(v2=False)
 
 
 def test_eagle3_with_a_random_head(tmp_path: Path) -> None:
-    """Strict text is the target's; of a loose rule every token is one that the rule allows; accept-all accepts all.
-    Texts are not compared with our engine's: from its second token on, a random head's draft is another there."""
-    make_head(tmp_path, width=128, target_width=128, layers=[0, 1, 2], head_dim=32, num_hidden_layers=1)
+    """Strict text is the target's; of a loose rule every token is one that the rule allows; accept-all accepts all,
+    and what it accepts is what the published computation drafts, to which our own heads are held as well."""
+    layers = [0, 1, 2]
+    head = make_head(tmp_path, width=128, target_width=128, layers=layers, head_dim=32, num_hidden_layers=1, seed=2)
     own, top = Launch(**vars(launch()) | {"draft": str(tmp_path), "method": "eagle3"}), 20
     llm = engine(own)
     strict, loose = written(llm, PROMPTS[:2], ["exact", f"topk:top={top},delta=1"])
@@ -31,8 +32,13 @@ def test_eagle3_with_a_random_head(tmp_path: Path) -> None:
     ranks = [int((row > row[token]).sum()) for row, token in zip(rows, loose, strict=True)]
     assert max(ranks) < top and any(ranks) and relaxed(llm)
     drafts, accepted = metric(llm, "draft_tokens"), metric(llm, "accepted_tokens")
-    written(llm, PROMPTS[:1], ["accept-all"], n=2 * (K + 1) + 1)
+    (text,) = written(llm, PROMPTS[:1], ["accept-all"], n=2 * (K + 1) + 1)
     assert metric(llm, "draft_tokens") - drafts == metric(llm, "accepted_tokens") - accepted >= 2 * K
+    for begin in (1, K + 2):
+        so_far, slot = [*PROMPTS[0], *text[:begin]], runner.acquire()
+        hidden = runner.score([Score(runner, slot, so_far, len(so_far), tuple(layers))])[0].hidden
+        expected, _ = drafted(head, so_far, [hidden[i] for i in layers], K, head.tensors["embed_tokens.weight"])
+        assert text[begin : begin + K] == expected
 
 
 def test_lookups() -> None:
