@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -147,6 +148,13 @@ class Options:
                 f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "
                 "choose a lossless verifier (exact, sampling, block) or allow lossy ones"
             )
+
+    def for_sequence(self, max_new_tokens: int, seed: int | None) -> Options:
+        """The same for one of a request's sequences, with these two, which are good; nothing is checked again."""
+        found = copy.copy(self)
+        object.__setattr__(found, "max_new_tokens", max_new_tokens)
+        object.__setattr__(found, "seed", seed)
+        return found
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -50,7 +50,9 @@ class LogitOptions:
         if self.allowed_token_ids is not None:
             if not isinstance(self.allowed_token_ids, list | tuple) or not self.allowed_token_ids:
                 raise BadRequest("allowed_token_ids is no list of token ids with at least one of them; leave it out")
-            allowed = tuple(_token_id("allowed_token_ids", t) for t in self.allowed_token_ids)
+            allowed: tuple[int, ...] = tuple(self.allowed_token_ids)
+            if set(map(type, allowed)) != {int} or min(allowed) < 0:  # there may be many: look at each only if need be
+                allowed = tuple(_token_id("allowed_token_ids", t) for t in allowed)
             object.__setattr__(self, "allowed_token_ids", allowed)
 
     def processors(
@@ -92,6 +94,5 @@ def _token_id(name: str, value: Any) -> int:
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab: int) -> None:
-    for token in ids:
-        if token >= vocab:
-            raise BadRequest(f"{name} has the token id {token}, but the model knows ids below {vocab}")
+    if (token := max(ids, default=0)) >= vocab:
+        raise BadRequest(f"{name} has the token id {token}, but the model knows ids below {vocab}")

@@ -69,4 +69,7 @@ def fairest(waiting: Sequence[Task], requests: Iterable[InFlightRequest]) -> Tas
                 running[request.client] += 1
     if not candidates:
         return waiting[0]
-    return min(candidates, key=lambda c: (running[c[0].client], c[0].priority, order[id(c[1])]))[1]
+    # Candidates of one client are compared by priority, of two clients never: else a number would pass the others.
+    client = min(candidates, key=lambda c: (running[c[0].client], order[id(c[1])]))[0].client
+    own = [c for c in candidates if c[0].client == client]
+    return min(own, key=lambda c: (c[0].priority, order[id(c[1])]))[1]

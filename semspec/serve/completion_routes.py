@@ -107,8 +107,8 @@ def translated(translate: Callable[[Any], RequestBase], kind: type[RequestBase])
     """A body of another API as one of ours; what is wrong with that is the client's mistake."""
     try:
         given = translate(kind)
-        if given.n != 1:
-            raise BadRequest("this API gives one answer; leave n out")
+        if given.candidates != 1:
+            raise BadRequest("this API gives one answer; leave n and best_of out")
         return given
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]

@@ -84,8 +84,8 @@ class Service:
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
             sequences = []
             for prompt in prompts:
-                fitted = self._fit(prompt, options, body)
-                sequences += [(prompt, replace(fitted, seed=_seed(body.seed, i))) for i in range(body.candidates)]
+                length, seeds = self._length(prompt, body), [_seed(body.seed, i) for i in range(body.candidates)]
+                sequences += [(prompt, options.for_sequence(length, seed)) for seed in seeds]
             journal |= {"prompt_tokens": sum(map(len, prompts)), "choices": count, "stream": bool(body.stream)}
             if self.settings.log_prompts:
                 journal["prompt"] = body.model_dump(include={"messages", "prompt"})
@@ -181,8 +181,8 @@ class Service:
         if self._tokenization is not None:
             self._tokenization.close()
 
-    def _fit(self, prompt: list[int], options: Options, body: ChatRequest | CompletionRequest) -> Options:
-        """With as many new tokens as are asked for, or as the context has room for."""
+    def _length(self, prompt: list[int], body: ChatRequest | CompletionRequest) -> int:
+        """As many new tokens as are asked for, or as the context has room for."""
         limits, pair = self.settings.limits, self.engine.pair
         assert pair is not None
         if limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens:
@@ -194,7 +194,7 @@ class Service:
             raise BadRequest(
                 f"{max_new_tokens} new tokens are asked for; this server generates at most {limits.new_tokens}"
             )
-        return replace(options, max_new_tokens=max_new_tokens)
+        return max_new_tokens
 
 
 def client_of(http: Request) -> str:

@@ -13,6 +13,8 @@ from semspec.serve import menu
 from semspec.serve.completions import Service
 from semspec.serve.metrics import Metrics
 
+OPENMETRICS = "application/openmetrics-text"
+
 
 def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
     engine, settings = service.engine, service.settings
@@ -65,5 +67,6 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/metrics")
     async def prometheus(request: Request) -> Response:
         """For Prometheus; as OpenMetrics for those who accept that."""
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        accepted = [kind.partition(";")[0].strip() for kind in request.headers.get("accept", "").split(",")]
+        encode, kind = choose_encoder(OPENMETRICS if OPENMETRICS in accepted else "")  # versions may be any words
         return Response(encode(metrics.registry), media_type=kind)

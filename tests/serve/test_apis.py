@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
 
 from semspec.serve.limits import Limits, Settings
-from tests.serve.live import Live, serving
+from tests.serve.live import JSON, Live, serving
 from tests.serve.scripted import scripted_pair
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
@@ -92,6 +93,22 @@ def test_a_response_that_is_cut_and_one_that_is_refused(live: Live):
     assert responses.create(model="s", input="hello", instructions="be brief").output_text == "Hi."
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [r'"\ud800"', "NaN", "[-Infinity]", r'{"\udfff": 1}'])
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"metadata": {"a": %s}',
+        '"tools": [{"type": "function", "name": "f", "parameters": {"a": %s}}]',
+        '"text": {"format": {"type": "text", "a": %s}}',
+    ],
+)
+def test_a_response_repeats_only_what_json_can_spell(live: Live, more: str, value: str, stream: bool):
+    body = f'{{"model": "s", "input": "hello", "stream": {json.dumps(stream)}, {more % value}}}'
+    refusal = httpx.post(live.url + "/v1/responses", content=body, headers=JSON, timeout=30)
+    assert refusal.status_code == 400 and refusal.json()["error"]["message"]
+
+
 # -- Anthropic's Messages
 
 
@@ -166,6 +183,7 @@ def test_ollama_chats_and_generates(live: Live):
         ("/v1/responses", {"input": "hello", "n": 2}),
         ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "n": 2}),
         ("/api/generate", {"prompt": "hello", "options": {"n": 2}}),
+        ("/api/generate", {"prompt": "hello", "raw": True, "stream": False, "options": {"best_of": 4}}),
     ],
 )
 def test_these_give_one_answer(live: Live, path: str, more: dict[str, Any]):

@@ -111,6 +111,9 @@ def test_slots_go_to_whoever_has_the_fewest_then_by_priority():
     running = request("a", 1)
     assert fairest(mixed, [running, b, urgent]) is mixed[0], "no priority passes another client"
     assert fairest([waiting[0]], []) is waiting[0]
+    hasty = request("c", 1, priority=-(2**31))
+    equal = [s.ticket.task for s in (*b.sequences, *hasty.sequences)]
+    assert fairest(equal, [b, hasty]) is equal[0], "nor that of one with as many: who came first is first"
 
 
 def test_limits_of_a_client():
@@ -215,8 +218,9 @@ def test_metrics_have_vllms_names_and_the_models():
         count = {s.name: s.value for s in found["vllm:request_generation_tokens"].samples}
         assert count["vllm:request_generation_tokens_count"] == 1 and count["vllm:request_generation_tokens_sum"] > 3
         assert live.metric("vllm:generation_tokens_total") == live.metric("semspec:generation_tokens_total") > 3
-        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-        opened = live.get("/metrics", headers=accept)
+        for version in ("abc", "1.0.0"):
+            opened = live.get("/metrics", headers={"Accept": f"a/b, application/openmetrics-text; version={version}"})
+            assert opened.status_code == 200
         assert opened.headers["content-type"].startswith("application/openmetrics-text")
         assert any(family.name == "vllm:prompt_tokens" for family in openmetrics(opened.text))
 

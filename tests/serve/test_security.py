@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import semspec
 from semspec import BadRequest, Options, draft
 from semspec.cli.serve import keys
 from semspec.draft import DrafterKind
+from semspec.sampling.logit_options import LogitOptions
 from semspec.serve.app import make_app
 from semspec.serve.engine import Engine
 from semspec.serve.hosts import HostCheck, host_names, parse_host
@@ -215,6 +217,7 @@ def errors(kind: type[Any], **fields: Any) -> list[Any]:
         (CompletionRequest, {"prompt": ["a"] * 250_000}),
         (CompletionRequest, {"prompt": [1, *["a"] * 200_000]}),
         (CompletionRequest, {"prompt": "x", "stop_token_ids": ["a"] * 200_000}),
+        (CompletionRequest, {"prompt": "x", "allowed_token_ids": [1] * 500_000}),
         (CompletionRequest, {"prompt": "x"} | {f"f{i}": 1 for i in range(10_000)}),
         (CompletionRequest, {"prompt": "x", "speculation": {f"f{i}": 1 for i in range(10_000)}}),
         (ChatRequest, {"messages": [1] * 300_000}),
@@ -226,6 +229,25 @@ def errors(kind: type[Any], **fields: Any) -> list[Any]:
 )
 def test_garbage_is_given_up_at_its_first_fault(kind: type[Any], fields: dict[str, Any]):
     assert len(errors(kind, **fields)) <= 2, "a text, or a list of parts"
+
+
+def test_options_are_checked_once_however_many_answers(tiny: Live, monkeypatch: pytest.MonkeyPatch):
+    checks: list[Any] = []
+    check = LogitOptions.__post_init__
+
+    def counting(options: LogitOptions) -> None:
+        if threading.current_thread().name != "semspec-engine":
+            checks.append(options.allowed_token_ids)
+        check(options)
+
+    monkeypatch.setattr(LogitOptions, "__post_init__", counting)
+    counts = []
+    for more in ({"prompt": "x"}, {"prompt": ["x", "y"], "n": 2}):
+        body = {"model": "tiny", "max_tokens": 2, "allowed_token_ids": [5, 7, 5] * 100} | more
+        assert tiny.post("/v1/completions", body).status_code == 200
+        counts.append(len(checks))
+    assert counts[1] == 2 * counts[0], "as many for four answers as for one"
+    assert all(len(ids) == 2 for ids in checks if ids), "and each token once"
 
 
 def test_nothing_is_tokenized_for_what_is_refused(tiny: Live, monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ event loop.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -56,14 +57,19 @@ def _without_null(given: Any) -> Any:
 
 
 def shallow(value: Any) -> Any:
-    """Values that are passed on as they are: what walks through them later has limits of its own."""
+    """Values that are passed on, or repeated, as they are: what walks through them or writes them has limits."""
     level, count = [value], 0
     for _ in range(MAX_DEPTH):
         inner = [v for each in level for v in (each.values() if isinstance(each, dict) else each)]
+        texts = [v for v in inner if isinstance(v, str)] + [k for each in level if isinstance(each, dict) for k in each]
         level = [v for v in inner if isinstance(v, dict | list)]
         count += len(inner)
         if count > MAX_NODES:
             raise ValueError(f"there are more than {MAX_NODES} values in it; send fewer")
+        for text in texts:
+            _well_formed(text)
+        if not all(math.isfinite(v) for v in inner if isinstance(v, float)):
+            raise ValueError("there is a number in it that JSON has not (NaN or an infinity); send a finite one")
         if not level:
             return value
     raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep; send flatter ones")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from semspec.options import Options
 from semspec.sampling.logit_options import (
@@ -24,8 +24,13 @@ StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 LOGIT_OPTIONS = tuple(f.name for f in fields(LogitOptions))
 TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # a token id, as JSON's keys are
 BadWord = Annotated[Text, Field(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S")]
-MAX_ALLOWED = 1 << 20
+MAX_ALLOWED = 1 << 18  # allowed_token_ids, however often each: more than vocabularies have
 Stops = Annotated[list[StopString], Field(fail_fast=True), at_most(16)]
+
+
+def _once(tokens: list[int]) -> list[int]:
+    """Each of them once, so that there are no more than the vocabulary has."""
+    return list(dict.fromkeys(tokens))
 
 
 class SamplingFields(Lenient, StructuredFields):
@@ -46,7 +51,9 @@ class SamplingFields(Lenient, StructuredFields):
         Field(default_factory=dict)
     )
     bad_words: Annotated[list[BadWord], Field(fail_fast=True), at_most(MAX_BAD_WORDS)] = Field(default_factory=list)
-    allowed_token_ids: Annotated[Tokens, at_most(MAX_ALLOWED)] | None = None
+    allowed_token_ids: (
+        Annotated[Tokens, AfterValidator(lambda ids: list(dict.fromkeys(ids))), at_most(MAX_ALLOWED)] | None
+    ) = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Logprobs of the prompt's tokens, with so many of the likeliest; not for streams."
     )
