@@ -141,7 +141,7 @@ def serve(
         f"{'no API key' if store is None else 'API key needed'}"
     )
     if store is not None and hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: store.reload())
+        signal.signal(signal.SIGHUP, lambda *_: store.expire())
     Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about).run()
     if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread
         logging.shutdown()

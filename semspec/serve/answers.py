@@ -45,7 +45,6 @@ class Choice:
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     prompt: list[dict[str, Any] | None] | None = None  # logprobs of the prompt
-    tells_prompt: bool = True  # the client asked for them
     echo: str = ""  # the prompt, if the answer repeats it
     echo_first: bytes | None = None  # its first token, if logprobs of all of them are repeated
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
@@ -150,7 +149,7 @@ class ChoicesAnswer(Answer):
         choice = self.choices[message.choice]
         parts, _ = choice.add(message)
         choice.logprobs += message.logprobs or []
-        choice.prompt = (choice.tells_prompt and message.prompt) or choice.prompt
+        choice.prompt = message.prompt or choice.prompt
         if self.trace:
             traced = trace_of(message, parts)
             choice.trace["spans"] += traced["spans"]

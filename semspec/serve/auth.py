@@ -30,6 +30,7 @@ class KeyStore:
     ) -> None:
         self._fixed, self._file, self._clock = [(name_of(key), key) for key in fixed], file, clock
         self._looked, self._stamp = clock(), _stamp(file)
+        self._expired = False
         self._set([] if file is None else read_key_file(file))
 
     def _set(self, in_file: list[tuple[str, str]]) -> None:
@@ -38,22 +39,31 @@ class KeyStore:
 
     def refresh(self) -> None:
         """Look whether the file has changed, now and then."""
-        if self._file is None or self._clock() - self._looked < LOOK_SECONDS:
+        if self._file is None or not (self._expired or self._clock() - self._looked >= LOOK_SECONDS):
             return
+        expired, self._expired = self._expired, False
         self._looked, stamp = self._clock(), _stamp(self._file)
-        if stamp != self._stamp:
+        if expired or stamp != self._stamp:
             self._stamp = stamp
             self.reload()
 
+    def expire(self) -> None:
+        """Have the file read again before the next request. For signal handlers, which may do little."""
+        self._expired = True
+
     def reload(self) -> None:
-        """Read the file again; one that cannot be read changes nothing."""
+        """Read the file again. One that cannot be read changes nothing; one without keys takes all of its keys away."""
         if self._file is None:
             return
         try:
-            self._set(read_key_file(self._file))
-            log.info("keys", extra={"fields": {"keys": len(self._digests)}})
-        except BadRequest:
-            log.error("the file with API keys cannot be read any more; those known before still count")
+            in_file = read_key_file(self._file, least=0)
+        except BadRequest as error:
+            log.error("the API keys known before still count: %s", error)
+            return
+        self._set(in_file)
+        log.info("keys", extra={"fields": {"keys": len(self._digests)}})
+        if not in_file:
+            log.warning("the file with API keys has no key in it any more: all that it had are refused")
 
     def owner(self, key: bytes) -> str | None:
         """The name of a key. Takes the same time whatever was presented: digests are compared, and all of them."""
@@ -88,7 +98,7 @@ def name_of(key: str) -> str:
     return _digest(key.encode("utf-8", "surrogateescape")).hex()[:8]
 
 
-def read_key_file(file: Path) -> list[tuple[str, str]]:
+def read_key_file(file: Path, least: int = 1) -> list[tuple[str, str]]:
     """Names and keys: one key a line, perhaps with ` # name` after it; lines that begin with # are comments."""
     try:
         lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
@@ -98,7 +108,7 @@ def read_key_file(file: Path) -> list[tuple[str, str]]:
         raise BadRequest(f"{file} is not a text file; write one key a line, in UTF-8") from None
     found = [line.partition(NAME) for line in lines if line and not line.startswith("#")]
     keys = [(name.strip()[:64] or name_of(key.strip()), key.strip()) for key, _, name in found]
-    if not keys or not all(key and key.isprintable() for _, key in keys):
+    if len(keys) < least or not all(key and key.isprintable() for _, key in keys):
         raise BadRequest(f"{file} has no key in it, or one that cannot be sent; write one a line, in plain text")
     return keys
 

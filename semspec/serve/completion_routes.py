@@ -89,18 +89,18 @@ def add(app: FastAPI, service: Service) -> None:
         return {"version": semspec.__version__}
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         """The tokens of a text, or of a chat as the model sees it."""
         if body.model is not None:
             service.check_model(body.model)
-        return await service.tokenize(body)
+        return await service.tokenize(body, client_of(request))
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
         """The text of some tokens."""
         if body.model is not None:
             service.check_model(body.model)
-        return await service.detokenize(body)
+        return await service.detokenize(body, client_of(request))
 
 
 def translated(translate: Callable[[Any], RequestBase], kind: type[RequestBase]) -> Any:

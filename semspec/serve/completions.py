@@ -55,6 +55,7 @@ class Service:
         answer, request = await unless_gone(http, self._start(http, body, shape))
         if body.stream:
             await unless_gone(http, begun(request))  # what fails before has a status of its own
+            http.scope["takes_comments"] = answer.media_type == "text/event-stream"
             return AnswerStream(http, answer, request, self.settings.limits.delivery_seconds)
         return JSONResponse(await unless_gone(http, collect(answer, request, http)))
 
@@ -82,6 +83,8 @@ class Service:
         try:
             await self._compile(options)
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
+            self._check_prompt_logprobs(sum(map(len, prompts)) * body.candidates, options.prompt_logprobs)
+            request.prompt_forms = body.prompt_forms
             sequences = []
             for prompt in prompts:
                 length, seeds = self._length(prompt, body), [_seed(body.seed, i) for i in range(body.candidates)]
@@ -109,7 +112,6 @@ class Service:
         if isinstance(body, CompletionRequest) and isinstance(answer, TextAnswer):
             answer.best, answer.tells_logprobs = body.n, body.logprobs is not None
             for i, (choice, prompt) in enumerate(zip(answer.choices, prompts, strict=True)):
-                choice.tells_prompt = body.prompt_logprobs is not None
                 if body.echo:
                     await self.tokenization.echo(choice, body.prompts[i // body.candidates], prompt, body.logprobs)
         return answer
@@ -153,24 +155,25 @@ class Service:
             "max_model_len": length, "target": self.settings.name, "draft": self._draft,
         }  # fmt: skip
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
+    async def tokenize(self, body: TokenizeRequest, client: str) -> Response:
         chat = None if body.messages is None else self.tokenization.plan(body.chat(self.settings.name))
         self.tokenization.check_size(body.to_encode, chat)
-        with self._tokenizing_turn():
+        with self._tokenizing_turn(client):
             tokens = await self.tokenization.encode(body.to_encode, chat)
             found = {"count": len(tokens), "tokens": tokens, "max_model_len": self.card()["max_model_len"]}
             if body.return_token_strs:
                 found["token_strs"] = await self.tokenization.token_texts(tokens)
             return await self.tokenization.apart(JSONResponse, found)  # it may be long
 
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
-        with self._tokenizing_turn():
+    async def detokenize(self, body: DetokenizeRequest, client: str) -> Response:
+        with self._tokenizing_turn(client):
             return JSONResponse({"prompt": await self.tokenization.text(body.tokens)})
 
     @contextmanager
-    def _tokenizing_turn(self) -> Iterator[None]:
+    def _tokenizing_turn(self, client: str) -> Iterator[None]:
         if self._tokenizing >= MAX_TOKENIZE:  # else completions would wait for these
             raise HttpError(429, "many texts are being tokenized; try again later", "busy", retry_after=1)
+        self.engine.admission.check(client, self.engine.clock(), self.engine.accepted)
         self._tokenizing += 1
         try:
             yield
@@ -180,6 +183,14 @@ class Service:
     def close(self) -> None:
         if self._tokenization is not None:
             self._tokenization.close()
+
+    def _check_prompt_logprobs(self, tokens: int, top: int | None) -> None:
+        most = self.settings.limits.prompt_logprobs
+        if top is not None and tokens * (top + 1) > most:
+            raise BadRequest(
+                f"logprobs of {tokens} tokens of prompts, counted for each answer, are asked for, with {top} of the "
+                f"likeliest; this server gives at most {most} in all: ask for fewer, or for fewer answers at once"
+            )
 
     def _length(self, prompt: list[int], body: ChatRequest | CompletionRequest) -> int:
         """As many new tokens as are asked for, or as the context has room for."""

@@ -85,8 +85,8 @@ class Connection(H11Protocol):
         """Write something that clients ignore."""
         if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] != "1.0":
             self._write(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
-        elif self.conn.our_state is h11.SEND_BODY and cast(dict[str, Any], self.scope)["journal"].get("stream"):
-            self._write(h11.Data(data=b":\n\n"))  # a comment
+        elif self.conn.our_state is h11.SEND_BODY and cast(dict[str, Any], self.scope).get("takes_comments"):
+            self._write(h11.Data(data=b":\n\n"))  # only event streams have them
 
     def _look_again(self, delays: list[float]) -> None:
         if self.transport.is_closing():

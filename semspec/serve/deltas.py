@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,8 +99,13 @@ def special_tokens(pair: Pair) -> dict[int, str]:
     return {i: token.content for i, token in added.items() if token.special}
 
 
-def delta_of(pair: Pair, choice: int, event: Event, start: int, specials: Mapping[int, str] | None = None) -> Delta:
-    """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer."""
+def delta_of(
+    pair: Pair, choice: int, event: Event, start: int, specials: Mapping[int, str] | None = None,
+    forms: Collection[str] = ("prompt", "echo"),
+) -> Delta:  # fmt: skip
+    """An event as plain data; `start` tokens came before it. Called by the thread that owns the pair's tokenizer.
+    A prompt's logprobs are many: only those of its `forms` that somebody reads are made."""
+    scored = event.prompt_logprobs
     relaxed, (opens, closes) = [], pair.resources.thinking or (None, None)
     for i, relaxation in sorted(event.relaxed.items()):
         target = None if relaxation.target_token is None else pair.spelling(relaxation.target_token)
@@ -118,8 +123,8 @@ def delta_of(pair: Pair, choice: int, event: Event, start: int, specials: Mappin
         event.accepted,
         None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
         event.finish_reason,
-        None if event.prompt_logprobs is None else [prompt_entry(pair, lp) for lp in event.prompt_logprobs],
-        None if event.prompt_logprobs is None else [token_text(pair, lp) for lp in event.prompt_logprobs if lp],
+        None if scored is None or "prompt" not in forms else [prompt_entry(pair, lp) for lp in scored],
+        None if scored is None or "echo" not in forms else [token_text(pair, lp) for lp in scored if lp],
         [(start + i, specials[token]) for i, token in enumerate(event.tokens) if token in specials] if specials else [],
     )
 

@@ -58,7 +58,7 @@ class Engine:
         self.target_seconds_per_token = 0.0  # without drafts, as measured at the start
         self.live = 0  # sequences accepted and not ended; counted on the event loop
         self._mean_seconds = 1.0  # that a sequence has been taking lately
-        self._accepted: set[InFlightRequest] = set()  # the event loop's side
+        self.accepted: set[InFlightRequest] = set()  # the event loop's side
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._requests: list[InFlightRequest] = []  # the thread's side
         self._specials: dict[int, str] = {}
@@ -90,7 +90,7 @@ class Engine:
 
     def fail_all(self, why: str) -> None:
         """End whatever was accepted, with an error that its clients get at once, whatever the thread is doing."""
-        for request in list(self._accepted):
+        for request in list(self.accepted):
             error = HttpError(503, why, "shutting_down")
             if request.submitted is not None and not request.submitted.done():
                 request.submitted.set_exception(error)
@@ -119,7 +119,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether every answer has been generated and handed to its client."""
-        return not (self.live or self._accepted)
+        return not (self.live or self.accepted)
 
     def check_ready(self) -> None:
         if self.state != "ready":
@@ -132,7 +132,7 @@ class Engine:
         """The share of the slots' tokens that hold something."""
         if self.pair is None or not self.slots:
             return 0.0
-        running = [s for r in self._accepted for s in r.sequences if s.started is not None and not s.done]
+        running = [s for r in self.accepted for s in r.sequences if s.started is not None and not s.done]
         held = sum(len(s.ticket.job.prompt) + s.written for s in running)
         return min(1.0, held / (self.slots * self.pair.target.capacity))
 
@@ -146,7 +146,7 @@ class Engine:
             )
         if self.live + count <= self.slots + self.queue:
             return None
-        gives_way = victim(client, count, self._accepted)
+        gives_way = victim(client, count, self.accepted)
         if gives_way is None:
             rounds = (self.live + count - self.slots) / self.slots
             wait = min(60, max(1, math.ceil(rounds * self._mean_seconds)))
@@ -159,15 +159,15 @@ class Engine:
         """Make room for so many sequences, before any work is done for them. Give it back with `release`."""
         gives_way = self.check_capacity(count, client)
         now = self.clock()
-        self.admission.check(client, now, self._accepted)
+        self.admission.check(client, now, self.accepted)
         if gives_way is not None:
             error = HttpError(429, "others with fewer requests are waiting too; try again later", "busy", 1)
             self._inbox.put(partial(self._end, gives_way, error))
-            self._accepted.discard(gives_way)
+            self.accepted.discard(gives_way)
             self.live -= gives_way.count  # at once, or the next to come would drive out another
             gives_way.gave_way = True
         request = InFlightRequest(self, now, now + deadline, count, client, key, priority)
-        self._accepted.add(request)
+        self.accepted.add(request)
         self.live += count
         return request
 
@@ -180,9 +180,9 @@ class Engine:
 
     def release(self, request: InFlightRequest) -> None:
         """It is answered, or nobody wants it any more: then its slots are free before the next pass."""
-        if request not in self._accepted:
+        if request not in self.accepted:
             return
-        self._accepted.remove(request)
+        self.accepted.remove(request)
         if request.submitted is None:
             self.live -= request.count
         elif request.finished < request.count:
@@ -274,7 +274,8 @@ class Engine:
                 if sequence.last_token is not None and event.tokens:
                     sequence.gaps.append(end - sequence.last_token)
                 sequence.last_token = end
-                news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials)))
+                forms = request.prompt_forms
+                news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials, forms)))
                 sequence.written += len(event.tokens)
             if task.error is not None:
                 if not isinstance(task.error, BadRequest):  # a client's own contradiction is no failure of ours
@@ -296,8 +297,7 @@ class Engine:
         """Count a sequence that has ended, whatever the outcome."""
         sequence.done = True
         finished = Finished.of(sequence.ticket, sequence.choice, outcome)
-        finished.first_of_prompt = sequence.first_of_prompt
-        finished.key, finished.gaps = request.key, sequence.gaps
+        finished.first_of_prompt, finished.gaps, finished.key = sequence.first_of_prompt, sequence.gaps, request.key
         finished.queued = (sequence.started or now) - request.arrived
         finished.first_token = (sequence.first_token or now) - request.arrived
         finished.seconds = now - request.arrived

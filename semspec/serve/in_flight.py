@@ -39,6 +39,7 @@ class InFlightRequest:
     client: str = ""  # an API key's name, or an address
     key: str | None = None  # its name, if there are keys
     priority: int = 0  # among the client's own requests; lower ones come first
+    prompt_forms: frozenset[str] = frozenset()  # in which its answers have the prompt's logprobs
     sequences: list[SequenceState] = field(default_factory=list)  # the engine's side
     messages: asyncio.Queue[Delta | Finished | Exception] = field(default_factory=asyncio.Queue)
     finished: int = 0  # answers that are complete, on the event loop's side

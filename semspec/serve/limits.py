@@ -24,6 +24,7 @@ class Limits:
     new_tokens: int = 4096
     draft_tokens: int = 64
     choices: int = 16  # answers to one request
+    prompt_logprobs: int = 1 << 18  # entries of one request: to write a million takes seconds
     body_bytes: int = 1 << 20
     queue: int = 256  # sequences that wait for a slot
     connections: int = 1000  # open at a time
@@ -39,7 +40,7 @@ class Limits:
     delivery_seconds: float = 60.0  # in which a client has to read what was sent to it
 
     def __post_init__(self) -> None:
-        minima = dict.fromkeys(("prompt_tokens", "new_tokens", "draft_tokens", "choices"), 1)
+        minima = dict.fromkeys(("prompt_tokens", "new_tokens", "draft_tokens", "choices", "prompt_logprobs"), 1)
         minima |= {"body_bytes": 1024, "queue": 0, "connections": 1, "client_connections": 1, "client_requests": 1,
                    "client_rate": 1, "speculating": 0}  # fmt: skip
         for name, low in minima.items():

@@ -58,10 +58,10 @@ def head(path: str, *lines: str, method: str = "POST", version: str = "1.1") -> 
     return "\r\n".join([f"{method} {path} HTTP/{version}", "host: localhost", *lines, "", ""]).encode()
 
 
-def request(body: dict[str, Any], version: str = "1.1") -> bytes:
+def request(body: dict[str, Any], version: str = "1.1", path: str = "/v1/completions") -> bytes:
     content = json.dumps(body).encode()
     lines = ("content-type: application/json", f"content-length: {len(content)}")
-    return head("/v1/completions", *lines, version=version) + content
+    return head(path, *lines, version=version) + content
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -212,6 +212,20 @@ def test_a_half_closed_socket_gets_its_answer(hasty: Live, stream: bool, version
         connection.shutdown(socket.SHUT_WR)
         answer = rest(connection)
     assert b" 200 " in answer and (b"data: [DONE]" if stream else b'"completion_tokens":100') in answer
+    assert hasty.idle()
+
+
+def test_a_half_closed_socket_gets_nothing_but_objects_as_lines(hasty: Live):
+    asked = {"model": "tiny", "prompt": "the", "raw": True, "options": {"num_predict": 400, "ignore_eos": True}}
+    with connect(hasty) as connection:
+        connection.sendall(request(asked, "1.0", "/api/generate"))
+        first = b""
+        while b'"done"' not in first:
+            first += connection.recv(1)
+        connection.shutdown(socket.SHUT_WR)
+        _, _, lines = (first + rest(connection)).partition(b"\r\n\r\n")
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert told[-1]["done"] and told[-1]["eval_count"] == 400
     assert hasty.idle()
 
 

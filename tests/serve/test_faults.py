@@ -170,7 +170,7 @@ EXTREMES = {
 
 
 def test_an_answer_that_cannot_be_put_into_words_fails_alone(pocket: Live, monkeypatch: pytest.MonkeyPatch):
-    def spoilt(pair: Any, choice: int, event: Any, start: int, specials: Any) -> Delta:
+    def spoilt(pair: Any, choice: int, event: Any, start: int, *more: Any) -> Delta:
         if event.logprobs is not None:
             raise IndexError("no such token")
         return delta_of(pair, choice, event, start)

@@ -74,7 +74,7 @@ def test_a_greedy_client_leaves_room_for_sixteen_fair_ones():
             threads.submit(live.post, "/v1/chat/completions", body | {"stream": i % 2 == 0}, headers=key(name))
             for i, name in enumerate(fair)
         ]
-        assert until(lambda: sum(request.client != greed for request in list(live.engine._accepted)) == 16, 60)
+        assert until(lambda: sum(request.client != greed for request in list(live.engine.accepted)) == 16, 60)
         gate.set()
         assert [answer.result().status_code for answer in asked] == [200] * 16, "each fair one is served"
         statuses = [answer.result().status_code for answer in greedy]
@@ -136,6 +136,9 @@ def test_limits_are_told_over_http():
     with serving(lambda: pair, replace(SETTINGS, limits=Limits(client_rate=2))) as live:
         statuses = [live.post("/v1/chat/completions", HELLO).status_code for _ in range(3)]
         assert statuses == [200, 200, 429] and live.get("/v1/models").status_code == 200
+        for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+            refusal = live.post(path, body)
+            assert refusal.status_code == 429 and "2 requests a minute" in refusal.json()["error"]["message"]
 
 
 # -- keys
@@ -153,12 +156,16 @@ def test_keys_change_without_a_restart(tmp_path: Path, caplog: pytest.LogCapture
 
         assert (status("one-secret"), status("other-secret"), status("third")) == (200, 200, 401)
         file.write_text("third\n")
-        live.server.config.app.state.keys.reload()  # as SIGHUP does
+        live.server.config.app.state.keys.expire()  # as SIGHUP does
         assert (status("one-secret"), status("third")) == (401, 200)
         file.unlink()
         live.server.config.app.state.keys.reload()
         assert status("third") == 200, "a file that cannot be read changes nothing"
         page = live.get("/metrics", headers=key("third")).text
+        file.write_text("# nobody any more\n")
+        live.server.config.app.state.keys.expire()
+        assert status("third") == status("one-secret") == 401, "a file without keys takes all of them away"
+        assert "no key in it any more" in caplog.text
     assert 'client="alice"' in page and f'client="{name_of("other-secret")}"' in page
     logged = [record.fields.get("key") for record in caplog.records if record.getMessage() == "request"]
     assert "alice" in logged and "secret" not in page and "one-secret" not in caplog.text

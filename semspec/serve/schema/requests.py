@@ -109,6 +109,11 @@ class RequestBase(sampling.SamplingFields):
         return self.n
 
     @property
+    def prompt_forms(self) -> frozenset[str]:
+        """How the prompt's logprobs are told: by themselves, or before those of the answer."""
+        return frozenset() if self.prompt_logprobs is None else frozenset({"prompt"})
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -212,6 +217,10 @@ class CompletionRequest(RequestBase):
     @property
     def candidates(self) -> int:
         return self.best_of or self.n
+
+    @property
+    def prompt_forms(self) -> frozenset[str]:
+        return super().prompt_forms | ({"echo"} if self.echo and self.logprobs is not None else set())
 
     def onto(self, options: Options) -> Options:
         """Whoever wants the prompt again wants its logprobs with those of the answer."""

@@ -24,7 +24,7 @@ StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 LOGIT_OPTIONS = tuple(f.name for f in fields(LogitOptions))
 TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # a token id, as JSON's keys are
 BadWord = Annotated[Text, Field(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S")]
-MAX_ALLOWED = 1 << 18  # allowed_token_ids, however often each: more than vocabularies have
+MAX_ALLOWED = 1 << 18  # allowed_token_ids, each counted as often as it is sent: as many as large vocabularies have
 Stops = Annotated[list[StopString], Field(fail_fast=True), at_most(16)]
 
 
@@ -51,9 +51,7 @@ class SamplingFields(Lenient, StructuredFields):
         Field(default_factory=dict)
     )
     bad_words: Annotated[list[BadWord], Field(fail_fast=True), at_most(MAX_BAD_WORDS)] = Field(default_factory=list)
-    allowed_token_ids: (
-        Annotated[Tokens, AfterValidator(lambda ids: list(dict.fromkeys(ids))), at_most(MAX_ALLOWED)] | None
-    ) = None
+    allowed_token_ids: Annotated[Tokens, AfterValidator(_once), at_most(MAX_ALLOWED)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Logprobs of the prompt's tokens, with so many of the likeliest; not for streams."
     )
