@@ -179,7 +179,7 @@ class Verdict:
             whole.relaxed += tuple(whole.accepted + i for i in part.relaxed)
             whole.target_tokens += part.target_tokens
             whole.evidence += part.evidence
-            whole.accepted, whole.next = whole.accepted + part.accepted, part.next
+            whole.accepted, whole.next, whole.state = whole.accepted + part.accepted, part.next, part.state
             if part.accepted != length:
                 break
         return whole
@@ -271,6 +271,7 @@ class Score:
     layers: tuple[int, ...] = ()  # whose hidden states to return
     drafting: bool = False  # for a drafter; its seconds are counted as the draft's
     states: int = 0  # last tokens whose hidden states to return, if more than `keep`
+    dense: bool = False  # no draft is checked, however many rows are kept: a sparse plan skips nothing
 
     @property
     def kept_states(self) -> int:

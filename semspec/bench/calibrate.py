@@ -112,8 +112,8 @@ def fewest_problems(bound: float, confidence: float) -> int:
 def losses_of(
     samples: Sequence[Sample], methods: Sequence[str], values: Values, share: float | None
 ) -> dict[str, list[float]]:
-    """By problem, in the order of the run: what each method loses against the target; with a share, beyond that share
-    of what the draft loses."""
+    """By problem: what each method loses against the target; with a share, beyond that share of what the draft loses.
+    In an order that says nothing, since the test bets on one problem after the other, and files are often sorted."""
     means: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         if key_of(sample) in values:
@@ -121,6 +121,7 @@ def losses_of(
     mean = {key: fsum(seen) / len(seen) for key, seen in means.items()}
     needed = [BASELINE, *methods, *([] if share is None else [DRAFT])]
     problems = [p for p in dict.fromkeys(s["problem"] for s in samples) if all((arm, p) in mean for arm in needed)]
+    problems = [problems[i] for i in np.random.default_rng(0).permutation(len(problems))]
 
     def loss(arm: str, problem: str) -> float:
         return mean[BASELINE, problem] - mean[arm, problem]

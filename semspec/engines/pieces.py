@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -13,30 +14,44 @@ from semspec.errors import BadRequest, EngineError
 from semspec.text.tokenizer import THINKING, Messages
 
 MOST = 1 << 20  # different texts; no model has so many tokens
+KEPT = 64  # first numbers, which are never forgotten
 NOTHING = 0  # the number of the empty text
 WIDEST = " " * 32  # as long as the longest tokens of most models
 WORDS = re.compile(r"\s*\S+|\s+")
 
 
 class Pieces:
-    """Every text that a token has had so far, numbered."""
+    """Every text that a token has had lately, numbered. Where servers report no tokens, pieces are words, and there is
+    no end of those: of too many, the least recently used are forgotten, and no number means two texts."""
 
-    def __init__(self) -> None:
-        self._texts = [""]
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        self._texts = OrderedDict({NOTHING: ""})
         self._numbers = {"": NOTHING}
+        self._next = NOTHING + 1
         self._lock = Lock()
 
     def number(self, text: str) -> int:
         with self._lock:
-            if text not in self._numbers:
-                if len(self._texts) >= MOST:
-                    raise EngineError("the servers of this pair report more different tokens than a model can have")
-                self._numbers[text] = len(self._texts)
-                self._texts.append(text)
-            return self._numbers[text]
+            number = self._numbers.get(text)
+            if number is None:
+                number, self._next = self._next, self._next + 1
+                self._numbers[text], self._texts[number] = number, text
+                while len(self._texts) > self.most:
+                    self._forget()
+            elif number >= KEPT:
+                self._texts.move_to_end(number)
+            return number
+
+    def _forget(self) -> None:
+        number, text = self._texts.popitem(last=False)
+        if number < KEPT:  # markers, which are numbered first
+            self._texts[number] = text
+        else:
+            del self._numbers[text]
 
     def text(self, number: int) -> str:
-        return self._texts[number]
+        return self._texts.get(number, "")
 
 
 class TextPrompt(list[int]):

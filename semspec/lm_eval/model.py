@@ -65,6 +65,7 @@ class SemspecLM(TemplateLM):
         self.pair = pair or load(target, draft, slots=slots, **loading)
         self.tokenizer = self.pair.tokenizer
         self.stats: list[Stats] = []  # of every text generated
+        self._asked = 0  # prompts so far
 
     @classmethod
     def create_from_arg_obj(
@@ -142,6 +143,8 @@ class SemspecLM(TemplateLM):
             raise BadRequest(f"an answer of {wanted} tokens does not fit into the context of {self.max_length}")
         tokens = self.tok_encode(context)[-room:] or [self.prefix_token_id]
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
+        # Repeated samples of one prompt differ, and so does the noise of different prompts.
+        own["seed"], self._asked = ((self.options.seed or 0) + 7919 * self._asked) % 2**62, self._asked + 1
         return tokens, Options(**_values(self.options) | own, stop=tuple(stop), max_new_tokens=wanted)
 
     def _loglikelihood_tokens(
@@ -207,7 +210,7 @@ def _score(
     tokens = [*context, *continuation][-runner.capacity - 1 : -1]
     (slot,) = yield Acquire([runner], [tokens])
     try:
-        rows: ScoreOutput = yield Score(runner, slot, tokens, keep=min(len(continuation), len(tokens)))
+        rows: ScoreOutput = yield Score(runner, slot, tokens, keep=min(len(continuation), len(tokens)), dense=True)
         logprobs = rows.logits.float().log_softmax(-1)
         wanted = logprobs.new_tensor(continuation[-len(logprobs) :]).long()
         result.logprob = float(logprobs.gather(1, wanted[:, None]).sum())

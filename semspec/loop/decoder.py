@@ -96,7 +96,7 @@ class Decoder:
         length = job.num_draft_tokens
         self.draft_length = FixedLength(length) if isinstance(length, int) else length
         self.undrafted = len(job.prompt)  # tokens that the drafter has not read
-        self.state: Tensor | None = None  # the rule's state for this sequence
+        self.states: dict[int, Tensor | None] = {}  # of this sequence, by the id of a rule
         self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
         self.reader = drafter if isinstance(drafter, ReadingDrafter) else None
@@ -197,11 +197,13 @@ class Decoder:
         """Score, verify, commit."""
         job = self.job
         draft, layout = self.fit(draft, rule)
-        rows: ScoreOutput = yield from self.read(self.pending() + layout, keep=1 + len(layout), layers=rule.layers)
+        feed = self.pending() + layout
+        rows: ScoreOutput = yield from self.read(feed, 1 + len(layout), rule.layers, dense=not draft.tokens)
         if not draft.tokens:  # nothing to verify: the target's own token follows
             rule = EXACT
-        own = rule is job.rule
-        if rule is EXACT and not own:  # verified with other sequences, whose rules want other layers or none
+        if (
+            rule is EXACT and rule is not job.rule
+        ):  # verified with other sequences, whose rules want other layers or none
             draft, rows = replace(draft, hidden={}), ScoreOutput(rows.logits)
         verdict: Verdict = yield VerifyRequest(
             rule,
@@ -210,14 +212,13 @@ class Decoder:
             job.sampling,
             len(self.context),
             self.round,
-            self.state if own else None,
+            self.states.get(id(rule)),
             job.logprobs,
             job.protected,
             self.history(),
         )
         self.round += 1
-        if own:
-            self.state = verdict.state
+        self.states[id(rule)] = verdict.state
 
         tokens = [*draft.tokens[: verdict.accepted], verdict.next]
         count, finish = self.cut(tokens, left)
@@ -254,12 +255,14 @@ class Decoder:
             self.stats.observe(drafted=0, accepted=0)
         return self.commit(out.tokens[:count], out.logprobs, finish)
 
-    def read(self, tokens: list[int], keep: int, layers: tuple[int, ...] = ()) -> Generator[Request, Any, ScoreOutput]:
+    def read(
+        self, tokens: list[int], keep: int, layers: tuple[int, ...] = (), dense: bool = True
+    ) -> Generator[Request, Any, ScoreOutput]:
         """The target reads tokens. Returns what was asked for; a drafter that reads the target gets all states."""
         if not self.layers:
-            return (yield Score(self.target, self.slot, tokens, keep, layers))
+            return (yield Score(self.target, self.slot, tokens, keep, layers, dense=dense))
         both = tuple(sorted({*self.layers, *layers}))
-        rows: ScoreOutput = yield Score(self.target, self.slot, tokens, keep, both, states=len(tokens))
+        rows: ScoreOutput = yield Score(self.target, self.slot, tokens, keep, both, states=len(tokens), dense=dense)
         self.unobserved.append({layer: rows.hidden[layer] for layer in self.layers})
         return ScoreOutput(rows.logits, {layer: rows.hidden[layer][len(tokens) - keep :] for layer in layers})
 

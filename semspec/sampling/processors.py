@@ -61,7 +61,8 @@ class Processors:
 
     def forced(self, context: list[int], most: int) -> list[int]:
         tokens = context[self.prompt :]
-        return next((found for one in self.each if (found := one.forced(tokens, most))), [])
+        found = next((found for one in self.each if (found := one.forced(tokens, most))), [])
+        return found[: self.legal(context, found)]  # what others forbid is not forced: there no token may follow
 
     def ended(self, context: list[int], new: Sequence[int]) -> int | None:
         tokens = context[self.prompt :]
@@ -134,6 +135,9 @@ class Penalties(LogitsProcessor):
                 self._counts = torch.zeros(like.shape[-1], device=like.device)
                 self._in_prompt = torch.zeros_like(self._counts, dtype=torch.bool)
                 self._in_prompt[self._prompt] = True
+        if self._counts.device != like.device:  # the models of a pair may lie on different ones
+            assert self._in_prompt is not None
+            self._counts, self._in_prompt = self._counts.to(like.device), self._in_prompt.to(like.device)
         same = shared(self._tokens, tokens)
         for change, by in ((self._tokens[same:], -1.0), (tokens[same:], 1.0)):
             if change:

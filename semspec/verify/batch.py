@@ -224,6 +224,7 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
     draft_logits = None
     if requests[0].draft.logits is not None:
         draft_logits = torch.cat([r.draft.logits.to(device) for r in requests if r.draft.logits is not None])
+    states = [r.state for r in requests for _ in r.draft.segments if r.state is not None]
     return DraftBatch(
         ids=columns[:, :longest],
         counts=columns[:, longest],
@@ -235,7 +236,7 @@ def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
         seed=columns[:, longest + 3],
         position=columns[:, longest + 4],
         round=columns[:, longest + 5],
-        state=None if requests[0].state is None else torch.stack([r.state for r in requests if r.state is not None]),
+        state=torch.stack(states) if states else None,
         protected=requests[0].protected,
         hidden=_join([r.rows.hidden for r in requests], device),
         draft_hidden=_join([r.draft.hidden for r in requests], device),

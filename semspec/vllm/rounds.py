@@ -40,6 +40,7 @@ class Step:
     position: Tensor  # [B] index in its sequence of the first draft token
     tokens_at: Callable[[Tensor, Tensor], Tensor]  # batch places [B'], indices [B', n] -> committed tokens
     reading: frozenset[int] = frozenset()  # batch places that still read their prompt, and have no draft
+    gaps: bool = False  # tokens of steps without any draft are committed without our being asked
     draft_logits: Tensor | None = None  # [D, V] as DraftBatch wants them
     first_draft: Tensor | None = None  # [B]
 
@@ -167,7 +168,10 @@ class Rounds:
         assert self.resources.thinking is not None
         begin, end = self.resources.thinking
         only = torch.tensor([r.choice.thinking_only for r in requests]).to(ids.device, non_blocking=True)
-        back = position[:, None] - 1 - torch.arange(self.draft_tokens + 1, device=ids.device)
+        width = self.draft_tokens + 1
+        if step.gaps:
+            width = max(width, int((position - self._seen[slots]).max()))
+        back = position[:, None] - 1 - torch.arange(width, device=ids.device)
         tokens = step.tokens_at(at, back.clamp_min(0))
         marks = ((tokens == begin) | (tokens == end)) & (back >= self._seen[slots][:, None])
         last = tokens.gather(1, marks.long().argmax(1, keepdim=True))[:, 0]

@@ -77,7 +77,7 @@ class RuleSampler(rejection_sampler.RejectionSampler):
         step = Step(
             slots, whole, first, counts, ids, committed,
             tokens_at=lambda at, index: tokens[at.cpu()[:, None], index.cpu()].to(device),
-            draft_logits=None if probs is None else probs.log(), first_draft=first_draft,
+            gaps=True, draft_logits=None if probs is None else probs.log(), first_draft=first_draft,
         )  # fmt: skip
         self.engine.rounds.decide(step)
         return whole[metadata.target_logits_indices]

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from semspec import verify
-from semspec.bench.calibrate import LADDERS, candidates, excess_p, fewest_problems, loosest_safe
+from semspec.bench.calibrate import LADDERS, candidates, excess_p, fewest_problems, loosest_safe, losses_of
 from semspec.bench.summary import summarise
 from semspec.bench.verdict import Margin, decide
 from semspec.errors import BadRequest
@@ -155,3 +155,12 @@ def test_candidates_are_ordered_and_checked() -> None:
     ):  # fmt: skip
         with pytest.raises(BadRequest, match=message):
             candidates(rule, values)
+
+
+def test_problems_in_an_order_that_says_something_prove_nothing() -> None:
+    """Files are sorted, easy languages or data sets first; a bet won there is not kept against what comes later."""
+    arms = [("target", 0.0), ("loose", 0.4)]
+    samples = [{"arm": arm, "problem": str(i), "repeat": 0} for i in range(600) for arm, _ in arms]
+    values = {(arm, str(i), 0): 1.0 - lost * (i >= 300) for i in range(600) for arm, lost in arms}
+    assert excess_p([0.0] * 300 + [0.4] * 300, 0.03) < 0.01, "in this order it would have been safe"
+    assert excess_p(losses_of(samples, ["loose"], values, None)["loose"], 0.03) > 0.5

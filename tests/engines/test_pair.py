@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import semspec
+from semspec.engines.pieces import KEPT, Pieces
 from semspec.errors import BadRequest
 from tests.engines.conftest import CHAT, QUESTION, RIGHT, WRONG
 from tests.engines.fake import Fake
@@ -159,3 +160,13 @@ def test_pairs_that_cannot_be_are_refused_at_the_start(target: Fake, draft: Fake
     with pytest.raises(BadRequest, match="no log-probabilities of prompts"):
         semspec.load(target.url, draft=draft.url)
     assert semspec.load(target.url).generate(CHAT, verifier="none").text == TARGETS
+
+
+def test_pieces_without_end_are_forgotten_and_no_number_means_two() -> None:
+    pieces = Pieces(most=100)
+    first = [pieces.number(f"marker {i}") for i in range(KEPT - 1)]
+    numbers = [pieces.number(f"word {i}") for i in range(500)]
+    assert len(set(first + numbers)) == len(first) + 500
+    assert [pieces.text(n) for n in first] == [f"marker {i}" for i in range(KEPT - 1)]
+    assert pieces.text(numbers[-1]) == "word 499" and pieces.text(numbers[0]) == ""
+    assert pieces.number("word 0") not in numbers

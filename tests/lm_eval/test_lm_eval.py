@@ -162,3 +162,9 @@ def test_a_harness_task_as_a_chat(folder: Path) -> None:
     prompt = task.problems(None, 0)[0].prompt
     assert [message["role"] for message in prompt] == ["user", "assistant", "user"]
     assert task.stop == ("Question:",) and task.max_new_tokens == 160
+
+
+def test_repeated_samples_of_a_prompt_differ(pocket) -> None:
+    lm, how = SemspecLM(pair=pocket), {"do_sample": True, "temperature": 1.0, "max_gen_toks": 40}
+    asked = [Instance("generate_until", {}, ("Mia has 4 bags with 6 pens each.", how), i) for i in range(4)]
+    assert len(set(lm.generate_until(asked, disable_tqdm=True))) > 1

@@ -17,7 +17,8 @@ from semspec.loop.executor import Executor
 from semspec.loop.repetition import RepetitionGuard
 from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
-from semspec.types import Drafter, Event, Sampling
+from semspec.model.layer_ops import checks
+from semspec.types import Drafter, Event, Sampling, Score
 from semspec.verify.exact import Exact
 from tests.fakes import FakeRunner, Logits, blend, chain, greedy, script
 
@@ -368,3 +369,15 @@ def test_what_repeats_is_quoted_as_text_and_shortened(caplog: pytest.LogCaptureF
     caplog.clear()
     run(replace(job, text_of=lambda tokens: "long " * 40), script([3, 4], VOCAB, 5), script([3, 4], VOCAB, 5))
     assert caplog.messages[0].endswith("long lo...'") and len(caplog.messages[0]) < 160
+
+
+def test_only_drafts_are_checked_sparsely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of which every row is asked for looks like a draft, and is none."""
+    language = chain(VOCAB)
+    target, draft = FakeRunner(language, VOCAB), FakeRunner(language, VOCAB)
+    seen, score = list[Score](), target.score
+    monkeypatch.setattr(target, "score", lambda requests: seen.extend(requests) or score(requests))
+    decode(target, ModelDrafter(draft), n=10, prompt_logprobs=1)
+    read, checked = seen[0], seen[1:]
+    assert read.tokens == PROMPT[:-1] and read.keep == len(read.tokens) and not checks(read)
+    assert checked and all(checks(request) for request in checked if len(request.tokens) > 1)

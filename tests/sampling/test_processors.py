@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from semspec.errors import BadRequest
 from semspec.sampling.logit_options import LogitOptions
-from semspec.sampling.processors import LogitsProcessor, Processors
+from semspec.sampling.processors import BadWords, LogitsProcessor, Penalties, Processors
 from semspec.types import TokenLogprob
 
 VOCAB, STOP = 6, frozenset({5})
@@ -141,3 +142,23 @@ def test_ids_beyond_the_vocabulary_are_refused():
 def test_options_that_ask_for_nothing_make_no_processor():
     assert not LogitOptions().processors([1], VOCAB, STOP, lambda text: [])
     assert TokenLogprob(1, 0.0).rank == 1
+
+
+class Insists(LogitsProcessor):
+    def process(self, logits: torch.Tensor, tokens: list[int], draft: Sequence[int]) -> None:
+        pass
+
+    def forced(self, tokens: list[int], most: int) -> list[int]:
+        return [3, 1, 4][:most]
+
+
+def test_what_others_forbid_is_not_forced() -> None:
+    each = [Insists(), BadWords([[3, 1]])]
+    assert Processors(1, each).forced([2], 5) == [3]
+    assert Processors(1, each[:1]).forced([2], 5) == [3, 1, 4]
+
+
+def test_penalties_follow_the_models_to_their_devices() -> None:
+    one = Penalties([1, 2], 0.5, 0.5, 1.2)
+    for device in ("cpu", "meta", "meta"):
+        one.process(torch.zeros(2, VOCAB, device=device), [1, 3], [4])

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import semspec
 from semspec.sampling.noise import ACCEPT, TARGET, stream, uniform
 from semspec.types import Sampling
 from semspec.verify import make
+from semspec.verify.regret import Regret
 from tests.verify.build import One, build, random_one
 from tests.verify.test_lossy import beliefs, draw, expected, half_right
 
@@ -104,3 +106,16 @@ def test_mars_and_margin_differ_by_the_size_of_logits() -> None:
     assert make("margin").verify(build(*ones)).accepted.tolist() == [1, 1, 1]
     assert make("mars").verify(build(*ones)).accepted.tolist() == [0, 1, 0], "a ratio of negative logits says nothing"
     assert math.isclose(0.9 * 20, 18) and make("mars:ratio=0.98").verify(build(ones[1])).accepted.tolist() == [0]
+
+
+def test_a_rule_that_rewrites_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget is one answer's, also where `regret` speeds up what a step rule leaves to the target."""
+    seen = list[bool]()
+    verify = Regret.verify
+    monkeypatch.setattr(
+        Regret, "verify", lambda self, drafts: seen.append(drafts.state is None) or verify(self, drafts)
+    )
+    pair = semspec.load("pocket", device="cpu", slots=1, context=512)
+    rule = "random-step:rate=0,rewrite=regret"
+    pair.generate("Mia has 4 bags with 6 pens each. How many pens does Mia have?", verifier=rule, max_new_tokens=60)
+    assert len(seen) > 3 and seen[0] and not any(seen[1:])

@@ -37,7 +37,9 @@ class Request:
 
 
 class FakeVllm:
-    def __init__(self, target: Logits, draft: Logits, vocab: int, k: int, resources: Resources) -> None:
+    def __init__(self, target: Logits, draft: Logits, vocab: int, k: int, resources: Resources, gap: int = 0) -> None:
+        """`gap`: tokens after each step that the target writes alone, without asking anybody, as V1 does."""
+        self.gap = gap
         self.target, self.draft, self.vocab, self.k = target, draft, vocab, k
         self.rounds = Rounds(resources, 16, k, reports=False)
         self.untouched = True  # rows of strict requests have stayed as they were
@@ -71,12 +73,14 @@ class FakeVllm:
                 torch.tensor(padded),
                 torch.tensor([len(r.tokens) for r in live]),
                 lambda at, index: history[at[:, None], index],
+                gaps=self.gap > 0,
             )
         )
         for r, draft, start in zip(live, drafts, first, strict=True):
             own = slice(start, start + len(draft) + 1)
             self.untouched &= r.choice is not None or torch.equal(logits[own], before[own])
             r.accepted += self.sample(r, draft, logits[own])
+            r.tokens += greedy(self.target, r.tokens, self.gap) if self.gap else []
 
     def sample(self, request: Request, draft: list[int], rows: Tensor) -> int:
         """vLLM's sampler: a draft token is accepted with the probability it has; only certainties in these tests."""

@@ -77,11 +77,12 @@ def test_strict_and_loose_requests_in_one_batch(heat: float) -> None:
         assert request.tokens == [*request.prompt, *greedy(TARGET, request.prompt, len(request.tokens) - 2)]
 
 
+@pytest.mark.parametrize("gap", [0, 9])
 @pytest.mark.parametrize("prompt", [[3, 2], [3, 4], [2, 3, 7, 5], [2, 6]])
-def test_only_the_thinking_is_relaxed(prompt: list[int]) -> None:
+def test_only_the_thinking_is_relaxed(prompt: list[int], gap: int) -> None:
     begin, end = 2, 7
-    fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED, (begin, end)))
-    request = Request(prompt, choice_of(make("accept-all"), thinking_only=True), Sampling(), 120)
+    fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED, (begin, end)), gap)
+    request = Request(prompt, choice_of(make("accept-all"), thinking_only=True), Sampling(), 400 if gap else 120)
     fake.run([request])
     thinking, inside = Thinking(begin, end, prompt[-1] == begin), 0
     for at in range(len(prompt), len(request.tokens)):
