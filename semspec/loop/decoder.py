@@ -201,9 +201,7 @@ class Decoder:
         rows: ScoreOutput = yield from self.read(feed, 1 + len(layout), rule.layers, dense=not draft.tokens)
         if not draft.tokens:  # nothing to verify: the target's own token follows
             rule = EXACT
-        if (
-            rule is EXACT and rule is not job.rule
-        ):  # verified with other sequences, whose rules want other layers or none
+        if rule is EXACT and rule is not job.rule:  # with other sequences, whose rules want other layers or none
             draft, rows = replace(draft, hidden={}), ScoreOutput(rows.logits)
         verdict: Verdict = yield VerifyRequest(
             rule,
