@@ -24,6 +24,7 @@ from semspec.pair.result import Stream, Ticket
 from semspec.profile import Profile
 from semspec.sparse import SparsePlan, plan_of
 from semspec.text.exchange import Exchange
+from semspec.text.structured import Compiled
 from semspec.text.tokenizer import Prompt
 from semspec.types import Runner
 
@@ -140,15 +141,17 @@ class Pair:
         (ticket,) = self.submit([(prompts[0], override(options or Options(), overrides))])
         return Stream(self.executor, ticket)
 
-    def submit(self, requests: Sequence[tuple[Prompt | list[int], Options]]) -> list[Ticket]:
+    def submit(
+        self, requests: Sequence[tuple[Prompt | list[int], Options]], grammar: Compiled | None = None
+    ) -> list[Ticket]:
         """Take prompts in, all or none, and run nothing: for those who tick the executor themselves, as a server does.
 
-        A prompt may also be the list of its tokens.
+        A prompt may also be the list of its tokens. `grammar`: theirs, where it has been compiled already.
         """
         with self.executor.lock:
             for _, options in requests:
                 self.check_profile(options.profile)
-            prepared = [self._preparer.prepare(prompt, options) for prompt, options in requests]
+            prepared = [self._preparer.prepare(prompt, options, grammar) for prompt, options in requests]
             return [self._submit(each) for each in prepared]
 
     def _submit(self, prepared: Prepared) -> Ticket:

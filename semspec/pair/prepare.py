@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from semspec import verify
 from semspec.draft import REGISTRY as DRAFTERS
@@ -24,6 +24,7 @@ from semspec.sparse import plan_of
 from semspec.text.grammar import GrammarProcessor
 from semspec.text.prompts import draft_prompt
 from semspec.text.stream import TextStream
+from semspec.text.structured import Compiled
 from semspec.text.tokenizer import Prompt, encode, last_token, opens_thinking
 from semspec.types import Drafter, Runner
 from semspec.verify import Rule
@@ -57,7 +58,7 @@ class Preparer:
         self.resources, self.target, self.draft, self.allow_lossy = resources, target, draft, allow_lossy
         self.lengths = lengths
 
-    def prepare(self, prompt: Prompt | list[int], options: Options) -> Prepared:
+    def prepare(self, prompt: Prompt | list[int], options: Options, grammar: Compiled | None = None) -> Prepared:
         rule = verify.make(options.verifier)
         self._check_lossy(rule, options)
         rule = rule.bind(self.resources)
@@ -89,7 +90,7 @@ class Preparer:
             count_entropy=options.count_entropy or options.profile is not None,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
-            processors=self._processors(tokens, stop, options),
+            processors=self._processors(tokens, stop, options, grammar),
             steps=self.resources.steps(rule.max_step_tokens, rule.delimiters) if isinstance(rule, StepRule) else None,
             referee=self._referee(options.referee),
             rewriter=rewriter,
@@ -141,20 +142,23 @@ class Preparer:
             )
         return tokens
 
-    def _processors(self, prompt: list[int], stop: frozenset[int], options: Options) -> Processors | None:
+    def _processors(
+        self, prompt: list[int], stop: frozenset[int], options: Options, ready: Compiled | None
+    ) -> Processors | None:
         vocab, tokens_of = self.target.vocab, self.resources.tokens_of
         each = options.logit_options().processors(prompt, vocab, stop, tokens_of)
         if (grammar := options.grammar()) is not None:
-            each.append(self._grammar(grammar, prompt, stop))
+            each.append(self._grammar(ready or self.resources.grammars.compiled(grammar), prompt, stop))
         return Processors(len(prompt), each) if each else None
 
-    def _grammar(self, grammar: str, prompt: list[int], stop: frozenset[int]) -> GrammarProcessor:
+    def _grammar(self, grammar: Compiled, prompt: list[int], stop: frozenset[int]) -> GrammarProcessor:
         grammars, markers = self.resources.grammars, self.resources.thinking
         last = None if markers is None else last_token(self.resources.tokenizer, prompt, markers)
         is_open = markers is not None and last == markers[0]
         if markers is not None and last == markers[1]:  # the prompt has ended the thinking
             markers = None
-        return GrammarProcessor(grammars.matcher(grammar), self.target.vocab, grammars.ends, stop, markers, is_open)
+        failed = partial(grammars.forget, grammar)
+        return GrammarProcessor(grammar.matcher(), self.target.vocab, grammars.ends, stop, markers, is_open, failed)
 
     def _max_new_tokens(self, prompt: int, wanted: int | None) -> int:
         left = self.target.capacity - prompt

@@ -29,6 +29,7 @@ from semspec.pair.result import Ticket
 from semspec.pocket.shipped import JUDGE_OF_EVIDENCE
 from semspec.sampling.logit_options import LogitOptions
 from semspec.text.stream import TextStream
+from semspec.text.structured import Compiled
 from semspec.text.tokenizer import Prompt, encode, thinking_markers
 from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
@@ -156,7 +157,9 @@ class RemotePair(Pair):
     def warm_up_verifiers(self) -> tuple[str, ...]:
         return ()
 
-    def submit(self, requests: Sequence[tuple[Prompt | list[int], Options]]) -> list[Ticket]:
+    def submit(
+        self, requests: Sequence[tuple[Prompt | list[int], Options]], grammar: Compiled | None = None
+    ) -> list[Ticket]:
         prepared = [self._prepare(prompt, options) for prompt, options in requests]
         return [self._begin(*each) for each in prepared]
 

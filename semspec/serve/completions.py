@@ -27,6 +27,7 @@ from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from semspec.serve.streaming import AnswerStream, begun, collect, unless_gone
 from semspec.serve.tokenization import Tokenization
+from semspec.text.structured import CALLS, Compiled
 
 MAX_TOKENIZE = 8  # requests of /tokenize at a time
 
@@ -81,7 +82,7 @@ class Service:
         deadline = min(limits.deadline, body.deadline or limits.deadline)
         request = self.engine.accept(count, deadline, client_of(http), http.scope.get("key"), body.priority)
         try:
-            await self._compile(options)
+            request.grammar = await self._compiled(options)
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
             self._check_prompt_logprobs(sum(map(len, prompts)) * body.candidates, options.prompt_logprobs)
             request.prompt_forms = body.prompt_forms
@@ -123,7 +124,7 @@ class Service:
         bias = dict(options.logit_bias or {})
         if self.tokenization.markers is not None:
             bias[self.tokenization.markers[0]] = -MAX_BIAS
-        return replace(options, structured_outputs={"grammar": grammar}, logit_bias=bias)
+        return replace(options, structured_outputs={CALLS: grammar}, logit_bias=bias)
 
     def _overloaded(self, options: Options, seed: int | None) -> bool:
         """Whether drafts cost more than they save, and nobody can tell from the answer that there were none."""
@@ -131,11 +132,12 @@ class Service:
         repeatable = rule.same_text or seed is None or not options.temperature
         return most is not None and self.engine.live >= most and rule.speculates and rule.lossless and repeatable
 
-    async def _compile(self, options: Options) -> None:
-        """Compile a grammar, which may take a second, before the engine needs it, on a thread of its own."""
-        if (grammar := options.grammar()) is not None:
-            assert self.engine.pair is not None
-            await asyncio.to_thread(self.engine.pair.resources.grammars.matcher, grammar)
+    async def _compiled(self, options: Options) -> Compiled | None:
+        """The grammar, ready before the engine needs it: it may take a second, on a thread of its own."""
+        if (grammar := options.grammar()) is None:
+            return None
+        assert self.engine.pair is not None
+        return await asyncio.to_thread(self.engine.pair.resources.grammars.compiled, grammar)
 
     def check_model(self, name: str) -> None:
         if name != self.settings.name:

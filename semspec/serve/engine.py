@@ -228,7 +228,7 @@ class Engine:
         try:
             if self.pair is None or self.error is not None:
                 raise SemspecError("the server has failed")
-            tickets = self.pair.submit(prompts)
+            tickets = self.pair.submit(prompts, request.grammar)
         except Exception as error:
             self._post(partial(self._answer_submit, request, error))
             return

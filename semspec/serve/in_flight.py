@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from semspec.pair.result import Ticket
 from semspec.serve.deltas import Delta, Finished
+from semspec.text.structured import Compiled
 
 if TYPE_CHECKING:
     from semspec.serve.engine import Engine
@@ -45,6 +46,7 @@ class InFlightRequest:
     finished: int = 0  # answers that are complete, on the event loop's side
     gave_way: bool = False  # its places have been given to others
     peeked: Delta | Finished | None = None
+    grammar: Compiled | None = None  # what its answers have to be
     submitted: asyncio.Future[None] | None = None  # None: still being tokenized
 
     @property

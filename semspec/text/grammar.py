@@ -6,7 +6,7 @@ that the draft model needed serves the target as well. What a model thinks is le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -30,10 +30,11 @@ class GrammarProcessor(LogitsProcessor):
         stop: frozenset[int],
         thinking: tuple[int, int] | None = None,
         is_open: bool = False,
+        failed: Callable[[], object] = lambda: None,
     ) -> None:
         """`ends`: what the library would end a text with; `stop`: what does. With markers of thinking the model may
-        think first; `is_open`: the prompt has it thinking already."""
-        self._matcher, self._vocab, self._ends = matcher, vocab, ends
+        think first; `is_open`: the prompt has it thinking already. `failed` is told that the matcher has given up."""
+        self._matcher, self._vocab, self._ends, self._failed = matcher, vocab, ends, failed
         self._stop, self._thinking = [t for t in stop if 0 <= t < vocab], thinking
         self._tokens: list[int] = []
         self._states: list[State] = ["free" if is_open else "text"]  # after each number of tokens
@@ -119,6 +120,7 @@ class GrammarProcessor(LogitsProcessor):
         _set(mask, self._ends, False)
         if self._matcher.is_error():
             self.error = f"this grammar or schema has become too complex: {reason(self._matcher)}"
+            self._failed()
             mask[:] = 0
         return mask
 

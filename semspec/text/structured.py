@@ -10,6 +10,8 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,14 +20,16 @@ from transformers import PreTrainedTokenizerBase
 from semspec.errors import BadRequest
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
+CALLS = "calls"  # a grammar that the server writes itself, out of the schemas of tools
 MAX_SCHEMA = 100_000  # characters, as JSON
 MAX_REGEX = 10_000
 MAX_GRAMMAR = 30_000
 MAX_CHOICES = 1_000
 MAX_CHOICE = 30_000  # characters of all choices
 MAX_MESSAGE = 300  # characters of the library's own words
-CACHED = 32  # compiled grammars
-LIMITS: dict[str, Any] = {"max_lexer_states": 100_000, "verbose_errors": False}  # the rest are the library's own
+# A lexer's states are kept as long as its grammar is, and take up to 3 kB each: all grammars together below 500 MB.
+CACHED = 8  # compiled grammars
+LIMITS: dict[str, Any] = {"max_lexer_states": 20_000, "verbose_errors": False}  # the rest are the library's own
 # One space, or a new line with its indent. Where any amount of white space is allowed, a model that is not sure what
 # comes next may write it for ever.
 JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r" |\r?\n[ \t]{0,24}"}
@@ -42,7 +46,7 @@ def grammar_of(wanted: Any) -> str:
 
 
 def _grammar_of(wanted: Any) -> str:
-    if not isinstance(wanted, dict) or len(wanted) != 1 or next(iter(wanted)) not in KINDS:
+    if not isinstance(wanted, dict) or len(wanted) != 1 or next(iter(wanted)) not in (*KINDS, CALLS):
         raise BadRequest(f"structured_outputs is no object with one of: {', '.join(KINDS)}")
     from llguidance import LLMatcher
 
@@ -52,8 +56,9 @@ def _grammar_of(wanted: Any) -> str:
             raise BadRequest("structured_outputs.json_object is either true or left out")
         return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
     if kind == "json":
+        schema = _schema(value)
         try:
-            return LLMatcher.grammar_from_json_schema(_schema(value), overrides=JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except ValueError:  # the library's own limit
             raise BadRequest("the JSON schema is too deep") from None
     if kind == "choice":
@@ -65,7 +70,12 @@ def _grammar_of(wanted: Any) -> str:
                 "characters together"
             )
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
-    limit = MAX_REGEX if kind == "regex" else MAX_GRAMMAR
+    limit = {"regex": MAX_REGEX, "grammar": MAX_GRAMMAR, CALLS: MAX_SCHEMA}[kind]
+    if kind == CALLS and isinstance(value, str) and len(value) > limit:
+        raise BadRequest(
+            f"the schemas of the tools have {len(value)} characters together; where a call is required, give at most "
+            f"{limit}, or name one function in tool_choice"
+        )
     if not isinstance(value, str) or not 1 <= len(value) <= limit:
         raise BadRequest(f"structured_outputs.{kind} is no text of 1 to {limit} characters")
     return LLMatcher.grammar_from_regex(value) if kind == "regex" else LLMatcher.grammar_from_lark(value)
@@ -88,13 +98,26 @@ def _schema(value: Any) -> str:
     return json.dumps({} if found is True else found)
 
 
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A grammar, ready for use. Its matchers share one lexer, whose states add up to the limit over many texts."""
+
+    grammar: str
+    start: Any
+
+    def matcher(self) -> Any:
+        """A matcher at the beginning of a text."""
+        return self.start.deep_copy()
+
+
 class Grammars:
     """Compiles grammars for one tokenizer and keeps the latest. Threads may share it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Iterable[int]) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab, sorted(eos)
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._latest: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._lock = threading.Lock()  # never held for long
+        self._compiling = threading.Lock()  # one at a time, or strangers' grammars would take every core
 
     @cached_property
     def _llguidance_tokenizer(self) -> Any:
@@ -112,15 +135,34 @@ class Grammars:
         """The tokens with which the library ends a text."""
         return [token for token in self._llguidance_tokenizer.eos_tokens if token < self._vocab]
 
-    def matcher(self, grammar: str) -> Any:
-        """A matcher at the beginning of a text."""
+    def compiled(self, grammar: str) -> Compiled:
+        """Waits for nobody where this grammar is ready; who asks for it meanwhile waits for the first."""
         with self._lock:
-            if grammar not in self._compiled:
-                self._compiled[grammar] = self._compile(grammar)
-                while len(self._compiled) > CACHED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
-            return self._compiled[grammar].deep_copy()
+            found = self._latest.get(grammar)
+            if is_new := found is None:
+                found = self._latest[grammar] = Future()
+            self._latest.move_to_end(grammar)
+            while len(self._latest) > CACHED:
+                self._latest.popitem(last=False)
+        if is_new:
+            try:
+                with self._compiling:
+                    found.set_result(Compiled(grammar, self._compile(grammar)))
+            except BaseException as error:
+                self._forget(grammar, found)
+                found.set_exception(error)
+        return found.result()
+
+    def forget(self, worn: Compiled) -> None:
+        """A matcher has failed, perhaps because the lexer is full: the next to ask gets a fresh one."""
+        found = self._latest.get(worn.grammar)
+        if found is not None and found.done() and found.result() is worn:
+            self._forget(worn.grammar, found)
+
+    def _forget(self, grammar: str, which: Future[Compiled]) -> None:
+        with self._lock:
+            if self._latest.get(grammar) is which:
+                del self._latest[grammar]
 
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits

@@ -109,6 +109,17 @@ def test_a_required_call_fits_the_schema_whatever_the_model_likes(live: Live, ch
         ask(live, "hello", tool_choice="required", response_format={"type": "json_object"})
 
 
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(40_000, "the prompt has"), (100_000, "schemas of the tools have 100.* at most 100000")],
+)
+def test_too_many_schemas_are_told_in_terms_of_tools(live: Live, size: int, words: str):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"], "description": "x" * size}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    with pytest.raises(openai.BadRequestError, match=words):
+        ask(live, "any", tools=tools, tool_choice="required")
+
+
 def test_no_call_is_looked_for_where_none_is_allowed(live: Live):
     for more in ({"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}, {"tools": []}):
         message = ask(live, "rome", **more).choices[0].message
