@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -178,6 +179,19 @@ def test_any_object_a_pattern_a_choice_and_a_grammar(pocket: Live):
     assert content(extra_body={"guided_grammar": 'start: "<" /[a-c]{3}/ ">"'})[::4] == "<>"
     text = content(response_format={"type": "json_object"}, max_tokens=250, extra_body={"guided_regex": None})
     assert text.startswith("{")
+
+
+def test_the_engine_compiles_nothing_even_where_others_have_driven_a_grammar_out(
+    pocket: Live, pocket_pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("semspec.text.structured.CACHED", 0)
+    grammars, asked = pocket_pair.resources.grammars, []
+    plain = grammars.compiled
+    monkeypatch.setattr(grammars, "compiled", lambda text: asked.append(threading.current_thread()) or plain(text))
+    for extra in ({"guided_regex": "[0-9]{2}"}, {"structured_outputs": {"json": SCHEMA}}):
+        answer = chat(pocket, n=2, **SHORT | {"extra_body": SHORT["extra_body"] | extra})
+        assert all(choice.finish_reason == "stop" for choice in answer.choices)
+    assert len(asked) == 2 and all("asyncio" in thread.name for thread in asked), asked
 
 
 def test_the_clients_own_parse(pocket: Live):
