@@ -55,7 +55,7 @@ def test_the_pair_that_a_server_loads_refuses_by_itself(semspec, monkeypatch, fl
         raise BadRequest(f"asked for with allow_lossy={given['allow_lossy']}")
 
     monkeypatch.setattr("semspec.pair.loading.load", load)
-    monkeypatch.setattr("semspec.serve.engine.Engine", lambda load, **_: load())
+    monkeypatch.setattr("semspec.serve.engine.Engine", lambda load, *_, **__: load())
     monkeypatch.setattr("semspec.serve.logs.configure", lambda: None)
     done = semspec("serve", "anything", *flags)
     assert done.returncode == 2 and f"asked for with allow_lossy={allowed}" in done.stderr
