@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from semspec.errors import BadRequest, ModelError, SemspecError
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
+    from semspec.serve.limits import Settings
 
 KEY = "SEMSPEC_API_KEY"
 REPLICA_CONNECTIONS = 65536  # all clients reach a replica from one address
@@ -86,28 +88,11 @@ def serve(
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
     check_free(host, port)  # before anything is loaded
     check_tls(tls_cert, tls_key)
-    if replicas > 1:
-        if tls_cert is not None:
-            raise BadRequest("--replicas speaks no HTTPS; leave --tls-cert out, and put a proxy that does in front")
-        return serve_replicas(replicas, host, port, max_body, drain, [host, *(allowed_host or [])], cors or [])
-    model = given.pair()
-    lossy = model.of_servers if allow_lossy is None else allow_lossy
-    from semspec.model.prefix_cache import PrefixCache
-    from semspec.serve import logs, memory
-    from semspec.serve.app import make_app
-    from semspec.serve.engine import Engine
+    from semspec.serve.forwarded import SECRET
     from semspec.serve.hosts import host_names
     from semspec.serve.limits import Limits, Settings
-    from semspec.serve.metrics import Metrics
-    from semspec.serve.server import Server, configure
 
-    if model.sparse is not None and not lossy:
-        raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
-    settings = Settings(
-        name=valid_text(name or (SERVERS if model.of_servers else Path(model.target).name), "the model's name"),
-        draft=Path(model.draft).name if model.draft else None,
-        defaults=speculation.options(allow_lossy=lossy),
-        allow_lossy=lossy,
+    access = Settings(
         limits=Limits(
             prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_draft_tokens,
             choices=max_choices, body_bytes=max_body, queue=max_queue, deadline=deadline, drain=drain,
@@ -118,10 +103,33 @@ def serve(
         keys=keys(api_key or [], None),
         key_file=api_key_file,
         cors=tuple(cors or ()),
+    )  # fmt: skip
+    if replicas > 1:
+        if tls_cert is not None:
+            raise BadRequest("--replicas speaks no HTTPS; leave --tls-cert out, and put a proxy that does in front")
+        return serve_replicas(replicas, host, port, access)
+    model = given.pair()
+    lossy = model.of_servers if allow_lossy is None else allow_lossy
+    from semspec.model.prefix_cache import PrefixCache
+    from semspec.serve import logs, memory
+    from semspec.serve.app import make_app
+    from semspec.serve.engine import Engine
+    from semspec.serve.metrics import Metrics
+    from semspec.serve.server import Server, configure
+
+    if model.sparse is not None and not lossy:
+        raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
+    settings = replace(
+        access,
+        name=valid_text(name or (SERVERS if model.of_servers else Path(model.target).name), "the model's name"),
+        draft=Path(model.draft).name if model.draft else None,
+        defaults=speculation.options(allow_lossy=lossy),
+        allow_lossy=lossy,
+        ingress_secret=os.environ.get(SECRET, ""),
         log_prompts=log_prompts,
         tool_parser=tool_parser,
         ignore_unknown=ignore_unknown,
-    )  # fmt: skip
+    )
     logs.configure()
     memory.configure()
     metrics = Metrics(settings.name)
@@ -152,24 +160,22 @@ def serve(
         raise ModelError(f"the engine failed: {engine.error!r}") from engine.error
 
 
-def serve_replicas(
-    count: int, host: str, port: int, max_body: int, drain: float, hosts: list[str], origins: list[str]
-) -> None:
+def serve_replicas(count: int, host: str, port: int, access: Settings) -> None:
     """This command so many times, each on a port of its own, behind one address."""
     from semspec.replicas.ingress import Ingress
     from semspec.replicas.server import IngressServer
     from semspec.replicas.supervisor import Supervisor
     from semspec.serve import logs
-    from semspec.serve.hosts import HostCheck, host_names
-    from semspec.serve.limits import Limits
     from semspec.serve.server import configure
 
     logs.configure()
     own = [sys.executable, "-m", "semspec", *sys.argv[1:]]  # of an option that is given twice, the last counts
     alone = ["--replicas", "1", "--host", "127.0.0.1", "--max-client-connections", str(REPLICA_CONNECTIONS)]
-    ingress = Ingress(Supervisor(lambda port: [*own, *alone, "--port", str(port)], count), max_body, drain)
-    ingress.app.add_middleware(HostCheck, hosts=host_names(hosts), origins=origins)
-    IngressServer(configure(ingress.app, host, port, Limits(), None, None), ingress).run()
+    ingress = Ingress(Supervisor(lambda port: [*own, *alone, "--port", str(port)], count), access)
+    server = IngressServer(configure(ingress.app, host, port, access.limits), ingress)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, server.handle_hangup)
+    server.run()
 
 
 def check_free(host: str, port: int) -> None:

@@ -36,6 +36,11 @@ class IngressServer(uvicorn.Server):
         """The first signal drains, the second ends what still runs."""
         self._loop.call_soon_threadsafe(self._end if self.ingress.draining else self._drain)
 
+    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        """Ending here would leave the replicas behind."""
+        if self.started:  # before, the keys have just been read
+            self._loop.call_soon_threadsafe(self.ingress.reload)
+
     def _drain(self) -> None:
         self.ingress.draining = True
         self._drained_by = time.monotonic() + self.ingress.drain

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import secrets
+import signal
 import socket
 import time
 from asyncio.subprocess import Process
@@ -13,11 +16,14 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from semspec.serve.forwarded import SECRET
+
 log = logging.getLogger("semspec.serve")
 LOOK_SECONDS = 0.2  # between two looks at a replica
 ASK_SECONDS = 5.0  # in which it has to tell its health
 FIRST_REST, LONGEST_REST = 0.5, 30.0  # seconds before one that ended at once is started again
 STEADY_SECONDS = 60.0  # one that ran for so long has not ended at once
+PATIENCE = 1800.0  # seconds without health, loading included, after which a replica is ended
 
 
 @dataclass
@@ -42,6 +48,8 @@ class Supervisor:
     on_replaced: Callable[[int], None] = lambda number: None
     replicas: list[Replica] = field(default_factory=list)
     stopping: bool = False
+    patience: float = PATIENCE
+    secret: str = field(default_factory=secrets.token_hex, repr=False)
 
     def __post_init__(self) -> None:
         self.replicas = [Replica(number) for number in range(self.count)]
@@ -58,36 +66,58 @@ class Supervisor:
         """Run it again and again."""
         async with httpx.AsyncClient(timeout=ASK_SECONDS, trust_env=False) as client:
             while not self.stopping:
-                await self._launch(replica)
-                assert replica.process is not None
-                while replica.process.returncode is None:
-                    replica.ready = await self._healthy(client, replica)
-                    await asyncio.sleep(LOOK_SECONDS)
-                replica.ready = False
-                self.on_replaced(replica.number)
-                if self.stopping:
-                    return
-                log.error(
-                    "a replica has ended",
-                    extra={"fields": {"replica": replica.number, "status": replica.process.returncode}},
-                )
+                try:
+                    process = await self._launch(replica)
+                except OSError as error:  # no memory, no port, too many files: it may pass
+                    fields = {"replica": replica.number, "why": error.strerror}
+                    log.error("a replica cannot be started", extra={"fields": fields})
+                else:
+                    await self._watch(client, replica, process)
+                    if self.stopping:
+                        return
+                    fields = {"replica": replica.number, "status": process.returncode}
+                    log.error("a replica has ended", extra={"fields": fields})
                 steady = time.monotonic() - replica.began > STEADY_SECONDS
                 replica.rest = FIRST_REST if steady else min(2 * replica.rest, LONGEST_REST)
                 await asyncio.sleep(replica.rest)
 
-    async def _launch(self, replica: Replica) -> None:
+    async def _watch(self, client: httpx.AsyncClient, replica: Replica, process: Process) -> None:
+        """Until it ends; one that is not healthy for too long is ended."""
+        seen = replica.began
+        while process.returncode is None:
+            replica.ready = await self._healthy(client, replica)
+            seen = time.monotonic() if replica.ready else seen
+            if time.monotonic() - seen > self.patience and not self.stopping:
+                log.error("a replica is not healthy, and is ended", extra={"fields": {"replica": replica.number}})
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            await asyncio.sleep(LOOK_SECONDS)
+        replica.ready = False
+        self.on_replaced(replica.number)
+
+    async def _launch(self, replica: Replica) -> Process:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             replica.port = free.getsockname()[1]
         replica.starts += 1
         replica.began = time.monotonic()
-        replica.process = await asyncio.create_subprocess_exec(*self.command(replica.port))
+        environment = os.environ | {SECRET: self.secret}
+        replica.process = await asyncio.create_subprocess_exec(*self.command(replica.port), env=environment)
+        return replica.process
 
     async def _healthy(self, client: httpx.AsyncClient, replica: Replica) -> bool:
         try:
             return (await client.get(f"{replica.url}/health")).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def reload(self) -> None:
+        """Pass SIGHUP on; one that is not ready yet might not expect it, and end."""
+        for replica in self.replicas:
+            if replica.ready and replica.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    replica.process.send_signal(signal.SIGHUP)
 
     async def stop(self, seconds: float) -> None:
         """Tell all to end, which lets them finish what they answer, and end those that take longer."""

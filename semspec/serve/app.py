@@ -17,6 +17,7 @@ from semspec.serve import completion_routes, http_errors, information_routes, sp
 from semspec.serve.auth import Keys, KeyStore
 from semspec.serve.completions import Service
 from semspec.serve.engine import Engine
+from semspec.serve.forwarded import ForwardedClient
 from semspec.serve.hosts import HostCheck
 from semspec.serve.limits import BodyLimit, Settings
 from semspec.serve.logs import Journal
@@ -58,6 +59,8 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(HostCheck, hosts=settings.hosts, origins=settings.cors)
     app.add_middleware(Journal, metrics=metrics)
+    if settings.ingress_secret:
+        app.add_middleware(ForwardedClient, secret=settings.ingress_secret)
     return app
 
 

@@ -89,7 +89,7 @@ class Keys:
             told = "this server needs an API key; send it as 'Authorization: Bearer KEY'"
             await HttpError(401, told, "invalid_api_key").response(scope, receive, send)
             return
-        scope["key"] = scope["journal"]["key"] = owner
+        scope["key"] = scope.setdefault("journal", {})["key"] = owner
         await self.app(scope, receive, send)
 
 

@@ -65,6 +65,7 @@ class Settings:
     hosts: tuple[str, ...] = ()  # names and addresses of this server besides those of this machine itself
     keys: tuple[str, ...] = ()
     key_file: Path | None = None  # more of them, read again when it changes
+    ingress_secret: str = ""  # of the process in front, if there is one: it tells clients' addresses
     cors: tuple[str, ...] = ()  # origins whose pages may use the server
     log_prompts: bool = False
     tool_parser: str = "auto"  # how calls are found in answers: by the model's family, or a name

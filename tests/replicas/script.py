@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WORDS = 20
+reloads = 0
+
+
+def reload(*_: object) -> None:
+    global reloads
+    reloads += 1
 
 
 class Handle(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.answer({"pid": os.getpid(), "path": self.path})
+        told = self.headers.get_all("x-semspec-client", [])
+        known = [client.partition(" ")[0] == os.environ["SEMSPEC_INGRESS_SECRET"] for client in told]
+        self.answer({"pid": os.getpid(), "path": self.path, "clients": told, "known": known, "reloads": reloads})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
+        if body.get("poison"):
+            os._exit(1)
         if not body.get("stream"):
             time.sleep(body.get("sleep", 0))
             self.answer({"pid": os.getpid(), "key": self.headers.get("authorization")})
@@ -50,5 +61,6 @@ class Handle(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, reload)
     ThreadingHTTPServer.request_queue_size = 64
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handle).serve_forever()

@@ -5,61 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from semspec.replicas.ingress import LOST, Ingress
+from semspec.replicas.ingress import LOST
 from semspec.replicas.router import BLOCK, UNEVEN, Router, text_of
-from semspec.replicas.server import IngressServer
-from semspec.replicas.supervisor import Supervisor
-from semspec.serve.limits import Limits
-from semspec.serve.server import configure
+from tests.replicas.running import Running
 from tests.replicas.script import WORDS
 from tests.serve.live import until
 
-SCRIPT = Path(__file__).parent / "script.py"
 CLIENTS = 16
-
-
-class Running:
-    def __init__(self) -> None:
-        self.ingress = Ingress(
-            Supervisor(lambda port: [sys.executable, "-S", str(SCRIPT), str(port)], 2), max_body=5_000, drain=10
-        )
-        self.server = IngressServer(configure(self.ingress.app, "127.0.0.1", 0, Limits(), None, None), self.ingress)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        assert until(lambda: self.server.started, 20)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        assert until(lambda: len(self.ingress.supervisor.ready) == 2, 30)
-
-    def pid(self, number: int) -> int:
-        process = self.ingress.supervisor.replicas[number].process
-        assert process is not None
-        return process.pid
-
-    def post(self, body: dict[str, Any], **more: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=30, **more)
-
-
-@pytest.fixture
-def running() -> Iterator[Running]:
-    running = Running()
-    yield running
-    running.server._loop.call_soon_threadsafe(running.server._drain)
-    running.thread.join(20)
-    assert not running.thread.is_alive()
-    assert all(r.process is None or r.process.returncode is not None for r in running.ingress.supervisor.replicas)
 
 
 def streamed(running: Running, prompt: str) -> tuple[list[int], str, int]:

@@ -1,0 +1,159 @@
+"""What hostile or unlucky clients and machines do to several replicas: each is refused, and the rest go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from semspec.replicas.ingress import LOST, LOST_TWICE
+from semspec.replicas.supervisor import Supervisor
+from semspec.serve.forwarded import HEADER, ForwardedClient, introduced
+from semspec.serve.limits import Limits, Settings
+from tests.replicas import running as replicas
+from tests.replicas.running import LIMITS, Running
+from tests.serve.live import until
+
+
+def opened(running: Running, body: dict[str, Any], announced: int | None = None) -> socket.socket:
+    """A connection on which a request was sent, or as much of it as there is."""
+    content = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+    length = len(content) if announced is None else announced
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+    return received
+
+
+def test_a_request_that_ends_replicas_is_tried_twice_at_most() -> None:
+    with Running(count=3) as running:
+        answer = running.post({"poison": True})
+        assert answer.status_code == 502 and answer.json()["error"]["message"] == LOST_TWICE
+        assert answer.headers["x-should-retry"] == "false"
+        assert running.post({"prompt": "a"}).status_code == 200, "one replica never saw it"
+        assert sum(r.starts for r in running.ingress.supervisor.replicas) <= 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_gives_its_place_back(running: Running, stream: bool) -> None:
+    left = opened(running, {"sleep": 60, "stream": stream})
+    assert until(lambda: running.ingress.busy == 1)
+    left.close()
+    assert until(lambda: running.ingress.busy == 0)
+
+
+def test_bodies_are_limited_in_time_and_size() -> None:
+    with Running(Settings(limits=Limits(body_bytes=5_000, body_seconds=0.2, drain=10)), count=1) as running:
+        late = opened(running, {"prompt": "a"}, announced=1000)
+        assert b"408" in late.recv(1000).splitlines()[0]
+        late.close()
+        answer = running.post({"prompt": "a" * 6_000})
+        assert answer.status_code == 413 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_client_that_half_closes_gets_its_error_event(running: Running) -> None:
+    client = opened(running, {"stream": True})
+    received = client.recv(65536)
+    while b"data:" not in received:
+        received += client.recv(65536)
+    client.shutdown(socket.SHUT_WR)
+    number = next(n for n, busy in running.ingress.router.in_flight.items() if busy)
+    os.kill(running.pid(number), signal.SIGKILL)
+    assert LOST.encode() in received + rest(client)
+    client.close()
+
+
+def test_paths_are_passed_on_as_sent_or_refused(running: Running) -> None:
+    for path in ("/%01", "/a%3Fb", "/v1/models?a=%26"):
+        assert running.get(path).json()["path"] == path
+    with socket.create_connection(("127.0.0.1", running.port), timeout=30) as client:
+        client.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = rest(client)
+    assert answer.splitlines()[0].split()[1] == b"400" and b"Traceback" not in answer
+
+
+def test_a_replica_that_cannot_start_or_never_gets_healthy_is_tried_again() -> None:
+    tried: list[int] = []
+
+    def command(port: int) -> list[str]:
+        tried.append(port)
+        supervisor.patience = 0.5 if len(tried) == 2 else 600
+        return [["/no/such/program"], ["sleep", "600"], replicas.command(port)][len(tried) - 1]
+
+    supervisor = Supervisor(command, 1)
+
+    async def run() -> bool:
+        supervisor.start()
+        for _ in range(600):
+            await asyncio.sleep(0.05)
+            if supervisor.ready:
+                break
+        ready = bool(supervisor.ready)
+        await supervisor.stop(10)
+        return ready
+
+    assert asyncio.run(run()) and supervisor.replicas[0].starts == 3
+
+
+def test_hangups_reload_keys_everywhere_and_replicas_are_told_of_with_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\n")
+    with Running(Settings(limits=LIMITS, key_file=file), count=1) as running:
+        assert running.get("/health").status_code == 200
+        for path in ("/replicas", "/v1/models"):
+            assert running.get(path).status_code == 401
+            assert running.get(path, headers={"x-api-key": "first"}).status_code == 200
+        file.write_text("second\n")
+        running.server.handle_hangup(signal.SIGHUP, None)
+        assert until(lambda: running.get("/replicas", headers={"x-api-key": "second"}).status_code == 200)
+        assert until(lambda: running.get("/", headers={"x-api-key": "second"}).json()["reloads"] == 1)
+
+
+def test_without_keys_a_hangup_does_nothing(running: Running) -> None:
+    before = [running.pid(n) for n in range(2)]
+    running.server.handle_hangup(signal.SIGHUP, None)
+    assert running.get("/").json()["reloads"] == 0 and [running.pid(n) for n in range(2)] == before
+
+
+def test_replicas_know_clients_by_their_addresses(running: Running) -> None:
+    answer = running.get("/", headers={HEADER: "guess 10.0.0.1"}).json()
+    assert answer["known"] == [True] and answer["clients"][0].endswith(" 127.0.0.1"), "a client cannot speak for others"
+
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["client"][0])
+
+    async def ask(headers: list[tuple[bytes, bytes]]) -> None:
+        scope = {"type": "http", "headers": headers, "client": ("127.0.0.1", 1)}
+        await ForwardedClient(app, "secret")(scope, None, None)  # type: ignore[arg-type]
+
+    for headers in ([introduced("secret", "10.0.0.1")], [introduced("guess", "10.0.0.2")], []):
+        asyncio.run(ask(headers))
+    assert seen == ["10.0.0.1", "127.0.0.1", "127.0.0.1"]
+
+
+def test_the_address_has_the_limits_and_origins_it_was_given() -> None:
+    limits = Limits(client_connections=1, drain=10)
+    with Running(Settings(limits=limits, cors=("https://page.example",)), count=1) as running:
+        page = {"origin": "https://page.example"}
+        asked = running.get("/v1/models", headers=page)
+        assert asked.headers["access-control-allow-origin"] == page["origin"]
+        assert running.get("/v1/models", headers={"origin": "https://other.example"}).status_code == 403
+        with socket.create_connection(("127.0.0.1", running.port), timeout=30):
+            assert until(lambda: running.get("/health").status_code == 503)
+        assert until(lambda: running.get("/health").status_code == 200)
