@@ -236,7 +236,7 @@ class GenerationArguments(SpeculationArguments):
     def options(self, **more: Any) -> Options:
         texts = {name: [valid_text(t, f"--{name}") for t in getattr(self, name) or ()] for name in ("stop", "choice")}
         return super().options(
-            stop=texts["stop"], logit_bias=_biases(self.logit_bias or ()),
+            stop=texts["stop"], logit_bias=_biases(self.logit_bias) if self.logit_bias else None,
             structured_outputs=self._structured(texts["choice"]), **more,
         )  # fmt: skip
 

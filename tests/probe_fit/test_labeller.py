@@ -69,7 +69,7 @@ def test_without_sentencepiece_the_extra_is_named(deberta: Path, monkeypatch: py
     def missing(*_: object, **__: object) -> None:
         raise ImportError("requires the SentencePiece library")
 
-    monkeypatch.setattr("semspec.probe_fit.compare.AutoTokenizer.from_pretrained", missing)
+    monkeypatch.setattr("semspec.text.encoder.AutoTokenizer.from_pretrained", missing)
     with pytest.raises(ModelError, match=r"pip install 'semspec\[fit\]'"):
         make(f"nli:model={deberta}", Source(device="cpu")).try_out()
 
@@ -79,6 +79,6 @@ def test_a_tokenizer_that_reads_all_sentences_alike_is_refused(deberta: Path, mo
         def __call__(self, text: str) -> dict[str, list[int]]:
             return {"input_ids": [1, 3, 3, 2]}
 
-    monkeypatch.setattr("semspec.probe_fit.compare.AutoTokenizer.from_pretrained", lambda *_: Blind())
+    monkeypatch.setattr("semspec.text.encoder.AutoTokenizer.from_pretrained", lambda *_: Blind())
     with pytest.raises(ModelError, match="reads every sentence alike"):
         make(f"nli:model={deberta}", Source(device="cpu")).try_out()
