@@ -234,7 +234,7 @@ class Networks:
         x, added = self.x.clone(), self.x.clone()
         for i, layer in enumerate(self.transformer.layers):
             added = self.fused._feed(i, layer, x, added, self.counts, fewer)
-        return self.fused.kernels.add_norm(x, added, self.transformer.norm, self.shape.norm_eps)
+        return self.fused.kernels.add_norm(x, added, self.transformer.final_norm, self.shape.norm_eps)
 
     def gates(self, layer: int) -> Tensor:
         """|activations| [tokens, channels] of one layer for the first input."""
