@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, SemspecError
 
 Messages = list[dict[str, Any]]
 VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -84,6 +84,8 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages, form: Ch
             **more,
             **form.variables,
         )
+    except SemspecError:  # a tokenizer made of servers says what is wrong with them
+        raise
     except Exception as error:
         if type(error) is TemplateError:  # the template's own words
             raise BadRequest(f"the model's chat template refuses these messages: {error}") from error
