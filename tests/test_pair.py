@@ -276,7 +276,11 @@ class Anything(Exact):
             {"verifier": Anything(), "allow_lossy": False},
             "'anything' may change what the target would have written",
         ),
-        (PROMPT, {"drafter": "magic"}, "there is no drafter 'magic'; the drafters are: auto, cascade, model, ngram"),
+        (
+            PROMPT,
+            {"drafter": "magic"},
+            "there is no drafter 'magic'; the drafters are: auto, cascade, dflash, eagle, model, ngram",
+        ),
         (PROMPT, {"seed": 1.5}, "seed is 1.5; give a whole number"),
         (PROMPT, {"top_k": 10**30}, "give 0 (off) or a positive number of tokens, of at most 31 bits"),
         (PROMPT, {"temperature": True}, "temperature is True; give a number"),

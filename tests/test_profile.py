@@ -130,11 +130,12 @@ def finished(drift: Drift | None) -> Finished:
 
 def test_prompts_unlike_the_calibrations_are_noticed_in_the_metrics() -> None:
     metrics = Metrics()
-    metrics.watch(type("Engine", (), {"pair": None, "running": 0, "waiting": 0, "slots": 0})())  # type: ignore[arg-type]
+    idle = {"pair": None, "running": 0, "waiting": 0, "slots": 0, "cache_usage": 0.0}
+    metrics.watch(type("Engine", (), idle)())  # type: ignore[arg-type]
 
     def gauge(name: str) -> float:
-        value = metrics.registry.get_sample_value(f"semspec:profile_drift_{name}")
-        assert value is not None
+        samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+        (value,) = [sample.value for sample in samples if sample.name == f"semspec:profile_drift_{name}"]
         return value
 
     for i in range(FEWEST + 10):

@@ -22,6 +22,7 @@ MAX_NEW_TOKENS = 256  # the harness's own, where a task has none
 @dataclass(frozen=True)
 class Harness(Task):
     name = "lm_eval"
+    max_new_tokens = MAX_NEW_TOKENS  # where the harness's task names none
     graded = True
     main_option = "task"
 

@@ -72,7 +72,7 @@ def question(problem: Problem) -> str:
 def test_the_registry_has_the_tasks() -> None:
     names = (
         "pocket gsm8k mgsm svamp math500 college-math aime24 amc23 gpqa humaneval mbpp acp-prog-gen longbench niah "
-        "spec-bench mt-bench jsonl"
+        "spec-bench mt-bench jsonl lm_eval"
     )
     assert list(REGISTRY) == names.split()
     for name, task in REGISTRY.items():
