@@ -6,9 +6,10 @@ after public prompts. Prompts that are used to measure, such as Spec-Bench's, ar
 
     M=.models/SmolLM2-135M-Instruct.Q4_1.gguf
     PYTHONPATH=. python3 -m recipes.smollm2.sample $M --prompts gsm8k/train.jsonl --prompts mbpp/mbpp.jsonl \\
-        --texts 6000 --out /tmp/draft/texts.jsonl --device cuda --batch 128
-    PYTHONPATH=. python3 -m recipes.smollm2.distil $M --texts /tmp/draft/texts.jsonl --out /tmp/draft/model --minutes 8
-    semspec advise $M --draft /tmp/draft/model --task spec-bench --data data
+        --texts 6000 --out runs/smollm2-draft/texts.jsonl --device cuda --batch 128
+    PYTHONPATH=. python3 -m recipes.smollm2.distil $M --texts runs/smollm2-draft/texts.jsonl --minutes 8 \\
+        --out runs/smollm2-draft/model
+    semspec advise $M --draft runs/smollm2-draft/model --task spec-bench --data data
 """
 
 from __future__ import annotations

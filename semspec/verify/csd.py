@@ -5,9 +5,9 @@ been met `count` times in earlier rounds, and if
     p(y_j) >= ratio * p(the target's choice)
 Words for the same thing come in pairs that repeat; mistakes seldom do. Counts go into 1,024 buckets, so that rarely two
 pairs share one; they are the rule's state, which comes back with the next draft of the same answer.
-Source: CSD (arXiv 2604.13634), with its ratio of 0.01. There the memory is filled from 2,000 to 8,000 samples first and
-shared by all answers; here it begins empty with every answer, so that no answer depends on another's, and a count of 2
-is our choice.
+Source: CSD (arXiv 2604.13634), with its ratio of 0.01, as others summarise it; we have not read its whole text. There
+the memory is filled from 2,000 to 8,000 samples first and shared by all answers; here it begins empty with every
+answer, so that no answer depends on another's, and a count of 2 is our choice.
 """
 
 from __future__ import annotations
