@@ -65,6 +65,7 @@ class ScoreOutput:
 
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [Score.kept_states, d]
+    cached: int = 0  # tokens of the feed that a prefix cache had already
 
     @staticmethod
     def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
@@ -341,10 +342,8 @@ class Drafter(Protocol):
 
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         """Tokens that may follow `context`."""
-        ...
 
     def accept(self, length: int) -> None:
         """The first `length` tokens of the last context + draft are accepted; the rest of the draft is rejected."""
-        ...
 
     def close(self) -> None: ...

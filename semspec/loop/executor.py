@@ -295,8 +295,9 @@ class Executor:
             self._fail((item.task for item, _ in chunks), error)
             return [item for item, _ in chunks]
         for (item, chunk), row in zip(chunks, rows, strict=True):
-            if chunk.keep and not item.request.drafting:
-                item.task.stats.target_passes += 1
+            if not item.request.drafting:
+                item.task.stats.target_passes += chunk.keep > 0
+                item.task.stats.cached_tokens += row.cached
             if isinstance(item, ScoreWork):
                 item.take(row)
                 if not item.waiting:

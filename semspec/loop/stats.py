@@ -26,6 +26,7 @@ class Stats:
     entropy: float = 0.0  # of the target where drafts were verified, in nats, summed over `entropy_tokens`
     entropy_tokens: int = 0
     target_passes: int = 0  # that verified or generated; prefill does not count
+    cached_tokens: int = 0  # of the prompt, that the target did not have to read
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
     calls: Counter[str] = field(default_factory=Counter)  # round trips to servers: target, draft; and "draft lost"
 
@@ -89,6 +90,7 @@ class Stats:
             self.entropy + other.entropy,
             self.entropy_tokens + other.entropy_tokens,
             self.target_passes + other.target_passes,
+            self.cached_tokens + other.cached_tokens,
             {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
             self.calls + other.calls,
         )
@@ -115,5 +117,6 @@ class Stats:
             "fates": dict(self.step_outcomes),
             **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,
+            "cached_tokens": self.cached_tokens,
             "seconds": dict(self.seconds),
         } | ({"calls": dict(self.calls)} if self.calls else {})

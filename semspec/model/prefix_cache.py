@@ -1,11 +1,13 @@
-"""A runner whose released slots keep their tokens, so that a prompt with the same prefix is not read again.
+"""A runner whose slots are searched for a prompt's beginning, so that what one has read is not read again.
 
-Chats send their earlier turns with every question, and applications the same instructions. A released slot keeps its
-KV entries until somebody needs it. A new sequence gets the longest prefix of its prompt that any idle slot holds: that
-slot itself if the prompt goes on from it, else a copy, so that two conversations with the same instructions do not take
-turns in evicting each other. Only the rest is fed. Decoders do not notice: a slot begins empty and its whole prompt is
-fed to it; what is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a
-prefix without them is read again.
+Chats send their earlier turns with every question, applications the same instructions, and `n` answers have one prompt.
+A released slot keeps its KV entries until somebody needs it. A new sequence gets the longest prefix of its prompt that
+any slot holds: the slot itself if nobody uses it and the prompt goes on from it, else a copy, so that two conversations
+with the same instructions do not take turns in evicting each other. Only the rest is fed. Slots are searched again
+whenever a prompt is fed, since others may have read it meanwhile; of those that bring the same prompt to one pass, one
+reads it and the others get copies. Decoders do not notice: a slot begins empty and its whole prompt is fed to it; what
+is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a prefix without
+them is read again.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
 from semspec.model.remembered_states import RememberedStates
 from semspec.model.rows import after, rest
 from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
-MIN_PREFIX = 8  # tokens; a shorter common prefix is chance
 MAX_LOST = 4  # tokens at the end of a slot that a prompt may differ in and still take it over instead of copying it
 
 
@@ -32,7 +34,9 @@ class PrefixCache(RunnerWrapper):
         super().__init__(runner)
         self._limit = runner.free if slots is None else slots
         self._idle = [runner.acquire() for _ in range(runner.free if slots is None else 0)]  # least recently used first
-        self._cached: dict[int, list[int]] = {slot: [] for slot in self._idle}  # tokens whose KV entries a slot has
+        self._index = PrefixIndex()  # the tokens whose KV entries a slot has
+        for slot in self._idle:
+            self._index.add(slot)
         self._states: dict[int, RememberedStates] = {}  # by slot, where a drafter wanted them
         self._lengths: dict[int, int] = {}  # of slots in use, as their users see them
         self.queries = self.hits = 0  # prompt tokens looked up, and found
@@ -40,37 +44,45 @@ class PrefixCache(RunnerWrapper):
 
     @property
     def free(self) -> int:
-        return len(self._idle) + min(self._limit - len(self._cached), self.inner.free)
+        return len(self._idle) + min(self._limit - len(self._index.tokens), self.inner.free)
 
     def acquire(self, prompt: Sequence[int] = ()) -> int:
-        shared = {slot: common_prefix(self._cached[slot], prompt) for slot in self._idle}
-        best = max(shared, key=lambda slot: shared[slot], default=None)
-        if best is None or shared[best] < MIN_PREFIX:
-            slot = self._spare_slot()
-        elif len(self._cached[best]) - shared[best] <= MAX_LOST:
-            slot = best
-        else:
-            slot = self._spare_slot()
-            if slot != best:
-                self._cached[slot] = []  # until the copy is complete
-                self.inner.copy(best, slot, shared[best])
-                self._cached[slot] = self._cached[best][: shared[best]]
-                self._states.pop(slot, None)
-                if best in self._states:
-                    self._states[slot] = self._states[best].first(shared[best])
+        slot = self._slot_for(prompt)
         if slot in self._idle:
             self._idle.remove(slot)
         self._lengths[slot] = 0
-        self.reused = min(common_prefix(self._cached[slot], prompt), max(len(prompt) - 1, 0))
+        self._adopt(slot, prompt)
+        self.reused = min(common_prefix(self._index.tokens[slot], prompt), max(len(prompt) - 1, 0))
         return slot
 
-    def _spare_slot(self) -> int:
-        """One that holds nothing, or else the least recently used."""
-        empty = next((slot for slot in self._idle if not self._cached[slot]), None)
-        if empty is None and len(self._cached) < self._limit and self.inner.free:
+    def _slot_for(self, prompt: Sequence[int]) -> int:
+        """One that the prompt goes on from, or that holds nothing, or else the least recently used."""
+        tokens = self._index.tokens
+        shared = {slot: count for slot, count in self._index.common(prompt).items() if slot in self._idle}
+        best = min(shared, key=lambda slot: len(tokens[slot]) - shared[slot], default=None)
+        if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST:
+            return best
+        empty = next((slot for slot in self._idle if not tokens[slot]), None)
+        if empty is None and len(tokens) < self._limit and self.inner.free:
             empty = self.inner.acquire()
-            self._cached[empty] = []
+            self._index.add(empty)
         return self._idle[0] if empty is None else empty
+
+    def _adopt(self, slot: int, text: Sequence[int], layers: Sequence[int] = ()) -> None:
+        """Copy the longest beginning of this text that another slot has, if it is longer than the slot's own; where
+        `layers` are wanted, only as far as their states are known."""
+        shared = self._index.common(text)
+        if layers:
+            shared = {s: min(n, self._states[s].covers(layers)) for s, n in shared.items() if s in self._states}
+        best = max(shared, key=lambda other: shared[other], default=slot)
+        if best == slot or shared[best] - common_prefix(self._index.tokens[slot], text) < BLOCK:
+            return
+        self._index.cut(slot, 0)  # until the copy is complete
+        self._states.pop(slot, None)
+        self.inner.copy(best, slot, shared[best])
+        self._index.append(slot, text[: shared[best]])
+        if best in self._states:
+            self._states[slot] = self._states[best].first(shared[best])
 
     def release(self, slot: int) -> None:
         del self._lengths[slot]
@@ -80,7 +92,7 @@ class PrefixCache(RunnerWrapper):
         """Give idle slots back to the runner inside."""
         while self._idle:
             slot = self._idle.pop()
-            del self._cached[slot]
+            self._index.drop(slot)
             self._states.pop(slot, None)
             self.inner.release(slot)
 
@@ -93,17 +105,44 @@ class PrefixCache(RunnerWrapper):
     def truncate(self, slot: int, length: int) -> None:
         assert 0 <= length <= self._lengths[slot], "truncation beyond what the slot holds"
         if length == 0 < self._lengths[slot]:  # nothing of it is wanted again, nor what others have of its beginning
-            begins = self._cached[slot]
-            for other in (slot, *self._idle):
-                if common_prefix(self._cached[other], begins) >= min(MIN_PREFIX, len(begins)):
-                    self._cached[other] = []
+            for other in self._index.common(self._index.tokens[slot][:BLOCK]):
+                if other in self._idle:
+                    self._index.cut(other, 0)
+                else:
+                    self._index.hide(other)
+            self._index.cut(slot, 0)
         self._lengths[slot] = length
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
-        remembered: list[dict[int, Tensor]] = []
-        feeds: list[Score] = []
+        now, later = list[Score](), list[Score]()
         for request in requests:
+            (later if any(self._reads_for(other, request) for other in now) else now).append(request)
+        rows = dict(zip(map(id, now), self._score(now), strict=True))
+        if later:
+            rows |= dict(zip(map(id, later), self.score(later), strict=True))
+        return [rows[id(request)] for request in requests]
+
+    def _reads_for(self, other: Score, request: Score) -> bool:
+        """Whether another feed of the same pass reads what this one begins with."""
+        if len(request.tokens) - request.keep < BLOCK:
+            return False
+        text, read = self._text(request, request.keep), self._text(other)
+        known = common_prefix(self._index.tokens[request.slot], text)
+        return common_prefix(read, text) - known >= BLOCK
+
+    def _text(self, request: Score, keep: int = 0) -> list[int]:
+        """What the slot will hold after a feed, without the last `keep` tokens."""
+        before = self._index.tokens[request.slot][: self._lengths[request.slot]]
+        return before + request.tokens[: len(request.tokens) - keep]
+
+    def _score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        remembered, counts, feeds = list[dict[int, Tensor]](), list[int](), list[Score]()
+        for request in requests:
+            if len(request.tokens) - request.keep >= BLOCK:
+                wanted = request.layers if request.states else ()
+                self._adopt(request.slot, self._text(request, request.keep), wanted)
             found = self._lookup(request)
+            counts.append(found)
             remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
             if found < len(request.tokens):
@@ -117,7 +156,8 @@ class PrefixCache(RunnerWrapper):
                 self._states.setdefault(feed.slot, RememberedStates()).append(first, row.hidden)
         fed = dict(zip((feed.slot for feed in feeds), rows, strict=True))
         nothing = ScoreOutput(torch.empty(0, self.vocab, device=self.device))
-        return [after(states, fed.get(r.slot, nothing)) for r, states in zip(requests, remembered, strict=True)]
+        made = [after(states, fed.get(r.slot, nothing)) for r, states in zip(requests, remembered, strict=True)]
+        return [replace(row, cached=found) for row, found in zip(made, counts, strict=True)]
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         for request in requests:
@@ -132,7 +172,7 @@ class PrefixCache(RunnerWrapper):
     def _lookup(self, request: Score) -> int:
         """How many of these tokens the slot holds already; tokens whose rows are wanted are fed in any case."""
         most, at = len(request.tokens) - request.keep, self._lengths[request.slot]
-        found = common_prefix(self._cached[request.slot][at : at + most], request.tokens)
+        found = common_prefix(self._index.tokens[request.slot][at : at + most], request.tokens)
         if request.states:
             known = self._states[request.slot].covers(request.layers) if request.slot in self._states else 0
             found = min(found, max(len(request.tokens) - request.states, known - at, 0))
@@ -150,17 +190,10 @@ class PrefixCache(RunnerWrapper):
     def _cut(self, slot: int) -> None:
         """Ready to be fed: the slot inside holds what its user thinks it holds."""
         self.inner.truncate(slot, self._lengths[slot])
-        del self._cached[slot][self._lengths[slot] :]
+        self._index.cut(slot, self._lengths[slot])
         if slot in self._states:
             self._states[slot] = self._states[slot].first(self._lengths[slot])
 
     def _append(self, slot: int, tokens: Sequence[int]) -> None:
-        self._cached[slot] += tokens
+        self._index.append(slot, tokens)
         self._lengths[slot] += len(tokens)
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    if one[: len(other)] == other:
-        return len(other)
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -54,4 +54,4 @@ def after(states: dict[int, Tensor] | None, row: ScoreOutput) -> ScoreOutput:
     if not states:
         return row
     hidden = {i: torch.cat([h, row.hidden[i]]) if i in row.hidden else h for i, h in states.items()}
-    return ScoreOutput(row.logits, hidden)
+    return replace(row, hidden=hidden)

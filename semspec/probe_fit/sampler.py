@@ -17,7 +17,7 @@ from semspec.draft import ModelDrafter, TranslatingDrafter
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
-from semspec.model.prefix_cache import common_prefix
+from semspec.model.prefix_index import common_prefix
 from semspec.pair import Pair
 from semspec.probe.evidence import number_tokens
 from semspec.probe.features import resolve_layers

@@ -8,12 +8,19 @@ from typing import Any
 from semspec.serve.deltas import Finished
 
 
-def usage_of(finished: Sequence[Finished], n: int) -> dict[str, int]:
-    """Tokens are counted from ids, never from text. A prompt counts once, however many (n) answers it has."""
+def usage_of(finished: Sequence[Finished], n: int) -> dict[str, Any]:
+    """Tokens are counted from ids, never from text. A prompt counts once, however many (n) answers it has; what was
+    cached of it is what the first of them to read it has found."""
     written = sum(end.stats.tokens for end in finished)
     prompts = {end.choice // n: end.prompt_tokens for end in finished}
+    cached = {i: min(end.stats.cached_tokens for end in finished if end.choice // n == i) for i in prompts}
     read = sum(prompts.values())
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+    }
 
 
 def metrics_of(finished: Sequence[Finished], detailed: bool = False) -> dict[str, Any]:

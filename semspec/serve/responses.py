@@ -68,7 +68,7 @@ class ResponsesAnswer(BlockAnswer):
         if self.finished:
             counts = usage_of(self.finished, self.n)
             usage = {
-                "input_tokens": counts["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens": counts["prompt_tokens"], "input_tokens_details": counts["prompt_tokens_details"],
                 "output_tokens": counts["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": counts["total_tokens"],
             }  # fmt: skip

@@ -15,7 +15,8 @@ from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
-from semspec.model.prefix_cache import PrefixCache, common_prefix
+from semspec.model.prefix_cache import PrefixCache
+from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
 from semspec.types import Score, ScoreOutput
 from semspec.verify import make
 from tests.fakes import FakeRunner, chain, greedy
@@ -224,3 +225,88 @@ def test_a_copy_that_is_interrupted_leaves_nothing_to_rely_on(monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             runner.acquire([*system, *[6] * 9])
     assert read(runner, [*old, 3]) == pytest.approx(TARGET([*old, 3])), "not what was copied over it"
+
+
+@pytest.mark.parametrize("budget", [48, 64, 512])
+def test_several_answers_to_one_prompt_read_it_once(budget: int) -> None:
+    """Whether their feeds meet in one pass or follow each other, and whoever is still writing."""
+    inner, drafts = FakeRunner(TARGET, VOCAB, slots=4), FakeRunner(DRAFT, VOCAB, slots=4)
+    runner, draft, prompt = PrefixCache(inner), PrefixCache(drafts), [i % 7 for i in range(100)]
+    executor, tasks = Executor(budget=budget), list[Task]()
+    for rule in ("none", "exact", "none", "exact"):
+        stats, drafter = Stats(), ModelDrafter(draft) if rule == "exact" else NoDrafter()
+        tasks.append(executor.submit(Decoder(Job(prompt, make(rule), 3, 9), runner, drafter, stats).decode(), stats))
+    executor.run()
+    assert [[t for e in task.events for t in e.tokens] for task in tasks] == [greedy(TARGET, prompt, 9)] * 4
+    first, *others = sorted(task.stats.cached_tokens for task in tasks)
+    assert first == 0 and min(others) >= 99 - 2 * BLOCK, "less than a block is not worth a copy"
+    if budget == 512:
+        assert others == [99] * 3, "all but the last token, whose row each wants for itself"
+    assert fed(drafts) <= 100 + BLOCK + 2 * 9, "the draft model reads it once, too"
+
+
+def test_a_prompt_is_found_in_a_slot_that_is_in_use() -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=3)
+    runner, system = PrefixCache(inner), [1, 2, 3, 4] * 10
+    writing = runner.acquire(system)
+    runner.score([Score(runner, writing, [*system, 5, 6], 1)])
+    before = fed(inner)
+    assert read(runner, [*system, 7]) == pytest.approx(TARGET([*system, 7]))
+    assert fed(inner) - before == 1
+    (row,) = runner.score([Score(runner, writing, [8], 1)])
+    assert row.logits[-1].tolist() == pytest.approx(TARGET([*system, 5, 6, 8])), "it was only read from"
+
+
+Edit = tuple[str, int, list[int]]
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "cut", "again", "hide"]), st.integers(0, 2), st.lists(st.integers(0, 1), max_size=9)
+    ),
+    max_size=25,
+)
+
+
+def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int]) -> bool:
+    """Whether the index finds anything else for a text than a look at all lists does."""
+    held: dict[int, list[int]] = {slot: [] for slot in range(3)}
+    hidden = set[int]()
+    for slot in held:
+        index.add(slot)
+    for kind, slot, tokens in history:
+        if kind == "append":
+            index.append(slot, tokens)
+            held[slot] = held[slot] + tokens
+        elif kind == "hide":
+            index.hide(slot)
+            hidden.add(slot)
+        else:
+            length = len(held[slot]) * len(tokens) // 9 if kind == "cut" else 0
+            index.cut(slot, length)
+            held[slot] = held[slot][:length]
+            hidden -= {slot} if not length else set()
+    shared = {slot: common_prefix(tokens, text) for slot, tokens in held.items() if slot not in hidden}
+    longest = max(shared.values(), default=0)
+    found = index.common(text)
+    if index.tokens != held or any(shared.get(slot) != count for slot, count in found.items()):
+        return True
+    return longest >= index.block and max(found.values(), default=0) != longest
+
+
+@settings(max_examples=300)
+@given(edits, st.lists(st.integers(0, 1), max_size=30))
+def test_the_index_finds_what_a_look_at_all_slots_finds(history: list[Edit], text: list[int]) -> None:
+    assert not wrong_about(PrefixIndex(block=2), history, text)
+
+
+@pytest.mark.parametrize("fault", ["stale hash", "hash without what came before", "hidden found"])
+def test_faults_of_the_index_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "stale hash":
+        monkeypatch.setattr(PrefixIndex, "_forget", lambda self, slot, blocks: None)
+    elif fault == "hidden found":
+        monkeypatch.setattr(PrefixIndex, "hide", lambda self, slot: None)
+    else:
+        monkeypatch.setattr(PrefixIndex, "_hash", staticmethod(lambda before, tokens: hash((0, *tokens))))
+    history: list[Edit] = [("append", 0, [0, 0, 1, 1]), ("append", 1, [1, 1, 0]), ("hide", 1, []), ("cut", 0, [0] * 5)]
+    history += [("append", 0, [1, 0, 1, 1]), ("append", 2, [0, 1])]
+    texts = [[0, 0, 1, 1], [0, 0, 1, 0, 1, 1], [1, 1, 0], [0, 1, 1, 1]]
+    assert any(wrong_about(PrefixIndex(block=2), history, text) for text in texts)

@@ -172,6 +172,28 @@ def test_a_prompt_is_counted_once(pocket: Live):
         assert counted == used, more
 
 
+def test_several_answers_read_their_prompt_once_and_say_what_was_cached(pocket: Live):
+    prompt = "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have? " * 3
+    names = ("semspec:prefix_cache_queries_total", "semspec:prefix_cache_hits_total")
+    body = {"model": "pocket", "prompt": prompt, "max_tokens": 4, "temperature": 1.0, "seed": 5}
+
+    def ask(**more: Any) -> tuple[dict[str, Any], float]:
+        before = [pocket.metric(name) for name in names]
+        answer = pocket.post("/v1/completions", body | more).json()
+        assert pocket.idle()
+        queries, hits = (pocket.metric(name) - old for name, old in zip(names, before, strict=True))
+        return answer, queries - hits
+
+    several, read = ask(n=4)
+    usage = several["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] < 16 and read < usage["prompt_tokens"] + 4 * 16
+    alone, read = ask()
+    assert alone["choices"][0]["text"] == several["choices"][0]["text"], "a seed's text is the same from a copy"
+    assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 and read < 16
+    best, _ = ask(n=1, best_of=4)
+    assert best["usage"]["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 16
+
+
 def test_only_successes_are_counted_as_such(tiny: Live):
     names = ("semspec:request_success_total", "semspec:request_failure_total")
     before = [tiny.metric(name) for name in names]

@@ -1,0 +1,78 @@
+"""Which slots hold which tokens: found by chained hashes of blocks, confirmed token by token.
+
+The hash of a block covers all blocks before it, so that one look per block finds the slots with the longest common
+beginning, however many slots there are. Hashes only point at candidates: what is shared is compared, so two texts with
+the same hash cost a comparison and nothing else. Plain Python: it knows tokens, not tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BLOCK = 16  # tokens; a shorter common beginning is chance
+
+
+class PrefixIndex:
+    def __init__(self, block: int = BLOCK) -> None:
+        self.block = block
+        self.tokens: dict[int, list[int]] = {}  # of each slot
+        self._hashes: dict[int, list[int]] = {}  # of each slot's whole blocks
+        self._holders: dict[int, dict[int, None]] = {}  # hash -> slots, in order
+        self._hidden: set[int] = set()  # slots that are not to be found
+
+    def add(self, slot: int) -> None:
+        self.tokens[slot], self._hashes[slot] = [], []
+
+    def drop(self, slot: int) -> None:
+        self.cut(slot, 0)
+        del self.tokens[slot], self._hashes[slot]
+
+    def append(self, slot: int, tokens: Sequence[int]) -> None:
+        held, hashes = self.tokens[slot], self._hashes[slot]
+        held += tokens
+        if slot in self._hidden:
+            return
+        for end in range((len(hashes) + 1) * self.block, len(held) + 1, self.block):
+            hashes.append(self._hash(hashes[-1] if hashes else 0, held[end - self.block : end]))
+            self._holders.setdefault(hashes[-1], {})[slot] = None
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget what comes after the first `length` tokens."""
+        del self.tokens[slot][length:]
+        self._forget(slot, length // self.block)
+        if not length:
+            self._hidden.discard(slot)
+
+    def hide(self, slot: int) -> None:
+        """Never find this slot again, until it is cut to nothing."""
+        self._forget(slot, 0)
+        self._hidden.add(slot)
+
+    def common(self, text: Sequence[int]) -> dict[int, int]:
+        """The slots with the longest common beginning, of at least a block, each with the tokens it shares."""
+        last, holders = 0, dict[int, None]()
+        for end in range(self.block, len(text) + 1, self.block):
+            last = self._hash(last, text[end - self.block : end])
+            if last not in self._holders:
+                break
+            holders = self._holders[last]
+        shared = {slot: common_prefix(self.tokens[slot], text) for slot in holders}
+        return {slot: count for slot, count in shared.items() if count >= self.block}
+
+    def _forget(self, slot: int, blocks: int) -> None:
+        for old in self._hashes[slot][blocks:]:
+            del self._holders[old][slot]
+            if not self._holders[old]:
+                del self._holders[old]
+        del self._hashes[slot][blocks:]
+
+    @staticmethod
+    def _hash(before: int, tokens: Sequence[int]) -> int:
+        return hash((before, *tokens))
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    if one[: len(other)] == other:
+        return len(other)
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
