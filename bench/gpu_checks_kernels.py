@@ -20,6 +20,7 @@ from semspec.model.kernels import (
     BlockMeans,
     Kernels,
     SelectedBlocks,
+    TreeMask,
     reference,
     reference_kernels,
     triton_kernels,
@@ -64,14 +65,17 @@ def attention(
     slots = torch.arange(batch, 0, -1, device=device)
     starts = torch.tensor(lengths, device=device)
     counts = torch.tensor([queries - b % queries for b in range(batch)], device=device)
-    ancestors = None
-    if tree:
-        ancestors = torch.rand(batch, queries, queries, device=device).round().tril().to(torch.int8)
-        ancestors |= torch.eye(queries, dtype=torch.int8, device=device)
-    ours = kernels(device).attend(q, *cache, slots, starts, counts, size**-0.5, window, ancestors)
+    mask = None
+    if tree:  # each query sees itself and any of the new tokens before it
+        seen = torch.rand(batch, queries, queries, device=device).round().tril().long() | torch.eye(
+            queries, dtype=torch.long, device=device
+        )
+        lines = (seen << torch.arange(queries, device=device)).sum(-1)
+        mask = TreeMask(starts, lines, torch.randint(0, queries, (batch, queries), device=device))
+    ours = kernels(device).attend(q, *cache, slots, starts, counts, size**-0.5, window, mask)
     for b in range(batch):  # one by one: the reference takes much more memory
         one = [x[b : b + 1] for x in (slots, starts, counts)]
-        marks = None if ancestors is None else ancestors[b : b + 1]
+        marks = None if mask is None else TreeMask(*(x[b : b + 1] for x in mask))
         own = [half[slots[b] : slots[b] + 1, :, : lengths[b] + queries].double() for half in cache]
         exact = reference.attend(q[b : b + 1].double(), *own, one[0] * 0, *one[1:], size**-0.5, window, marks)
         near(ours[b : b + 1], exact, TOLERANCE[dtype], f"sequence {b} of {lengths}")

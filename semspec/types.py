@@ -1,25 +1,30 @@
-"""The types that all other modules share, in the words of docs/architecture.md. Depends on torch and errors only."""
+"""The types that all other modules share, in the words of docs/architecture.md. Depends on torch, errors and events."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from semspec import tree
 from semspec.errors import BadRequest
+from semspec.events import DraftedStep as DraftedStep
+from semspec.events import Event as Event
+from semspec.events import FinishReason as FinishReason
+from semspec.events import Origin as Origin
+from semspec.events import Relaxed as Relaxed
+from semspec.events import StepOutcome as StepOutcome
+from semspec.events import TokenLogprob as TokenLogprob
 
 if TYPE_CHECKING:
     from semspec.sampling.processors import History, Processors
     from semspec.verify.base import Rule
 
 COLDEST = 1e-6  # in float32, lower temperatures divide by nothing and mean argmax
-Origin = Literal["draft", "relaxed", "target"]
-FinishReason = Literal["stop", "length", "thinking", "cancelled"]  # thinking: the length ended inside it
-StepOutcome = Literal["accepted", "refused", "handed over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,19 @@ class Draft:
     early_exit: bool = False  # the draft model stopped because it was not confident enough
     own: list[int] | None = None  # the draft model's own tokens, if it has another tokenizer; None: the same
     own_ends: tuple[int, ...] = ()  # how many of them are needed up to each of `tokens`
+    parents: tuple[int, ...] = ()  # of a draft that branches: each token's parent, see tree.py; none: a chain
+
+    @property
+    def longest(self) -> int:
+        """Tokens on its longest path."""
+        return max(tree.depths(self.parents), default=-1) + 1 if self.parents else len(self.tokens)
+
+    def only(self, some: Iterable[int]) -> Draft:
+        """A draft that branches without all tokens but some, and what follows the others."""
+        left, parents = tree.kept(self.parents, some)
+        rows = torch.tensor(left, dtype=torch.long)
+        logits = None if self.logits is None else self.logits[rows.to(self.logits.device)]
+        return Draft([self.tokens[i] for i in left], logits, parents=parents)
 
     @property
     def own_tokens(self) -> list[int]:
@@ -127,6 +145,8 @@ class Draft:
         """Its first n tokens."""
         if n >= len(self.tokens):
             return self
+        if self.parents:
+            return self.only(range(n))
         rows, steps = self.own_count(n), tuple(end for end in self.step_ends if end <= n)
         logits = None if self.logits is None else self.logits[:rows]
         hidden = {layer: states[:rows] for layer, states in self.hidden.items()}
@@ -148,16 +168,6 @@ class Draft:
         return draft
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The target's own log-probability (temperature 1, unfiltered) of a committed token and of the most likely ones."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    rank: int = 1  # among all tokens
-
-
 @dataclass(slots=True)
 class Verdict:
     """A rule's decision about one draft."""
@@ -169,6 +179,7 @@ class Verdict:
     evidence: tuple[tuple[float, ...], ...] = ()  # the numbers that decided each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
     state: Tensor | None = None  # given to the rule with this sequence's next draft
+    path: tuple[int, ...] = ()  # of a draft that branches: which tokens are accepted
 
     @staticmethod
     def join(parts: Sequence[Verdict], lengths: Sequence[int]) -> Verdict:
@@ -186,45 +197,6 @@ class Verdict:
         return whole
 
 
-@dataclass(frozen=True, slots=True)
-class Relaxed:
-    """Why a token was accepted that is not the target's own choice."""
-
-    reason: str  # from Rule.reason; may be empty
-    target_token: int | None = None  # the target's own choice
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedStep:
-    """A whole reasoning step that the draft proposed, and its outcome."""
-
-    outcome: StepOutcome
-    tokens: list[int]  # all of it, accepted or not, including a beginning that was committed before
-    start: int  # new tokens before it
-    evidence: Tensor | None = None  # what was seen of it, where that cannot be computed again: behind servers
-
-
-@dataclass(slots=True)
-class Event:
-    """What one round added to a sequence. The last event of a sequence carries its finish reason."""
-
-    tokens: list[int]
-    origins: list[Origin]
-    relaxed: dict[int, Relaxed] = field(default_factory=dict)  # index in `tokens` -> why
-    drafted: int = 0
-    accepted: int = 0
-    drafted_steps: list[DraftedStep] = field(default_factory=list)  # in the draft, up to the first rejected
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first event; a text's first token has none
-    finish_reason: FinishReason | None = None
-    spans: list[tuple[str, Origin]] = field(default_factory=list)  # the text that became final, by origin
-    span_tokens: list[int] = field(default_factory=list)  # index in the answer of the token each span belongs to
-
-    @property
-    def text(self) -> str:
-        return "".join(text for text, _ in self.spans)
-
-
 class Runner(Protocol):
     """One model with a KV cache for several sequences (slots). Nothing else calls a model. `score` feeds tokens
     and returns what follows each; `decode` feeds tokens and continues autoregressively. After either, the slot holds
@@ -233,6 +205,10 @@ class Runner(Protocol):
     vocab: int
     capacity: int  # tokens a slot can hold
     depth: int  # number of layers; hidden states of layer `depth` are those after the final norm
+
+    @property
+    def trees(self) -> bool:
+        """Whether it scores drafts that branch."""
 
     @property
     def device(self) -> torch.device:
@@ -249,6 +225,7 @@ class Runner(Protocol):
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None: ...  # the first `length` tokens of a cache
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None: ...  # of the tokens from `start` on only these
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
@@ -273,6 +250,7 @@ class Score:
     drafting: bool = False  # for a drafter; its seconds are counted as the draft's
     states: int = 0  # last tokens whose hidden states to return, if more than `keep`
     dense: bool = False  # no draft is checked, however many rows are kept: a sparse plan skips nothing
+    parents: tuple[int, ...] = ()  # the slot then ends with a tree of so many tokens, some of them perhaps fed before
 
     @property
     def kept_states(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from semspec.model.decode import decode_by_score
+from semspec.tree import path
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 Logits = Callable[[list[int]], list[float]]
@@ -47,6 +48,7 @@ class FakeRunner:
     seconds: float = 1.0  # per pass, or per token of a roll
     depth: int = 2
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    trees: bool = True
 
     def __post_init__(self) -> None:
         self.held: dict[int, list[int]] = {}
@@ -71,6 +73,10 @@ class FakeRunner:
         assert 0 <= length <= len(self.held[slot]), "truncation beyond what the slot holds"
         del self.held[slot][length:]
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        assert list(rows) == sorted(set(rows)) and all(row < len(self.held[slot]) - start for row in rows)
+        self.held[slot][start:] = [self.held[slot][start + row] for row in rows]
+
     def copy(self, source: int, target: int, length: int) -> None:
         self.held[target] = self.held[source][:length]
 
@@ -82,11 +88,15 @@ class FakeRunner:
     def _feed(self, request: Score) -> ScoreOutput:
         assert request.tokens, "a pass over no tokens"
         rows = []
+        held, end = self.held[request.slot], len(self.held[request.slot]) + len(request.tokens)
         for i, token in enumerate(request.tokens):
             assert 0 <= token < self.vocab
-            self.held[request.slot].append(token)
+            held.append(token)
+            node = len(held) - 1 - (end - len(request.parents))  # in the tree that the slot ends with
+            base = len(held) - 1 - node
+            line = [*held[:base], *(held[base + j] for j in path(request.parents, node))] if node >= 0 else held
             if i >= len(request.tokens) - request.kept_states:
-                rows.append(self.logits(self.held[request.slot]))
+                rows.append(self.logits(line))
         assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
         logits = torch.tensor(rows).view(len(rows), self.vocab)
         kept = logits[len(logits) - request.keep :]

@@ -14,7 +14,7 @@ ROOT = Path(semspec.__file__).parent
 
 # From the bottom up. A unit imports only from rows above its own here, not from its own row.
 ROWS = [
-    "errors pocket",
+    "errors pocket events tree",
     "types registry statistics",
     "sampling",
     "model",

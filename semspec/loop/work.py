@@ -23,12 +23,14 @@ class ScoreWork:
         return len(self.request.tokens) - self.fed
 
     def next_pass(self, budget: int) -> Score:
-        """The next chunk, with those of the requested rows that are in it."""
-        end = min(self.fed + budget, len(self.request.tokens))
-        tokens, total, begin = self.request.tokens[self.fed : end], len(self.request.tokens), self.fed
-        self.fed = end
+        """The next chunk, with those of the requested rows that are in it. A tree is never cut."""
+        total, begin, tree = len(self.request.tokens), self.fed, self.request.parents
+        end = min(begin + budget, total)
+        if tree and end > total - len(tree):
+            end = total
+        tokens, self.fed = self.request.tokens[begin:end], end
         keep, states = (max(0, end - max(begin, total - n)) for n in (self.request.keep, self.request.states))
-        return replace(self.request, tokens=tokens, keep=keep, states=states)
+        return replace(self.request, tokens=tokens, keep=keep, states=states, parents=tree if end == total else ())
 
     def take(self, rows: ScoreOutput) -> None:
         if len(rows.logits) or rows.hidden or not self.waiting:  # else a chunk of a prompt, which returns nothing

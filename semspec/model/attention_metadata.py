@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
+from semspec import tree
 from semspec.model.config import AttentionSpec, Rotary
 
 
@@ -18,6 +20,16 @@ class SequenceChunk:
     slot: int
     start: int
     count: int
+    parents: tuple[int, ...] = ()  # of the tree that its slot ends with, if it does: some of it may be there already
+
+    @property
+    def base(self) -> int:
+        """Where its tree begins."""
+        return self.start + self.count - len(self.parents)
+
+    def positions(self) -> list[int]:
+        """Of all tokens from `base` or `start` on in their own text, which is not where they lie in the slot."""
+        return [*range(self.start, self.base), *(self.base + depth for depth in tree.depths(self.parents))]
 
 
 def cos_sin(rotary: Rotary, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -43,7 +55,7 @@ class RotaryTables:
             cos, sin = cos_sin(self._rotary, max(end, 2 * len(self._cos)), self._device)
             self._cos = torch.cat([cos, cos], -1)[:, None].to(self._dtype)
             self._sin = torch.cat([-sin, sin], -1)[:, None].to(self._dtype)
-        at = [slice(c.start, c.start + c.count) for c in chunks]
+        at = [c.positions()[-c.count :] if c.parents else slice(c.start, c.start + c.count) for c in chunks]
         if len(at) == 1:
             return self._cos[at[0]], self._sin[at[0]]
         return torch.cat([self._cos[a] for a in at]), torch.cat([self._sin[a] for a in at])
@@ -83,12 +95,22 @@ class AttentionMetadata:
 
     def _mask(self, chunk: SequenceChunk, window: int | None) -> tuple[int, Tensor | None]:
         """A mask is [count, start + count - begin]; a single token attends to all it is shown and needs none."""
-        begin = 0 if window is None else max(0, chunk.start - window + 1)
-        if chunk.count == 1:
+        begin = 0 if window is None else max(0, min(chunk.start, chunk.base) - window + 1)
+        if chunk.count == 1 and not chunk.parents:
             return begin, None
-        if self._flash and window is None:
+        if self._flash and window is None and not chunk.parents:
             return begin, causal_lower_right(chunk.count, chunk.start + chunk.count)  # flash attention needs no mask
         positions = torch.arange(begin, chunk.start + chunk.count, device=self._device)
+        mask = positions <= positions[chunk.start - begin :, None]
+        if chunk.parents:  # of a tree, each sees its own line
+            lines = own_lines(chunk.parents, self._device)[-chunk.count :]
+            mask[-len(lines) :, -lines.shape[1] :] = lines
+            positions[-len(chunk.parents) :] = torch.tensor(chunk.positions()[-len(chunk.parents) :])
         own = positions[chunk.start - begin :, None]
-        mask = positions <= own
         return begin, mask if window is None else mask & (positions > own - window)
+
+
+def own_lines(parents: Sequence[int], device: torch.device) -> Tensor:
+    """[n, n] for each token of a tree: itself and its ancestors."""
+    bits = torch.tensor(tree.lineages(parents), device=device)[:, None]
+    return (bits >> torch.arange(len(parents), device=device)) & 1 != 0

@@ -48,6 +48,12 @@ class Slots:
         self.lengths[slot] = length
         self.intact[slot] = min(self.intact[slot], length)
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        """Of the tokens from `start` on only these, in rising order; a user of keys and values moves them."""
+        if any(row != i for i, row in enumerate(rows)):
+            self.intact[slot] = min(self.intact[slot], start)
+        self.truncate(slot, start + len(rows))
+
     def extend(self, tokens: Sequence[tuple[int, int]]) -> list[int]:
         """Extend each (slot, by so many tokens), all or none; returns the positions at which they start."""
         starts = [self.lengths[slot] for slot, _ in tokens]
@@ -82,6 +88,14 @@ class Cache(Slots):
         self.lengths[target] = length
         for buffer in (self.keys, self.values):
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        same = next((i for i, row in enumerate(rows) if row != i), len(rows))
+        if same < len(rows):  # one copy, of those that do not lie where they belong
+            at = torch.tensor([start + row for row in rows[same:]], device=self.keys.device)
+            for buffer in (self.keys, self.values):
+                buffer[:, slot, :, start + same : start + len(rows)] = buffer[:, slot, :, at]
+        super().keep(slot, start, rows)
 
     def view(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, capacity, head_dim] of one slot; made once, since making views takes time too."""

@@ -17,7 +17,7 @@ from semspec.model.attention_metadata import cos_sin
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.experts import Experts, FeedForward
-from semspec.model.kernels import KernelFlags, Kernels
+from semspec.model.kernels import KernelFlags, Kernels, TreeMask
 from semspec.model.layer_ops import SparsityInputs
 from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
@@ -35,6 +35,7 @@ class BatchMetadata:
     slots: Tensor
     starts: Tensor  # position of the first new token
     counts: Tensor  # how many there are; 0: this row of the batch is padding
+    tree: TreeMask | None = None  # where some of them are trees
 
 
 def covers(shape: Shape) -> bool:
@@ -89,12 +90,12 @@ class FusedForward:
             spec = layer.attention_spec
             rope = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps)
             scale_and_window = (s.attention_scale, spec.window)
-            if queries == 1 and self.flags.turn:
+            if queries == 1 and self.flags.turn and metadata.tree is None:
                 attended = k.rope_cache_attend(qkv, keys, values, *where, *rope, *scale_and_window)
             else:
-                q = k.rope_and_cache(qkv, keys, values, *where, *rope)
+                q = k.rope_and_cache(qkv, keys, values, *where, *rope, tree=metadata.tree)
                 chosen = None if sparsity is None or sparsity.blocks is None else sparsity.blocks(i, q, *where)
-                attended = k.attend(q, keys, values, *where, *scale_and_window, chosen=chosen)
+                attended = k.attend(q, keys, values, *where, *scale_and_window, metadata.tree, chosen=chosen)
             added = self._product(layer.out, attended.view(batch * queries, -1), parts=True)
             added = self._feed(i, layer, x, added, metadata.counts, sparsity)
             inner = layer.ffn_out_norm

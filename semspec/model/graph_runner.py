@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semspec import tree
 from semspec.model.cache import Cache
 from semspec.model.fused_forward import BatchMetadata, FusedForward, covers
 from semspec.model.graphs import GraphCache, GraphLauncher
-from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, Kernels, triton_kernels
+from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, Kernels, TreeMask, triton_kernels
 from semspec.model.layer_ops import Sparsity
 from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
@@ -73,23 +74,36 @@ class GraphRunner:
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
         marks = sparsity.sparse_flags(requests, starts) if sparsity else None
         pairs = sparsity.pair_budgets(requests, starts) if sparsity else None
-        buffer = self.buffer(("score", batch, queries), (batch * (queries + 5),), torch.long)
-        tokens, rows = buffer[: batch * queries].view(batch, queries), buffer[batch * queries :].view(5, batch)
+        trees = any(r.parents for r in requests)
+        size = batch * queries
+        buffer = self.buffer(("score", batch, queries), (3 * size + 6 * batch,), torch.long)
+        tokens, rows = buffer[:size].view(batch, queries), buffer[size : size + 6 * batch].view(6, batch)
         padding = [0] * (batch - len(requests))
         flat = pad([r.tokens for r in requests], batch, queries)
         flat += [*(r.slot for r in requests), *padding, *starts, *padding, *(len(r.tokens) for r in requests), *padding]
-        if marks is not None:
-            flat += [*marks, *padding, *(pairs or [0] * len(requests)), *padding]
+        if marks is not None or trees:
+            none = [0] * len(requests)
+            flat += [*(marks or none), *padding, *(pairs or none), *padding]
+        if trees:
+            flat += tree_numbers(requests, starts, batch, queries)
         self.fill(buffer, flat)
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             inputs = None
             if sparsity and marks is not None:
                 inputs = sparsity.inputs(rows[3], None if pairs is None else rows[4], self.kernels)
-            normed, hidden = self.fused.forward(tokens, BatchMetadata(*rows[:3]), layers, sparsity=inputs)
+            mask = TreeMask(rows[5], *buffer[-2 * size :].view(2, batch, queries)) if trees else None
+            metadata = BatchMetadata(rows[0], rows[1], rows[2], mask)
+            normed, hidden = self.fused.forward(tokens, metadata, layers, sparsity=inputs)
             return self.fused.head(normed, self.logits), hidden
 
-        key = ("score", batch, queries, layers, None if marks is None else (sparsity, pairs is None))
+        key = (
+            "tree" if trees else "score",
+            batch,
+            queries,
+            layers,
+            None if marks is None else (sparsity, pairs is None),
+        )
         logits, hidden = self.launcher.run(key, work, buffer)
         # Copies, since the next pass reuses the buffers: one for all sequences, of the rows that any of them wants.
         longest = max(len(r.tokens) for r in requests)
@@ -116,6 +130,18 @@ class GraphRunner:
         if self.device.type == "cuda":
             host = host.pin_memory()  # torch keeps it until the copy is made
         buffer[: len(numbers)].copy_(host, non_blocking=True)
+
+
+def tree_numbers(requests: Sequence[Score], starts: Sequence[int], batch: int, queries: int) -> list[int]:
+    """The numbers of a TreeMask, one tensor after the other. A sequence's tree begins with its pass, or before that."""
+    bases, lineages, depths = list[int](), list[list[int]](), list[list[int]]()
+    for r, start in zip(requests, starts, strict=True):
+        new = len(r.tokens)
+        line = tree.after_chain(max(new - len(r.parents), 0), r.parents)
+        bases.append(start + new - len(line))
+        lineages.append([bits - (bits >> 63 << 64) for bits in tree.lineages(line)[-new:]])  # signed
+        depths.append(tree.depths(line)[-new:])
+    return pad([bases], 1, batch) + pad(lineages, batch, queries) + pad(depths, batch, queries)
 
 
 def pad(rows: Sequence[Sequence[int]], height: int, width: int) -> list[int]:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from semspec.errors import ModelError
+from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.cache import Slots
+from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -99,6 +103,13 @@ class TransformersRunner:
             if layer.keys is not None and layer.keys.numel():
                 layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._slots.keep(slot, start, rows)
+        at = torch.tensor([*range(start), *(start + row for row in rows)], device=self.device)
+        for layer in self._caches[slot].layers:
+            if layer.keys is not None and layer.keys.numel():
+                layer.keys, layer.values = layer.keys[..., at, :], layer.values[..., at, :]
+
     def copy(self, source: int, target: int, length: int) -> None:
         self._caches[target] = copy.deepcopy(self._caches[source])
         self._slots.lengths[target] = self._slots.lengths[source]
@@ -111,13 +122,20 @@ class TransformersRunner:
 
     def _score(self, r: Score) -> ScoreOutput:
         count = len(r.tokens)
-        keep = {"logits_to_keep": max(r.keep, 1)} if self._keeps_logits else {}
+        options: dict[str, Any] = {"logits_to_keep": max(r.keep, 1)} if self._keeps_logits else {}
+        if r.parents:
+            chunk = SequenceChunk(r.slot, self.length(r.slot) - count, count, r.parents)
+            ((_, mask),) = AttentionMetadata([chunk], self.device, {}).masks(AttentionSpec(None, None))
+            assert mask is not None
+            hidden = torch.zeros(mask.shape, device=self.device, dtype=self.model.dtype)
+            options["attention_mask"] = hidden.masked_fill(~mask, torch.finfo(hidden.dtype).min)[None, None]
+            options["position_ids"] = torch.tensor([chunk.positions()[-count:]], device=self.device)
         out = self.model(
             torch.tensor([r.tokens], device=self.device),
             past_key_values=self._caches[r.slot],
             use_cache=True,
             output_hidden_states=bool(r.layers),
-            **keep,
+            **options,
         )
         logits = out.logits[0, out.logits.shape[1] - r.keep :, : self.vocab]
         return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.kept_states :] for layer in r.layers})
@@ -144,6 +162,24 @@ class TransformersRunner:
                 f"{self._name}: after its cache was truncated it gives other logits than before; a rejected draft "
                 "cannot be undone"
             )
+
+    @cached_property
+    def trees(self) -> bool:
+        """Tried out: not every model takes masks and positions of one's own."""
+        if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=self.model.config).layers):
+            return False  # one mask serves all layers
+        slot, tokens = self.acquire(), [t % self.vocab for t in PROBE]
+        try:
+            whole = self.score([Score(self, slot, tokens, len(tokens))])[0].logits
+            self.truncate(slot, 2)
+            # Two tokens of a branch that goes wrong, then the text as it was.
+            branches, parents = [*tokens[3:5], *tokens[2:]], (-1, 0, -1, 2, 3, 4)
+            again = self.score([Score(self, slot, branches, 4, parents=parents)])[0].logits
+        except Exception:
+            return False
+        finally:
+            self.release(slot)
+        return torch.allclose(whole[2:].float(), again.float(), atol=0.05 * float(whole.float().std()), rtol=0.05)
 
     @property
     def _name(self) -> str:

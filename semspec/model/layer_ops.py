@@ -84,6 +84,10 @@ class Sparsity(Protocol):
         """A pass wrote these tokens into the cache; `checked`: it verified a draft."""
         ...
 
+    def kept(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        """Of the tokens from `start` on the slot has only these now."""
+        ...
+
     def copied(self, source: int, target: int) -> None:
         """The target slot holds a prefix of the source now."""
         ...

@@ -10,13 +10,14 @@ does not depend on what else is in its pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from semspec import tree
 from semspec.model import cpu_gemm
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
@@ -26,7 +27,7 @@ from semspec.model.int8 import Int8Linear
 from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
-from semspec.model.rows import last_rows, prefill, rest, split_rows
+from semspec.model.rows import chunks_of, last_rows, prefill, rest, split_rows
 from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
 
@@ -108,8 +109,8 @@ class NumpyDecoder:
         return before, here
 
     def score(self, parts: Sequence[Part], vocab: int) -> list[ScoreOutput]:
-        chunks = [SequenceChunk(r.slot, start, len(r.tokens)) for r, start in parts]
         requests = [r for r, _ in parts]
+        chunks = chunks_of(requests, [start for _, start in parts])
         wanted, observed = last_rows(requests)
         layers = {layer for r, _ in parts for layer in r.layers}
         tokens = [t for r, _ in parts for t in r.tokens]
@@ -186,15 +187,33 @@ class NumpyDecoder:
             new = slice(row, row + length)
             keys[:, start : start + length] = qk[new, s.heads :].transpose(1, 0, 2)
             values[:, start : start + length] = value[new].transpose(1, 0, 2)
-            for end in range(start + 1, start + length + 1):  # one by one: a product of several rows rounds differently
-                begin = 0 if window is None else max(0, end - window)
-                weights = queries[row] @ keys[:, begin:end].transpose(0, 2, 1)  # [kv heads, group, seen]
+            for seen_keys, seen_values in _seen(keys, values, chunk):  # one by one: several rows round differently
+                begin = 0 if window is None else max(0, seen_keys.shape[1] - window)
+                weights = queries[row] @ seen_keys[:, begin:].transpose(0, 2, 1)  # [kv heads, group, seen]
                 weights -= np.maximum.reduce(weights, -1, keepdims=True)
                 np.exp(weights, out=weights)
                 total = np.add.reduce(weights, -1, keepdims=True)
-                np.divide(weights @ values[:, begin:end], total, out=grouped[row])
+                np.divide(weights @ seen_values[:, begin:], total, out=grouped[row])
                 row += 1
         return made.reshape(count, -1)
+
+
+def _seen(keys: Array, values: Array, chunk: SequenceChunk) -> Iterator[tuple[Array, Array]]:
+    """What each new token attends to, in order. The line of a token of a tree is copied together: whatever else is in
+    its pass, it reads the same numbers from memory of the same form as in a chain."""
+    base, end = chunk.base, chunk.start + chunk.count
+    for stop in range(chunk.start + 1, min(base, end) + 1):
+        yield keys[:, :stop], values[:, :stop]
+    if not chunk.parents:
+        return
+    deepest = base + 1 + max(tree.depths(chunk.parents))
+    room = np.empty((2, keys.shape[0], deepest, keys.shape[2]), np.float32)
+    room[0, :, :base], room[1, :, :base] = keys[:, :base], values[:, :base]
+    for node in range(max(chunk.start - base, 0), len(chunk.parents)):
+        line = [base + i for i in tree.path(chunk.parents, node)]
+        stop = base + len(line)
+        room[0, :, base:stop], room[1, :, base:stop] = keys[:, line], values[:, line]
+        yield room[0, :, :stop], room[1, :, :stop]
 
 
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:

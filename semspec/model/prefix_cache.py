@@ -113,6 +113,14 @@ class PrefixCache(RunnerWrapper):
             self._index.cut(slot, 0)
         self._lengths[slot] = length
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.inner.keep(slot, start, rows)
+        held = self._cached[slot][start:]
+        self._cached[slot][start:] = [held[row] if held[row] >= 0 else ~held[row] for row in rows]
+        self._lengths[slot] = start + len(rows)
+        if slot in self._states:
+            self._states[slot] = self._states[slot].kept(start, rows)
+
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         now, later = list[Score](), list[Score]()
         for request in requests:
@@ -150,7 +158,8 @@ class PrefixCache(RunnerWrapper):
                 feeds.append(replace(rest(request, found), runner=self.inner))
         rows = self.inner.score(feeds) if feeds else []
         for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
-            self._append(feed.slot, feed.tokens)
+            chain = max(len(feed.tokens) - len(feed.parents), 0)  # a tree is no text: no prompt begins with ~tokens
+            self._append(feed.slot, [*feed.tokens[:chain], *(~token for token in feed.tokens[chain:])])
             if feed.states:
                 first = self._lengths[feed.slot] - feed.kept_states
                 self._states.setdefault(feed.slot, RememberedStates()).append(first, row.hidden)

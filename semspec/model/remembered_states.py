@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +38,15 @@ class RememberedStates:
                 kept.append({layer: states[: length - at] for layer, states in part.items()})
             at += _rows(part)
         return RememberedStates(kept)
+
+    def kept(self, start: int, rows: Sequence[int]) -> RememberedStates:
+        """Of the tokens from `start` on only these."""
+        made, end = self.first(start), start + max(rows, default=-1) + 1
+        if rows and sum(map(_rows, self._parts)) >= end and self._parts:
+            layers = set.intersection(*(set(part) for part in self._parts))
+            tail = self.between(start, end, layers)
+            made.append(start, {layer: states[list(rows)] for layer, states in tail.items()})
+        return made
 
     def append(self, start: int, hidden: dict[int, Tensor]) -> None:
         """States of the tokens from `start` on; after a gap they are no use."""

@@ -8,7 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from semspec.model.attention_metadata import SequenceChunk
 from semspec.types import Score, ScoreOutput
+
+
+def chunks_of(requests: Sequence[Score], starts: Sequence[int]) -> list[SequenceChunk]:
+    return [SequenceChunk(r.slot, start, len(r.tokens), r.parents) for r, start in zip(requests, starts, strict=True)]
 
 
 def last_rows(requests: Sequence[Score]) -> tuple[list[int], list[int]]:
@@ -33,7 +38,7 @@ def split_rows(requests: Sequence[Score], logits: Tensor, hidden: dict[int, Tens
 def prefill(r: Score, count: int) -> Score:
     """The first tokens of a request, in a pass before the rest: no logits, and states only of those that want them."""
     states = max(0, r.states - (len(r.tokens) - count))
-    return replace(r, tokens=r.tokens[:count], keep=0, states=states, layers=r.layers if states else ())
+    return replace(r, tokens=r.tokens[:count], parents=(), keep=0, states=states, layers=r.layers if states else ())
 
 
 def rest(r: Score, count: int) -> Score:

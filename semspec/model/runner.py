@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.decode import decode_by_score
@@ -17,7 +16,7 @@ from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.placement import Precision, choose_context, choose_device
-from semspec.model.rows import after_prefill, last_rows, split_rows
+from semspec.model.rows import after_prefill, chunks_of, last_rows, split_rows
 from semspec.model.transformer import Transformer
 from semspec.model.weights import is_quantised, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
@@ -25,6 +24,8 @@ from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 class ModelRunner:
     """See types.Runner for the contract."""
+
+    trees = True
 
     def __init__(self, transformer: Transformer, slots: int, capacity: int, vocab: int | None = None) -> None:
         self.transformer, self.shape = transformer, transformer.shape
@@ -78,6 +79,12 @@ class ModelRunner:
         return self.cache.lengths[slot]
 
     @torch.inference_mode()
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.cache.keep(slot, start, rows)
+        if self.sparsity is not None:
+            self.sparsity.kept(slot, start, rows)
+
+    @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         if self.sparsity is None:
             return self._pass(requests)
@@ -115,10 +122,11 @@ class ModelRunner:
 
     def _is_short(self, r: Score) -> bool:
         plain = self.sparsity is not None and not self.sparsity.fusible and checks(r)
-        return len(r.tokens) <= MAX_QUERIES and not plain
+        narrow = bool(r.parents) and any((s.window or MAX_QUERIES) < MAX_QUERIES for s in self.shape.attention_specs)
+        return max(len(r.tokens), len(r.parents)) <= MAX_QUERIES and not plain and not narrow
 
     def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[ScoreOutput]:
-        chunks = [SequenceChunk(r.slot, start, len(r.tokens)) for r, start in zip(requests, starts, strict=True)]
+        chunks = chunks_of(requests, starts)
         wanted, observed = last_rows(requests)
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self.device)
         layers = {layer for r in requests for layer in r.layers}

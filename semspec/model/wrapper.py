@@ -18,6 +18,10 @@ class RunnerWrapper:
         self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
 
     @property
+    def trees(self) -> bool:
+        return self.inner.trees
+
+    @property
     def device(self) -> torch.device:
         return self.inner.device
 
@@ -39,6 +43,9 @@ class RunnerWrapper:
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.inner.copy(source, target, length)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.inner.keep(slot, start, rows)
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         return self.inner.score(requests)

@@ -30,6 +30,7 @@ reads 1 / B of the cache. In a model whose attention is spread out, the skipped 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
+from semspec.model.attention_metadata import own_lines
 from semspec.model.kernels import REACH, ROOM
 
 SPREADS = ("pairs", "heads")
@@ -168,8 +170,9 @@ def gather_blocks(tensor: Tensor, lists: Tensor, block: int) -> Tensor:
 
 
 def attention_mask(
-    blocks: SequenceBlocks, start: int, count: int, block: int, heads: int, dtype: torch.dtype
-) -> Tensor:
+    blocks: SequenceBlocks, start: int, count: int, block: int, heads: int, dtype: torch.dtype,
+    parents: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
     """Over [listed blocks, tokens after the last whole one]: [1, heads, count, W x block + tail], false for the padding
     of short lists. With means there are M more columns, and the mask is added to logits instead: log B for a mean."""
     kv_heads, width = blocks.lists.shape
@@ -181,6 +184,8 @@ def attention_mask(
     valid = torch.arange(width, device=device) < blocks.counts[:, None]
     positions = torch.arange(start // block * block, start + count, device=device)
     tail = positions <= positions[-count:, None]  # [count, tail]
+    if parents:
+        tail[-len(parents) :, -len(parents) :] = own_lines(parents, device)
     parts = [expand(valid.repeat_interleave(block, 1)), tail.expand(heads, -1, -1)]
     if blocks.averaged is None:
         return torch.cat(parts, dim=-1)[None]

@@ -155,6 +155,9 @@ class PlanSparsity:
     def record(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         self.refresh.record(slot, start, tokens, checked and self.is_sparse(start))
 
+    def kept(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.refresh.kept(slot, start, rows)
+
     def copied(self, source: int, target: int) -> None:
         self.refresh.copied(source, target)
 
@@ -209,7 +212,7 @@ class SparseLayerOps(LayerOps):
                 parts.append(means[layer, span.slot, :, : span.start // block])
             read.append(torch.cat(parts, dim=1))
         if place not in self._masks:
-            self._masks[place] = attention_mask(blocks, span.start, span.count, block, len(q), q.dtype)
+            self._masks[place] = attention_mask(blocks, span.start, span.count, block, len(q), q.dtype, span.parents)
         return super().attend(layer, place, q, read[0], read[1], self._masks[place], scale)
 
     def _select(self, layer: int, place: int, q: Tensor) -> SequenceBlocks:

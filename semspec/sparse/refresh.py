@@ -73,6 +73,13 @@ class CacheRefresh:
             stale.tokens += tokens
             stale.passes += sparse
 
+    def kept(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        """Of the tokens from `start` on only these are left: one path of a tree."""
+        stale = self._stale.get(slot)
+        if stale is not None:
+            at = start - stale.start
+            stale.tokens[at:] = [stale.tokens[at + row] for row in rows]
+
     def copied(self, source: int, target: int) -> None:
         """The target slot holds a prefix of the source now, its sparse part too."""
         stale, length = self._stale.get(source), self.cache.lengths[target]

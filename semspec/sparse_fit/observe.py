@@ -113,6 +113,9 @@ class Observer:
     def record(self, slot: int, start: int, tokens: Sequence[int], checked: bool = False) -> None:
         pass
 
+    def kept(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        pass
+
     def copied(self, source: int, target: int) -> None:
         pass
 

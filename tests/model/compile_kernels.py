@@ -47,7 +47,8 @@ def built(
 
 def main() -> None:
     attend = {
-        "q": HALF, "keys": HALF, "values": HALF, **PLACES, "ancestors": WHOLE, "lists": WHOLE, "listed": WHOLE,
+        "q": HALF, "keys": HALF, "values": HALF, **PLACES,
+        "bases": WHOLE, "lineages": WHOLE, "depths": WHOLE, "lists": WHOLE, "listed": WHOLE,
         "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE,
         "query_norm": HALF, "key_norm": HALF, "marks": "*i8", "mean_keys": HALF, "mean_values": HALF, "eps": "fp32",
         "queries": "i32", "width": "i32", **CACHE, "mean_slot_stride": "i64", "mean_head_stride": "i32",
@@ -57,7 +58,7 @@ def main() -> None:
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
-        constants = {"WINDOWED": False, "MASKED": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
+        constants = {"WINDOWED": False, "TREE": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
         constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys} | still
         results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
         few = attend | {"lists": "*i32", "listed": "*i32"}
@@ -69,10 +70,10 @@ def main() -> None:
     t = tiles.Tiles.of(16, 4, 8, 1, 128, 2, card, reach=tiles.LONG)
     long = constants | {"GROUP": 4, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits, "BLOCK_M": t.rows, "BLOCK_N": t.keys}
     results["attend 16, long"] = built(attention._attend, attend, long, t.warps, t.stages)
-    tree = constants | {"MASKED": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
-    results["attend, tree"] = built(attention._attend, attend | {"ancestors": "*i8"}, tree)
+    tree = constants | {"TREE": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
+    results["attend, tree"] = built(attention._attend, attend, tree)
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
-    rope = {"WINDOWED": False, "MASKED": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
+    rope = {"WINDOWED": False, "TREE": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     rope |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "ROPE": True, "NORMED": True, "HALF": 64}
     results["rope_cache_attend"] = built(attention._attend, attend, rope, t.warps, t.stages)
     results["join"] = built(
@@ -87,11 +88,13 @@ def main() -> None:
         warps=16,
     )
     rope = {
-        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, **PLACES, "cos": WIDE, "sin": WIDE, "query_norm": HALF,
-        "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
+        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, **PLACES, "bases": WHOLE, "depths": WHOLE,
+        "cos": WIDE, "sin": WIDE, "query_norm": HALF, "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
     }  # fmt: skip
     constants = {"HEADS": 40, "KV_HEADS": 8, "D": 128, "HALF": 48, "REST": 32, "BLOCK_HALF": 64, "BLOCK_REST": 32}
-    results["rope_and_cache"] = built(elementwise._rope_and_cache, rope, constants | {"NORMED": True}, warps=1)
+    results["rope_and_cache"] = built(
+        elementwise._rope_and_cache, rope, constants | {"NORMED": True, "TREE": True}, warps=1
+    )
     results["gated"] = built(
         elementwise._act_and_mul, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True}
     )

@@ -21,6 +21,7 @@ from semspec.model.kernels import (  # noqa: E402  # noqa: E402
     STEP,
     STOPS,
     SelectedBlocks,
+    TreeMask,
     attention,
     elementwise,
     gemm,
@@ -71,6 +72,19 @@ def passes(draw: st.DrawFn, longest: int = 70) -> dict[str, object]:
     }  # fmt: skip
 
 
+def any_tree(case: dict, generator: torch.Generator, before: int = 3) -> TreeMask:
+    """Each query sees itself and any of the tokens before it, of which some come from earlier passes."""
+    batch, queries = len(case["slots"]), case["queries"]
+    bases = [max(0, start - before) for start in case["starts"]]
+    lines = torch.zeros(batch, queries, dtype=torch.long)
+    for b, (base, start) in enumerate(zip(bases, case["starts"], strict=True)):
+        for i in range(queries):
+            marks = torch.rand(start - base + i, generator=generator).round().long().tolist()
+            lines[b, i] = sum(mark << at for at, mark in enumerate([*marks, 1]))
+    depths = torch.randint(0, queries + before, (batch, queries), generator=generator)
+    return TreeMask(whole(bases), lines.to(DEVICE), depths.to(DEVICE))
+
+
 @given(
     passes(), multiplied, st.sampled_from([None, 1, 5, 33]), st.booleans(), st.sampled_from([1, 2, 8, 32]),
     st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 128]),
@@ -83,13 +97,10 @@ def test_attention(
     q = noise((batch, queries, case["heads"], case["size"]), generator, dtype)
     cache = [noise((4, case["kv_heads"], case["capacity"], case["size"]), generator, dtype) for _ in range(2)]
     places = [whole(case[name]) for name in ("slots", "starts", "counts")]
-    ancestors = None
-    if tree:  # any set of the tokens before, and each token itself, as a window may leave nothing else
-        ancestors = torch.rand(batch, queries, queries, generator=generator).round().tril().to(DEVICE, torch.int8)
-        ancestors |= torch.eye(queries, dtype=torch.int8, device=DEVICE)
+    mask = any_tree(case, generator) if tree else None
     tiles = cuts.Tiles(rows, keys, splits, warps=4, stages=2)
-    exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, ancestors)
-    ours = attention.attend(q, *cache, *places, 0.3, window, ancestors, tiles)
+    exact = reference.attend(q.double(), *(c.double() for c in cache), *places, 0.3, window, mask)
+    ours = attention.attend(q, *cache, *places, 0.3, window, mask, tiles)
     close(ours, exact, dtype)
     for b, count in enumerate(case["counts"]):
         assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"
@@ -126,7 +137,7 @@ def test_attention_to_chosen_blocks(
     q = noise((batch, queries, case["heads"], case["size"]), generator, dtype)
     cache = [noise((4, case["kv_heads"], case["capacity"], case["size"]), generator, dtype) for _ in range(2)]
     places = [whole(case[name]) for name in ("slots", "starts", "counts")]
-    ancestors = torch.eye(queries, dtype=torch.int8, device=DEVICE).repeat(batch, 1, 1) if tree else None
+    mask = any_tree(case, generator, before=0) if tree else None
     width = case["capacity"] // span + 1
     lists = torch.full((batch, case["kv_heads"], width), 10**6, dtype=torch.int32)
     counts = torch.zeros(batch, case["kv_heads"], dtype=torch.int32)
@@ -141,8 +152,8 @@ def test_attention_to_chosen_blocks(
     chosen = SelectedBlocks(lists.to(DEVICE), counts.to(DEVICE), span)
     tiles = attention.Tiles(16, keys, splits, warps=4, stages=2)
     zeroed = [c.double().nan_to_num() for c in cache]
-    exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, ancestors, chosen=chosen)
-    close(attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen), exact, dtype)
+    exact = reference.attend(q.double(), *zeroed, *places, 0.3, None, mask, chosen=chosen)
+    close(attention.attend(q, *cache, *places, 0.3, None, mask, tiles, chosen), exact, dtype)
 
 
 def test_all_blocks_chosen_are_all_of_the_cache() -> None:
@@ -330,9 +341,9 @@ def test_products_are_cut_as_was_measured_to_be_fastest() -> None:
         assert gemm.SkinnyGemmConfig.of(size, h200, parts) == cut
 
 
-@given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
+@given(passes(), types, st.sampled_from([0.0, 0.5, 1.0]), st.booleans(), st.booleans())
 @few
-def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, rotated: float, normed: bool) -> None:
+def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, rotated: float, normed: bool, tree: bool) -> None:
     generator, batch, size = random(case["seed"]), len(case["slots"]), case["size"]
     qkv = noise((batch, case["queries"], case["heads"] + 2 * case["kv_heads"], size), generator, dtype)
     cache = [noise((4, case["kv_heads"], case["capacity"], size), generator, dtype) for _ in range(2)]
@@ -342,12 +353,16 @@ def test_rotation_and_cache_write(case: dict, dtype: torch.dtype, rotated: float
     cos_sin = (angles.cos(), angles.sin()) if half else None
     norms = (noise((size,), generator, dtype), noise((size,), generator, dtype)) if normed else None
     exact_cache = [c.double() for c in cache]
+    mask = None
+    if tree:
+        mask = any_tree(case, generator)
+        mask = mask._replace(depths=mask.depths.clamp_max(case["queries"] - 1))  # within the tables
     exact = reference.rope_and_cache(
         qkv.double(), *exact_cache, *places, tuple(t.double() for t in cos_sin) if cos_sin else None, case["heads"],
-        tuple(n.double() for n in norms) if norms else None, 1e-5,
+        tuple(n.double() for n in norms) if norms else None, 1e-5, mask,
     )  # fmt: skip
     untouched = [c.clone() for c in cache]
-    ours = elementwise.rope_and_cache(qkv, *cache, *places, cos_sin, case["heads"], norms, 1e-5)
+    ours = elementwise.rope_and_cache(qkv, *cache, *places, cos_sin, case["heads"], norms, 1e-5, mask)
     for b, count in enumerate(case["counts"]):
         close(ours[b, :count], exact[b, :count], dtype)
     for mine, theirs, before in zip(cache, exact_cache, untouched, strict=True):

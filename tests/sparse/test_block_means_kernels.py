@@ -20,7 +20,7 @@ from semspec.sparse.attention import block_lists, block_scores, select_blocks
 from semspec.types import Score
 from tests.checkpoints import make_model, save
 from tests.model.test_graph_runner import close as near
-from tests.model.test_kernels import DEVICE, close, few, multiplied, noise, passes, random, whole
+from tests.model.test_kernels import DEVICE, any_tree, close, few, multiplied, noise, passes, random, whole
 from tests.sparse.runners import course, load, read, text, with_plan
 from tests.sparse.test_graph_runner import quick
 
@@ -41,7 +41,7 @@ def test_attention_to_chosen_blocks_and_means_of_the_others(
     cache = [noise((4, case["kv_heads"], case["capacity"], case["size"]), generator, dtype) for _ in range(2)]
     means = [noise((4, case["kv_heads"], most, case["size"]), generator, dtype) for _ in range(2)]
     places = [whole(case[name]) for name in ("slots", "starts", "counts")]
-    ancestors = torch.eye(queries, dtype=torch.int8, device=DEVICE).repeat(batch, 1, 1) if tree else None
+    mask = any_tree(case, generator, before=0) if tree else None
     marks = torch.rand(batch, case["kv_heads"], most, generator=generator).to(DEVICE) < share
     there = torch.arange(most, device=DEVICE) < (places[1] // span)[:, None, None]
     for b, slot in enumerate(case["slots"]):
@@ -53,9 +53,9 @@ def test_attention_to_chosen_blocks_and_means_of_the_others(
     chosen = SelectedBlocks(*block_lists(marks & there), span, rest)
     wide = [half.double().nan_to_num() for half in (*cache, *means)]
     exact_chosen = chosen._replace(rest=BlockMeans(rest.marks, wide[2], wide[3]))
-    exact = reference.attend(q.double(), *wide[:2], *places, 0.3, None, ancestors, chosen=exact_chosen)
+    exact = reference.attend(q.double(), *wide[:2], *places, 0.3, None, mask, chosen=exact_chosen)
     tiles = Tiles(16, keys, splits, warps=4, stages=2)
-    ours = attention.attend(q, *cache, *places, 0.3, None, ancestors, tiles, chosen)
+    ours = attention.attend(q, *cache, *places, 0.3, None, mask, tiles, chosen)
     close(ours, exact, dtype)
     for b, count in enumerate(case["counts"]):
         assert not ours[b, count:].any(), "rows behind a sequence's queries are zero"

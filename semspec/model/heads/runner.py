@@ -34,7 +34,7 @@ class _Slot:
     length: int = 0  # tokens read, the first included
     known: int = 0  # tokens whose states are combined
     waiting: list[list[Tensor]] = field(default_factory=list)  # and those that are not yet, by part and layer
-    own: Tensor | None = None  # what the head made beyond: its state at the last token, or the rows of a block
+    own: Tensor | None = None  # what the head made beyond: states of the last token and a tree, or the rows of a block
     read: int = 0  # leading states whose keys and values a block head has stored
 
     @property
@@ -44,6 +44,8 @@ class _Slot:
 
 class StateRunner(ABC):
     """What all heads share: slots, and the states that they have been given."""
+
+    trees = False
 
     def __init__(
         self, head: EagleHead | BlockHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None
@@ -92,6 +94,9 @@ class StateRunner(ABC):
             s.known, s.waiting, s.read = 0, [], 0
         s.length, s.own = min(length, s.observed + 1 if s.observed else 0, s.length), None
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.truncate(slot, start)  # what it read without the target's states is dropped, wherever it lies
+
     def copy(self, source: int, target: int, length: int) -> None:
         raise SemspecError("a draft head's slots are not copied")
 
@@ -137,6 +142,7 @@ class StateRunner(ABC):
 
 class HeadRunner(StateRunner):
     head: EagleHead
+    trees = True
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
@@ -148,8 +154,8 @@ class HeadRunner(StateRunner):
             start = max(s.length - 1, 0)
             self._grow(s, start + len(read))
             if read:
-                chunks.append(SequenceChunk(r.slot, start, len(read)))
-                states.append(self._states(s, start, len(read)))
+                chunks.append(SequenceChunk(r.slot, start, len(read), r.parents))
+                states.append(self._states(s, start, len(read)) if not r.parents else self._states_of_parents(s, r))
             tokens += read
             row += len(read)
             wanted += range(row - r.keep, row)
@@ -163,7 +169,11 @@ class HeadRunner(StateRunner):
         outputs, row = [], 0
         for r in requests:
             s, rows = self._slots[r.slot], slice(row, row := row + r.keep)
-            s.length, s.own = s.length + len(r.tokens), own[row - 1 : row] if r.keep else None
+            s.length += len(r.tokens)
+            if r.parents and s.own is not None:
+                s.own = torch.cat([s.own, own[rows]])
+            else:
+                s.own = own[row - 1 : row] if r.keep else None
             outputs.append(ScoreOutput(logits[rows, : self.vocab]))
         return outputs
 
@@ -173,6 +183,12 @@ class HeadRunner(StateRunner):
         (rows,) = self.score([Score(self, slot, text[:-1], count)])
         self.release(slot)
         return dict(zip(range(len(text) - count, len(text)), rows.logits.argmax(-1).tolist(), strict=True))
+
+    def _states_of_parents(self, s: _Slot, r: Score) -> Tensor:
+        """Of the tokens before those of a tree: all are the head's own, the first that of the last token before it."""
+        if s.own is None or len(s.own) + len(r.tokens) != len(r.parents) + 1 or r.keep != len(r.tokens):
+            raise SemspecError("a draft head reads a tree after the context, level by level, with a row for each token")
+        return s.own[[parent + 1 for parent in r.parents[-len(r.tokens) :]]]
 
     def _states(self, s: _Slot, start: int, count: int) -> Tensor:
         """Of the tokens from `start` on: the target's, and after its last the head's own."""

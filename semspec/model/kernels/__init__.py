@@ -45,6 +45,14 @@ class BlockMeans(NamedTuple):
     values: Tensor
 
 
+class TreeMask(NamedTuple):
+    """What queries see of the trees, or chains, that their sequences end with. No window is shorter than a tree."""
+
+    bases: Tensor  # [B] positions of the first tokens of trees, some of them perhaps written by passes before
+    lineages: Tensor  # [B, Q], 64 bits; bit i: this query attends to position base + i
+    depths: Tensor  # [B, Q] a query is in its own text at position base + depth
+
+
 class SelectedBlocks(NamedTuple):
     """Blocks of the cache that a pass attends to, of all that are whole before the first new token. Lists and counts
     are int32."""

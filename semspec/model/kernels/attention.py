@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import LOG2E, SelectedBlocks
+from semspec.model.kernels import LOG2E, SelectedBlocks, TreeMask
 from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.tiles import Tiles, card_of
 
@@ -29,7 +29,7 @@ def attend(
     counts: Tensor,
     scale: float,
     window: int | None = None,
-    ancestors: Tensor | None = None,
+    tree: TreeMask | None = None,
     tiles: Tiles | None = None,
     chosen: SelectedBlocks | None = None,
 ) -> Tensor:
@@ -37,8 +37,7 @@ def attend(
 
     q of B sequences, padded to Q; keys and values [slots, kv heads, capacity, d] hold the new tokens already. Sequence
     b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Later rows are zero. Query i
-    attends to all before it, within `window` tokens including itself; of the new tokens to those up to itself or, where
-    `ancestors` [B, Q, Q] is given, to those marked in its row.
+    attends to all before it, within `window` tokens including itself, or as its `tree` says.
 
     Where blocks are `chosen`, queries attend to the listed ones of those that are whole before the first new token, to
     everything after the last whole block, and to the others as `SelectedBlocks.rest` says.
@@ -50,7 +49,7 @@ def attend(
         reach = 0 if chosen or window else keys.shape[2]  # both read little of a cache, and blocks come in small tiles
         tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, ancestors, None, tiles, chosen)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, tree, None, tiles, chosen)
     return out
 
 
@@ -92,7 +91,7 @@ def _launch(
     out: Tensor,
     scale: float,
     window: int | None,
-    ancestors: Tensor | None,
+    tree: TreeMask | None,
     rope: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
     chosen: SelectedBlocks | None = None,
@@ -112,14 +111,15 @@ def _launch(
     lists, listed, span, rest = chosen or (where[0], where[0], 0, None)
     assert chosen is None or window is None, "blocks are selected from the whole cache, not from a window"
     marks, mean_keys, mean_values = rest or (where[0], keys, values)
+    bases, lineages, depths = tree or (where[0], where[0], where[0])
     if rest is not None:
         assert mean_keys.stride() == mean_values.stride() and mean_keys.stride()[2:] == (size, 1)
         assert marks.shape == lists.shape and marks.is_contiguous()
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, *where, where[0] if ancestors is None else ancestors, lists, listed, out, parts, sums,
+        q, keys, values, *where, bases, lineages, depths, lists, listed, out, parts, sums,
         cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
         queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
-        mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, MASKED=ancestors is not None,
+        mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, TREE=tree is not None,
         SPAN=span, REST=rest is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
         ROPE=rope is not None, NORMED=norms is not None, HALF=0 if cos_sin is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
@@ -135,10 +135,10 @@ def _launch(
 
 @triton.jit(do_not_specialize=["queries", "width", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, ancestors, lists, listed, out, parts, sums,
+    q, keys, values, slots, starts, counts, bases, lineages, depths, lists, listed, out, parts, sums,
     cos, sin, query_norm, key_norm, marks, mean_keys, mean_values, eps,
     queries, width, slot_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride, scale, window,
-    WINDOWED: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, ROPE: tl.constexpr,
+    WINDOWED: tl.constexpr, TREE: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, ROPE: tl.constexpr,
     NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -161,9 +161,16 @@ def _attend(
     else:
         tile = tl.load(q + place[:, None] * D + d[None, :], mask=loaded, other=0.0)
 
+    own = start + query
+    root = start
+    line = tl.zeros([BLOCK_M], tl.int64)
+    if TREE:
+        root = tl.load(bases + b).to(tl.int32)
+        line = tl.load(lineages + b * queries + query, mask=inside, other=0)
+        own = root + tl.load(depths + b * queries + query, mask=inside, other=0).to(tl.int32)
     first = 0  # what any of these queries attends to: positions from here to the end
     if WINDOWED:
-        first = tl.maximum(start - window + 1, 0)
+        first = tl.maximum(root - window + 1, 0)
     end = start + count
     tail = 0  # the first position after the last whole block
     blocks = 0  # positions in selected blocks
@@ -191,7 +198,6 @@ def _attend(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    own = start + query
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
@@ -204,15 +210,12 @@ def _attend(
         where = base + n.to(tl.int64) * position_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         score = tl.dot(tile, k, input_precision="ieee") * scale
-        if MASKED:
-            new = n - start
-            mark = ancestors + (b * queries + query[:, None]) * queries + new[None, :]
-            known = (new >= 0)[None, :] & there[None, :] & inside[:, None]
-            seen = (new < 0)[None, :] | (tl.load(mark, mask=known, other=0) != 0)
-        else:
-            seen = n[None, :] <= own[:, None]
+        seen = n[None, :] <= own[:, None]
         if WINDOWED:
             seen = seen & (n[None, :] > own[:, None] - window)
+        if TREE:
+            bit = tl.minimum(tl.maximum(n - root, 0), 63).to(tl.int64)
+            seen = tl.where((n < root)[None, :], seen, ((line[:, None] >> bit[None, :]) & 1) != 0)
         score = tl.where(seen & there[None, :], score, float("-inf"))
         best, total, weight, decay = _weighed(score, best, total)
         v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)

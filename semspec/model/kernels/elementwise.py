@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, TreeMask
 from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.gemm import activated, rounded
 
@@ -43,12 +43,13 @@ def rope_and_cache(
     heads: int,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    tree: TreeMask | None = None,
 ) -> Tensor:
     """Returns rotated queries [B, Q, heads, d]; rotated keys, and values, are written to the cache.
 
     qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts and counts are as in `attend`;
     cos_sin are [capacity, half of the rotated dimensions], float32; with norms, the heads of queries and keys are
-    normed before they are rotated.
+    normed before they are rotated. Where sequences end with trees, tokens are rotated to their depths.
     """
     batch, queries, all_heads, size = qkv.shape
     kv_heads = keys.shape[1]
@@ -57,12 +58,13 @@ def rope_and_cache(
     query_norm, key_norm = (starts, starts) if norms is None else norms
     half = 0 if cos_sin is None else cos.shape[1]
     rest = size - 2 * half
+    bases, depths = (starts, starts) if tree is None else (tree.bases, tree.depths)
     _rope_and_cache[(batch * queries, all_heads)](
-        qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
-        queries, keys.stride(0), keys.stride(1), keys.stride(2),
+        qkv, out, keys, values, slots, starts, counts, bases, depths,
+        cos, sin, query_norm, key_norm, eps, queries, keys.stride(0), keys.stride(1), keys.stride(2),
         HEADS=heads, KV_HEADS=kv_heads, D=size, HALF=half, REST=rest,
         BLOCK_HALF=triton.next_power_of_2(max(half, 1)), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-        NORMED=norms is not None, num_warps=1, **early(qkv.device),
+        NORMED=norms is not None, TREE=tree is not None, num_warps=1, **early(qkv.device),
     )  # fmt: skip
     return out
 
@@ -146,10 +148,10 @@ def _add_norm(
 
 @triton.jit(do_not_specialize=["queries"])
 def _rope_and_cache(
-    qkv, out, keys, values, slots, starts, counts, cos, sin, query_norm, key_norm, eps,
+    qkv, out, keys, values, slots, starts, counts, bases, depths, cos, sin, query_norm, key_norm, eps,
     queries, slot_stride, head_stride, position_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, TREE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one token, as two halves that are rotated as pairs, and a rest that is not."""
     wait_for_previous(PDL)
@@ -171,8 +173,11 @@ def _rope_and_cache(
             two = two * size * tl.load(norm + HALF + i, mask=rotated, other=0.0).to(tl.float32)
             rest = rest * size * tl.load(norm + 2 * HALF + j, mask=passed, other=0.0).to(tl.float32)
         if HALF > 0:
-            c = tl.load(cos + position * HALF + i, mask=rotated, other=0.0)
-            s = tl.load(sin + position * HALF + i, mask=rotated, other=0.0)
+            turn = position
+            if TREE:
+                turn = tl.load(bases + b) + tl.load(depths + row)
+            c = tl.load(cos + turn * HALF + i, mask=rotated, other=0.0)
+            s = tl.load(sin + turn * HALF + i, mask=rotated, other=0.0)
             before = one
             one = one * c - two * s
             two = two * c + before * s

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import ACTIVATE, route, skip
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, SelectedBlocks
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, SelectedBlocks, TreeMask
 from semspec.model.quantised import QuantisedLinear
 
 
@@ -25,7 +25,7 @@ def attend(
     counts: Tensor,
     scale: float,
     window: int | None = None,
-    ancestors: Tensor | None = None,
+    tree: TreeMask | None = None,
     chosen: SelectedBlocks | None = None,
 ) -> Tensor:
     group = q.shape[2] // keys.shape[1]
@@ -39,10 +39,13 @@ def attend(
         position = torch.arange(end, device=q.device)
         own = position[start:, None]
         mask = position <= own  # [count, end]
-        if ancestors is not None:
-            mask = torch.cat([mask[:, :start], ancestors[b, :count, :count].bool()], 1)
         if window is not None:
+            own = own if tree is None else (tree.bases[b] + tree.depths[b, :count])[:, None]
             mask = mask & (position > own - window)
+        if tree is not None:
+            base = int(tree.bases[b])
+            line = (tree.lineages[b, :count, None] >> torch.arange(end - base, device=q.device)) & 1 != 0
+            mask = torch.cat([mask[:, :base], line], 1)
         if chosen is not None:
             lists, listed, span = chosen[:3]
             near = (position >= start // span * span).repeat(keys.shape[1], 1)  # [kv heads, end]
@@ -81,6 +84,7 @@ def rope_and_cache(
     heads: int,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    tree: TreeMask | None = None,
 ) -> Tensor:
     queries, kv_heads = qkv.shape[1], keys.shape[1]
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
@@ -89,7 +93,7 @@ def rope_and_cache(
     position = starts[:, None] + torch.arange(queries, device=qkv.device)  # [B, Q]
     inside = torch.arange(queries, device=qkv.device) < counts[:, None]
     if cos_sin is not None:
-        at = torch.where(inside, position, 0)
+        at = torch.where(inside, position if tree is None else tree.bases[:, None] + tree.depths, 0)
         cos, sin = (table[at][:, :, None].to(qkv.dtype) for table in cos_sin)  # [B, Q, 1, half]
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     for b, slot in enumerate(slots.tolist()):
