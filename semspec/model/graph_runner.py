@@ -97,13 +97,8 @@ class GraphRunner:
             normed, hidden = self.fused.forward(tokens, metadata, layers, sparsity=inputs)
             return self.fused.head(normed, self.logits), hidden
 
-        key = (
-            "tree" if trees else "score",
-            batch,
-            queries,
-            layers,
-            None if marks is None else (sparsity, pairs is None),
-        )
+        skipping = None if marks is None else (sparsity, pairs is None)
+        key = ("tree" if trees else "score", batch, queries, layers, skipping)
         logits, hidden = self.launcher.run(key, work, buffer)
         # Copies, since the next pass reuses the buffers: one for all sequences, of the rows that any of them wants.
         longest = max(len(r.tokens) for r in requests)

@@ -115,8 +115,9 @@ class PrefixCache(RunnerWrapper):
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.inner.keep(slot, start, rows)
-        held = self._cached[slot][start:]
-        self._cached[slot][start:] = [held[row] if held[row] >= 0 else ~held[row] for row in rows]
+        held = self._index.tokens[slot][start:]
+        self._index.cut(slot, start)
+        self._index.append(slot, [held[row] if held[row] >= 0 else ~held[row] for row in rows])
         self._lengths[slot] = start + len(rows)
         if slot in self._states:
             self._states[slot] = self._states[slot].kept(start, rows)

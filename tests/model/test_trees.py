@@ -178,7 +178,7 @@ def test_a_prefix_cache_keeps_the_accepted_path_and_nothing_else_of_a_tree() -> 
     runner.score([Score(runner, slot, [*before, 7, 8, 9], 1)])
     runner.score([Score(runner, slot, check_tokens, 4, parents=(-1, 0, -1, 2))])
     runner.release(slot)  # in the middle of a round: the tree is no text that anyone can go on from
-    runner.acquire([*before, 7, 8, 9, 5, 6, 7])
+    runner.acquire([*before, 7, 8, 9, 5, 6, 7, 8])
     assert runner.reused == 19
 
 
