@@ -1,12 +1,12 @@
 """How far can measures without right answers be trusted, and does calibration keep its promise? On the pocket pair,
 where right answers are known.
 
-    .venv/bin/python bench/trust.py --out runs/trust --problems 400 --result results/trust-DATE.json
+    python -m bench.trust --out runs/trust --problems 400 --processes 16 --result results/trust-DATE.json
 
 One run of 20 methods and settings on problems of the split `probe`, with the measures and controls of prompts without
 answers. Then, from its samples: each measure's rank correlation with accuracy over the methods, with an interval over
-problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and 200 calibrations of each
-rule, with answers and without, on problems drawn at random from the run's, whose loss on all of them is the truth.
+problems; a planted fault, one digit of the answer swapped in 2 % of the target's texts; and calibrations of each rule,
+with answers and without, on 200 random splits of the problems: chosen on one half, judged by the other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import stats
 
 import semspec
 from semspec.bench.agreement import WORDS, key_of
+from semspec.bench.arms import BASELINE, DRAFT
 from semspec.bench.calibrate import bounded, loosest_safe, losses_of
 from semspec.bench.folder import Sample, load_run, write_json
 from semspec.bench.likelihood import likelihoods, summed_up
@@ -43,14 +47,15 @@ LADDERS = {
 OTHERS = ["random-step:rate=0.7", f"accept-all:k={K}", f"margin:k={K},ratio=0.1", f"cascade-rule:k={K}"]
 METHODS = [*(method for ladder in LADDERS.values() for method in ladder), *OTHERS]
 DAMAGED, DAMAGE = "one digit swapped", 0.02
-DRAWS, CONFIDENCE = 200, 0.95
-LOSSES, SHARES = (0.03, 0.045, 0.09, 0.12), (0.25, 0.48)  # some just below what a setting of `random` loses
+SPLITS, CONFIDENCE = 200, 0.95
+LOSSES, SHARES = (0.03, 0.05, 0.1), (0.25, 0.5)
+Outcomes = dict[str, dict[str, list[float]]]  # measure -> arm -> value of each problem
 
 
 def config(problems: int) -> Config:
     return Config(
         task="pocket:split=probe", methods=METHODS, n=problems, seed=901, batch=16, max_new_tokens=400, context=1024,
-        controls=True, resamples=3,
+        device="cpu", dtype="float32", controls=True, resamples=3,
     )  # fmt: skip
 
 
@@ -111,41 +116,85 @@ def careless_choice(losses: Sequence[Sequence[float]], bound: float) -> int | No
     return max((i for i, one in enumerate(losses) if np.mean(one) < bound), default=None)
 
 
-def draws(losses: Sequence[Sequence[float]], bound: float, most: float, size: int, seed: int) -> dict[str, Any]:
-    """Chosen on problems drawn at random from the run's, again and again; the loss on all of them is then the truth.
+def splits(table: np.ndarray, bound: float, most: float, seed: int) -> dict[str, Any]:
+    """Settings by problems of losses: chosen on one half of the problems, judged by the other, again and again. A half
+    is noisy, so a good choice may look broken there; `surely` is beyond that noise, by a one-sided test at 5 %.
     `careless` takes the loosest that looks good."""
-    table, rng = np.array(losses), np.random.default_rng(seed)
-    truth = table.mean(1)
-    count = {"broken": 0, "careless_broken": 0, "none_safe": 0}
-    chosen: list[int] = []
-    for _ in range(DRAWS):
-        seen = table[:, rng.integers(0, table.shape[1], size)].tolist()
-        at, loose = loosest_safe(seen, bound, CONFIDENCE, most), careless_choice(seen, bound)
-        count["careless_broken"] += bool(loose is not None and truth[loose] > bound)
-        count["none_safe"] += at is None
-        if at is not None:
-            chosen.append(at)
-            count["broken"] += bool(truth[at] > bound)
-    return {
-        **count, "draws": DRAWS, "size": size, "losses": (truth - bound).round(4).tolist(),  # above 0: beyond the bound
-        "chosen": [chosen.count(i) for i in range(len(table))],
-    }  # fmt: skip
+    rng, half = np.random.default_rng(seed), table.shape[1] // 2
+    count = dict.fromkeys(("broken", "broken_surely", "careless_broken", "careless_broken_surely", "none_safe"), 0)
+    chosen = [0] * len(table)
+    for _ in range(SPLITS):
+        order = rng.permutation(table.shape[1])
+        seen, unseen = table[:, order[:half]].tolist(), table[:, order[half:]]
+        careful = loosest_safe(seen, bound, CONFIDENCE, most)
+        count["none_safe"] += careful is None
+        for name, at in (("broken", careful), ("careless_broken", careless_choice(seen, bound))):
+            if at is not None and unseen[at].mean() > bound:
+                count[name] += 1
+                count[f"{name}_surely"] += bool(
+                    stats.ttest_1samp(unseen[at], bound, alternative="greater").pvalue < 0.05
+                )
+        if careful is not None:
+            chosen[careful] += 1
+    losses = (table.mean(1) - bound).round(4).tolist()  # on all problems; above 0: beyond the bound
+    return {**count, "splits": SPLITS, "losses": losses, "chosen": chosen}
 
 
-def calibrations(run: dict[str, Any], samples: list[Sample], extra: Any, size: int) -> dict[str, Any]:
-    """With answers and without, at several bounds, for every rule with more than one setting."""
-    right = {key_of(s): float(s["correct"]) for s in samples}
-    number = bounded(NUMBER, values_of(run, samples, extra)[NUMBER])
+def outcomes_of(run: dict[str, Any], samples: list[Sample], extra: Any) -> Outcomes:
+    """What every arm got on every problem: all that calibrations need, so other splits need no run."""
+    values = {"accuracy": {key_of(s): float(s["correct"]) for s in samples},
+              NUMBER: bounded(NUMBER, values_of(run, samples, extra)[NUMBER])}  # fmt: skip
+    arms = [arm["name"] for arm in run["arms"] if arm["role"] in ("target", "method", "draft")]
+    found: Outcomes = {}
+    for name, seen in values.items():
+        problems = sorted({key[1] for key in seen})
+        problems = [p for p in problems if all((arm, p, 0) in seen for arm in arms)]
+        found[name] = {arm: [round(seen[arm, p, 0], 4) for p in problems] for arm in arms}
+    return found
+
+
+def calibrations(outcomes: Outcomes) -> dict[str, Any]:
+    """With answers and without, at several bounds, for every rule with more than one setting. A bound just below the
+    loss of a setting is the hardest for a calibrator; `random` has settings that lose much."""
+    lost = {
+        name: {arm: np.array(arms[BASELINE]) - np.array(seen) for arm, seen in arms.items()}
+        for name, arms in outcomes.items()
+    }
+    right, number = lost["accuracy"], lost[NUMBER]
     found: dict[str, Any] = {}
     for rule, methods in LADDERS.items():
         found[rule] = {}
-        for loss in LOSSES:
-            losses = losses_of(samples, methods, right, None)
-            found[rule][f"with answers, {loss:g}"] = draws([losses[m] for m in methods], loss, 1.0, size, 1)
+        table = np.stack([right[m] for m in methods])
+        hardest = [round(one - 0.005, 4) for one in table.mean(1).tolist() if one > LOSSES[0]]
+        for loss in (*LOSSES, *hardest):
+            found[rule][f"with answers, {loss:g}"] = splits(table, loss, 1.0, 1)
         for share in SHARES:
-            losses = losses_of(samples, methods, number, share)
-            found[rule][f"without, {share:g}"] = draws([losses[m] for m in methods], 0.0, 1 + share, size, 2)
+            beyond = np.stack([number[m] - share * number[DRAFT] for m in methods])
+            found[rule][f"without, {share:g}"] = splits(beyond, 0.0, 1 + share, 2)
     return found
+
+
+def run_share(problems: int, part: int, parts: int, out: Path) -> Path:
+    """Every process answers its own share of the problems with all arms; a run that was cut goes on."""
+    torch.set_num_threads(1)
+    bench = Bench(config(problems))
+    bench.problems = bench.problems[part::parts]
+    bench.run(
+        out, lambda done, total: print(f"share {part}: {done} of {total}", flush=True) if done % 25 == 0 else None
+    )
+    return out
+
+
+def whole_run(out: Path) -> tuple[dict[str, Any], list[Sample]]:
+    """The shares as one run; only problems that every arm has answered."""
+    parts = sorted(out.glob("share-*"))
+    runs = [load_run(part) for part in parts]
+    if not runs:
+        raise SystemExit(f"{out} has no shares of a run; leave out --analyse")
+    run, samples = runs[0][0], [sample for _, some in runs for sample in some]
+    answered = [{s["problem"] for s in samples if s["arm"] == arm["name"]} for arm in run["arms"]]
+    common = set.intersection(*answered)
+    return run, [s for s in samples if s["problem"] in common]
 
 
 def main() -> None:
@@ -153,30 +202,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=400)
     parser.add_argument("--result", type=Path)
-    parser.add_argument("--size", type=int, default=400, help="problems of one calibration")
+    parser.add_argument("--processes", type=int, default=1, help="each answers a share; as before, to go on")
     parser.add_argument("--analyse", action="store_true", help="do not run anything; take what is in the folder")
     given = parser.parse_args()
-    bench = Bench(config(given.problems))
     if not given.analyse:
-        bench.run(given.out, lambda done, total: print(f"\r{done} / {total}", end="", flush=True))
-    run, samples = load_run(given.out)
-    whole = {name: {s["problem"] for s in samples if s["arm"] == name} for name in (arm["name"] for arm in run["arms"])}
-    common = set.intersection(*whole.values())
-    samples = [s for s in samples if s["problem"] in common]
+        shares = [(given.problems, i, given.processes, given.out / f"share-{i:02}") for i in range(given.processes)]
+        with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
+            list(pool.map(run_share, *zip(*shares, strict=True)))
+    run, samples = whole_run(given.out)
+    bench = Bench(config(given.problems))
+    problems, undamaged = {s["problem"] for s in samples}, list(samples)
+    outcomes = outcomes_of(run, undamaged, {})
     plant_damage(run, samples, bench.pair, bench)
     extra, encoder = outside_measures(given.out, run, samples)
-    undamaged = [s for s in samples if s["arm"] != DAMAGED]
     found = {
-        "problems": len(common), "encoder": encoder, "methods": len(METHODS),
+        "problems": len(problems), "encoder": encoder, "methods": len(METHODS),
         "correlation": correlations({**run, "arms": run["arms"][:-1]}, undamaged, extra),
         "damage": damage(run, samples, extra), "confidence": CONFIDENCE,
-        "calibration": calibrations(run, undamaged, extra, given.size),
+        "calibration": calibrations(outcomes),
         "accuracy": {
-            name: float(np.mean([s["correct"] for s in samples if s["arm"] == name])) for name in whole
+            arm["name"]: float(np.mean([s["correct"] for s in samples if s["arm"] == arm["name"]]))
+            for arm in run["arms"]
         },
         "figures": compare_measures(run, samples, Margin(), extra)[0],
+        "outcomes": {
+            name: {arm: " ".join(f"{value:g}" for value in seen) for arm, seen in arms.items()}
+            for name, arms in outcomes.items()
+        },
     }  # fmt: skip
-    print(json.dumps({key: value for key, value in found.items() if key != "figures"}, indent=1))
+    print(json.dumps({key: value for key, value in found.items() if key not in ("figures", "outcomes")}, indent=1))
     if given.result:
         write_json(given.result, found)
 

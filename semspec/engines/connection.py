@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-import httpx
-
 from semspec.errors import BadRequest, EngineError
+
+if TYPE_CHECKING:  # else imported when a server is first asked: models in this process work without it
+    import httpx
 
 CONNECT_SECONDS = 5.0
 MAX_BODY = 64 << 20  # bytes of one answer: log-probabilities of a prompt of 32k tokens are about 30 MB
@@ -41,6 +42,8 @@ class Connection:
         tries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        import httpx
+
         self.url, self.root = _addresses(url)
         self.who, self.seconds, self.tries = who, seconds, tries
         self._key = key
@@ -65,6 +68,8 @@ class Connection:
 
     async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
         """Tries again, after longer and longer waits, what may go well the next time."""
+        import httpx
+
         wait = FIRST_WAIT
         for left in range(self.tries - 1, -1, -1):
             try:
