@@ -134,3 +134,11 @@ def _roots(node: ast.AST) -> list[str]:
     names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
     names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     return [name.split(".")[0] for name in names]
+
+
+def test_only_servers_import_what_servers_need() -> None:
+    """Models in this process and benchmarks run where it is not installed; others import it when it is first used."""
+    heavy = {"httpx", "fastapi", "starlette", "uvicorn", "llguidance", "pydantic", "prometheus_client", "openai"}
+    for module, path in modules():
+        named = {n for node in ast.parse(path.read_text()).body for n in _roots(node)}
+        assert not named & heavy or unit(module) in ("serve", "replicas", "vllm"), module

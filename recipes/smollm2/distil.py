@@ -70,7 +70,10 @@ def read_texts(path: Path, most: int) -> list[tuple[list[int], int]]:
     """(tokens, where the sampled part begins), cut to at most so many tokens."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     cut = [((row["prompt"] + row["tokens"])[:most], len(row["prompt"])) for row in rows]
-    return [(tokens, begin) for tokens, begin in cut if len(tokens) > begin + 1]
+    kept = [(tokens, begin) for tokens, begin in cut if len(tokens) > begin + 1]
+    if not kept:
+        raise SystemExit(f"{path} has no text longer than its prompt within {most} tokens; give a larger --longest")
+    return kept
 
 
 def batches(texts: list[tuple[list[int], int]], size: int, rng: random.Random) -> Iterator[tuple[Tensor, Tensor]]:
