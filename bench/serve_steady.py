@@ -4,7 +4,7 @@
 
 Starts a server of its own with the pocket pair, asks everything once alone, then keeps up the load. Fails if an
 answer under load differs from the one given alone, if a request fails, if slots or connections are left, if the
-process has more memory than was announced, or if the log holds an error.
+process has more memory than was announced or does not end when it is told to, or if the log holds an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from bench.serve import machine, sample, server
+from semspec.serve.limits import Limits
 from semspec.tasks.pocket import Pocket
 
 CHAT: dict[str, Any] = {"model": "pocket", "temperature": 0, "max_tokens": 60}
@@ -134,18 +135,21 @@ async def measure(clients: int, seconds: float, slots: int) -> dict[str, Any]:
             sampler.cancel()
             page = httpx.get(url + "/metrics").text
             files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            told = time.monotonic()  # to end
+        seconds_to_end = round(time.monotonic() - told, 1)
         log.seek(0)
         lines = [json.loads(line) for line in log]
     values = {
         line.split("{")[0]: float(line.split()[-1]) for line in page.splitlines() if line.startswith("semspec:num")
     }
-    ready = next(line for line in lines if line["event"] == "ready")
+    ready, draining = (next(line for line in lines if line["event"] == event) for event in ("ready", "draining"))
     quarter = max(1, len(memory) // 4)
     return {
         "clients": clients, "seconds": seconds, "slots": slots, "requests": dict(sorted(steady.counts.items())),
         "errors": steady.errors[:20], "failed": len(steady.errors),
         "slots_in_use_at_the_end": values["semspec:num_requests_running"],
         "waiting_at_the_end": values["semspec:num_requests_waiting"], "open_files_at_the_end": files,
+        "sequences_at_the_end": draining["sequences"], "seconds_to_end": seconds_to_end,
         "errors_in_the_log": sum(line["level"] == "error" for line in lines),
         "tracebacks_in_the_log": sum("where" in line for line in lines),
         "memory_mib": {
@@ -171,8 +175,11 @@ def main() -> None:
         (arguments.out / f"serve-steady-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     memory = result["memory_mib"]
-    left = result["slots_in_use_at_the_end"] + result["waiting_at_the_end"] + result["errors_in_the_log"]
-    sys.exit(bool(result["failed"] or left or memory["most"] > memory["announced"]))
+    left = sum(result[f"{what}_at_the_end"] for what in ("slots_in_use", "waiting", "sequences"))
+    late = result["seconds_to_end"] > Limits().drain
+    sys.exit(
+        bool(result["failed"] or left or result["errors_in_the_log"] or late or memory["most"] > memory["announced"])
+    )
 
 
 if __name__ == "__main__":

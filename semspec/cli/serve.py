@@ -151,7 +151,9 @@ def serve(
     if store is not None and hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: store.expire())
     Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about).run()
-    if not engine.stopped:  # a model still loads, or a pass does not end: the interpreter cannot end under a thread
+    if engine.error is None or not engine.stopped:
+        # All is said and closed. To tear the interpreter down takes a second of a free core, minutes of a busy one, and
+        # cannot be done under a thread that still loads a model or makes a pass.
         logging.shutdown()
         os._exit(0 if engine.error is None else 1)
     if isinstance(engine.error, SemspecError):

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
+from semspec.errors import BadRequest
 from semspec.loop.work import Task
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest
@@ -41,6 +43,32 @@ class Admission:
         if len(self._left) >= MAX_BUCKETS:
             self._left = {c: (n, t) for c, (n, t) in self._left.items() if n + (now - t) * rate / 60 < rate}
         self._left[client] = left - 1, now
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many sequences there is room for, running and waiting, and how many there are."""
+
+    slots: int
+    all: int
+    taken: int
+    mean_seconds: float  # that a sequence has been taking lately
+
+    def for_another(self, client: str, count: int, accepted: Collection[InFlightRequest]) -> InFlightRequest | None:
+        """Refuse what there is no room for, unless another request has to give way to it: that is returned."""
+        if count > self.all:
+            raise BadRequest(
+                f"{count} answers are asked for at once; this server never has room for more than {self.all}, "
+                "running and waiting"
+            )
+        if self.taken + count <= self.all:
+            return None
+        gives_way = victim(client, count, accepted)
+        if gives_way is None:
+            rounds = (self.taken + count - self.slots) / self.slots
+            wait = min(60, max(1, math.ceil(rounds * self.mean_seconds)))
+            raise HttpError(429, f"{self.taken} sequences are running or waiting; try again later", "busy", wait)
+        return gives_way
 
 
 def victim(client: str, count: int, accepted: Collection[InFlightRequest]) -> InFlightRequest | None:

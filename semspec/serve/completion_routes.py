@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 import semspec
 from semspec.errors import BadRequest
-from semspec.serve.answers import ChatAnswer, TextAnswer
 from semspec.serve.anthropic import MessagesAnswer
 from semspec.serve.completions import Service, client_of
 from semspec.serve.ollama import OllamaAnswer, OllamaTextAnswer
+from semspec.serve.openai import ChatAnswer, TextAnswer
 from semspec.serve.responses import ResponsesAnswer
 from semspec.serve.schema.anthropic import MessagesRequest
 from semspec.serve.schema.ollama import OllamaChat, OllamaGenerate

@@ -17,12 +17,13 @@ from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.sampling.logit_options import MAX_BIAS
 from semspec.serve import speculation
-from semspec.serve.answers import Answer, TextAnswer
+from semspec.serve.answers import Answer
 from semspec.serve.chat_format import ChatPlan
 from semspec.serve.engine import Engine
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest
 from semspec.serve.limits import Settings
+from semspec.serve.openai import TextAnswer
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from semspec.serve.streaming import AnswerStream, begun, collect, unless_gone

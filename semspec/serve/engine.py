@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from semspec.loop.work import Task
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.serve import memory
-from semspec.serve.admission import Admission, fairest, victim
+from semspec.serve.admission import Admission, Places, fairest
 from semspec.serve.deltas import Delta, Finished, delta_of, special_tokens
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest, SequenceState
@@ -75,13 +74,10 @@ class Engine:
         """What the process has now, and what it will have at most, is said once."""
         if self.state == "loading":
             assert self.pair is not None
-            resident = memory.resident_mib()
-            fields = {"url": self.url, "slots": self.slots, "resident_mib": resident}
-            if resident is not None:
-                working = memory.working_bytes(self.pair, self.draft_tokens) // memory.MIB
-                self.trim.at_most_mib = fields["at_most_mib"] = resident + working
+            has = memory.expected(self.pair, self.draft_tokens)
+            self.trim.at_most_mib = has.get("at_most_mib")
             self.state = "ready"
-            log.info("ready", extra={"fields": fields})
+            log.info("ready", extra={"fields": {"url": self.url, "slots": self.slots, **has}})
 
     def drain(self) -> None:
         """Accept nothing any more; what runs goes on."""
@@ -139,19 +135,8 @@ class Engine:
     def check_capacity(self, count: int = 1, client: str = "") -> InFlightRequest | None:
         """Refuse what cannot be accepted now. Where there is no room, a request may have to give way to this one."""
         self.check_ready()
-        if count > self.slots + self.queue:
-            raise BadRequest(
-                f"{count} answers are asked for at once; this server never has room for more than "
-                f"{self.slots + self.queue}, running and waiting"
-            )
-        if self.live + count <= self.slots + self.queue:
-            return None
-        gives_way = victim(client, count, self.accepted)
-        if gives_way is None:
-            rounds = (self.live + count - self.slots) / self.slots
-            wait = min(60, max(1, math.ceil(rounds * self._mean_seconds)))
-            raise HttpError(429, f"{self.live} sequences are running or waiting; try again later", "busy", wait)
-        return gives_way
+        places = Places(self.slots, self.slots + self.queue, self.live, self._mean_seconds)
+        return places.for_another(client, count, self.accepted)
 
     def accept(
         self, count: int, deadline: float, client: str = "", key: str | None = None, priority: int = 0
@@ -270,13 +255,9 @@ class Engine:
             if sequence.started is None and task.requests and not isinstance(task.requests[0], Acquire):
                 sequence.started = start
             for event in sequence.ticket.collect():
-                sequence.started, sequence.first_token = sequence.started or start, sequence.first_token or end
-                if sequence.last_token is not None and event.tokens:
-                    sequence.gaps.append(end - sequence.last_token)
-                sequence.last_token = end
                 forms = request.prompt_forms
                 news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials, forms)))
-                sequence.written += len(event.tokens)
+                sequence.count(event, start, end)
             if task.error is not None:
                 if not isinstance(task.error, BadRequest):  # a client's own contradiction is no failure of ours
                     log.error("a sequence failed: %s", type(task.error).__name__, exc_info=task.error)
@@ -295,12 +276,7 @@ class Engine:
         self, request: InFlightRequest, sequence: SequenceState, now: float, outcome: str | None = None
     ) -> Finished:
         """Count a sequence that has ended, whatever the outcome."""
-        sequence.done = True
-        finished = Finished.of(sequence.ticket, sequence.choice, outcome)
-        finished.first_of_prompt, finished.gaps, finished.key = sequence.first_of_prompt, sequence.gaps, request.key
-        finished.queued = (sequence.started or now) - request.arrived
-        finished.first_token = (sequence.first_token or now) - request.arrived
-        finished.seconds = now - request.arrived
+        finished = sequence.close(request, now, outcome)
         self._post(partial(self._count, request, finished))
         return finished
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from semspec.pair.result import Ticket
 from semspec.serve.deltas import Delta, Finished
 from semspec.text.structured import Compiled
+from semspec.types import Event
 
 if TYPE_CHECKING:
     from semspec.serve.engine import Engine
@@ -27,6 +28,24 @@ class SequenceState:
     gaps: list[float] = field(default_factory=list)  # seconds between rounds that brought tokens
     written: int = 0  # tokens handed over
     done: bool = False
+
+    def count(self, event: Event, start: float, end: float) -> None:
+        """A tick between these times has brought this."""
+        self.started, self.first_token = self.started or start, self.first_token or end
+        if self.last_token is not None and event.tokens:
+            self.gaps.append(end - self.last_token)
+        self.last_token = end
+        self.written += len(event.tokens)
+
+    def close(self, request: InFlightRequest, now: float, outcome: str | None) -> Finished:
+        """It has ended; None: as its ticket says."""
+        self.done = True
+        finished = Finished.of(self.ticket, self.choice, outcome)
+        finished.first_of_prompt, finished.gaps, finished.key = self.first_of_prompt, self.gaps, request.key
+        finished.queued = (self.started or now) - request.arrived
+        finished.first_token = (self.first_token or now) - request.arrived
+        finished.seconds = now - request.arrived
+        return finished
 
 
 @dataclass(eq=False)

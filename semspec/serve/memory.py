@@ -43,6 +43,13 @@ def working_bytes(pair: Pair, draft_tokens: int) -> int:
     return LAZY + logits + pair.executor.budget * target.capacity * FLOAT  # the mask of a pass over a long context
 
 
+def expected(pair: Pair, draft_tokens: int) -> dict[str, int | None]:
+    """MiB that this process has now, and will have at most."""
+    resident = resident_mib()
+    working = working_bytes(pair, draft_tokens) // MIB
+    return {"resident_mib": resident} | ({} if resident is None else {"at_most_mib": resident + working})
+
+
 class Trimmer:
     """Gives free memory back to the system: now and then, when there is nothing to do, and above the limit."""
 

@@ -40,6 +40,14 @@ run()
 """
 
 
+SAYS_WHEN_IT_IS_TORN_DOWN = """
+import atexit, sys
+atexit.register(lambda: sys.stderr.write("torn down"))
+from semspec.cli.main import run
+run()
+"""
+
+
 @contextmanager
 def process(*arguments: str, code: str | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with socket.socket() as taken:
@@ -85,7 +93,8 @@ def whole_or_error(url: str, stream: bool) -> str:
 
 
 def test_a_restart_under_load_cuts_nobody_short_in_silence():
-    with process("pocket", "--slots", "2", "--context", "256", "--drain", "0.3") as (running, url):
+    few = ("pocket", "--slots", "2", "--context", "256", "--drain", "0.3")
+    with process(*few, code=SAYS_WHEN_IT_IS_TORN_DOWN) as (running, url):
         seen = set()
         while "ready" not in seen:
             assert running.poll() is None
@@ -101,6 +110,7 @@ def test_a_restart_under_load_cuts_nobody_short_in_silence():
             outcomes = [answer.result() for answer in answers]
             assert late.result() == "error"
         assert running.wait(20) == 0
+        log_lines(running)  # the interpreter is not torn down, for which a busy machine took 90 seconds
     assert "error" in outcomes and set(outcomes) <= {"whole", "error"}
 
 
