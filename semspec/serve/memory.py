@@ -1,8 +1,9 @@
 """Memory of this process: what a server will have at most, and how it stays below that.
 
-Weights, keys and values are taken at the start. Beside them a server has the tensors of a pass and of verification, and
-what allocators do not give back by themselves: glibc's heaps are full of holes after passes of many sizes, until they
-are trimmed, and oneDNN keeps what it has compiled for every size of pass, by default for a thousand of them.
+Weights are taken at the start; so are keys and values, but a CPU's system gives their memory when it is first written.
+Beside them a server has the tensors of a pass and of verification, and what allocators do not give back by themselves:
+glibc's heaps are full of holes after passes of many sizes, until they are trimmed, and oneDNN keeps what it has
+compiled for every size of pass, by default for a thousand of them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import os
 import time
 from pathlib import Path
 
+from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
 from semspec.serve.limits import LONGEST_STEP
+from semspec.types import Runner
 
 MIB = 2**20
 TRIM_SECONDS = 10.0  # between two trims; one takes some milliseconds
@@ -40,7 +43,14 @@ def working_bytes(pair: Pair, draft_tokens: int) -> int:
         return LAZY
     rows = target.free * (1 + max(draft_tokens, LONGEST_STEP if pair.draft is not None else 0))
     logits = rows * target.vocab * FLOAT * COPIES
-    return LAZY + logits + pair.executor.budget * target.capacity * FLOAT  # the mask of a pass over a long context
+    mask = pair.executor.budget * target.capacity * FLOAT  # of a pass over a long context
+    return LAZY + logits + mask + sum(_cache_bytes(runner) for runner in (target, pair.draft) if runner is not None)
+
+
+def _cache_bytes(runner: Runner) -> int:
+    """Of keys and values that are here; most of them have not been written yet."""
+    cache = getattr(unwrap(runner), "cache", None)
+    return sum(part.nbytes for part in (cache.keys, cache.values)) if cache is not None else 0
 
 
 def expected(pair: Pair, draft_tokens: int) -> dict[str, int | None]:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+import semspec
 from semspec.serve import memory
 from tests.serve.test_lifecycle import process, status, until
 
@@ -46,6 +47,14 @@ def test_under_load_a_server_has_no_more_memory_than_it_announced():
         assert any("sequence length" in line["event"] for line in lines)
     assert ready["resident_mib"] < max(had) <= ready["at_most_mib"]
     assert ready["at_most_mib"] < 2 * ready["resident_mib"], "a limit that says something"
+
+
+def test_what_is_announced_has_room_for_every_slot_full(pair: semspec.Pair):
+    """A system gives memory when it is written, so a server that has just started does not have its caches yet."""
+    assert pair.draft is not None
+    caches = [runner.cache for runner in (pair.target, pair.draft)]  # type: ignore[attr-defined]
+    full = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+    assert memory.working_bytes(pair, 4) >= memory.LAZY + full > memory.LAZY
 
 
 def test_memory_is_trimmed_above_the_limit_and_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch):
