@@ -21,7 +21,7 @@ from semspec.probe.features import Features
 from semspec.probe.head import Probe, head_for, paper_widths
 from semspec.types import Draft, Sampling, Score, ScoreOutput, VerifyRequest
 from semspec.verify.base import Rule
-from semspec.verify.batch import collate, join_segments, verdicts
+from semspec.verify.collate import collate, join_segments, verdicts
 from semspec.verify.step_rule import StepRule
 
 Cards = dict[str, dict[str, Any]]  # field of a rule -> the card of its probe, without weights

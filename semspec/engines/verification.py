@@ -21,7 +21,7 @@ from semspec.probe.head import Probe
 from semspec.text.tokenizer import THINKING
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify.base import Rule
-from semspec.verify.batch import collate, join_segments, verdicts
+from semspec.verify.collate import collate, join_segments, verdicts
 from semspec.verify.step_rule import StepRule
 
 OTHERS = 0  # the token that stands for all that a row does not name

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from semspec.errors import SemspecError
+from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
 from semspec.loop.work import DecodeWork, ScoreWork, Task, Work
 from semspec.sampling.draw import logprobs_of, next_tokens
@@ -35,7 +36,6 @@ from semspec.types import (
     Verdict,
     VerifyRequest,
 )
-from semspec.verify.batch import collate, join_segments, verdicts
 
 MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
 
@@ -45,6 +45,7 @@ class Executor:
         self.chunk = chunk  # tokens of a fused decode while there are other sequences
         self.budget = budget  # tokens in one pass
         self.clock = clock
+        self.rules = RuleGraphs()
         self.tasks: list[Task] = []
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
         self.choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]  # who gets the next ones
@@ -234,7 +235,7 @@ class Executor:
         for (rule, *_), group in groups.items():
             requests = [request for _, request in group]
             try:
-                answers = join_segments(verdicts(rule.verify(collate(requests))), requests)
+                answers = self.rules.verify(rule, requests)
                 for request, verdict in zip(requests, answers, strict=True):
                     self._add_logprobs(request, verdict)
             except Exception as error:  # fails the sequences that use this rule

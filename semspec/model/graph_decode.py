@@ -19,7 +19,7 @@ from torch import Tensor
 from semspec.model.fused_forward import BatchMetadata
 from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner, bucket, pad
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
-from semspec.sampling.draw import SamplingRows, draw_rows
+from semspec.sampling.draw import SamplingRows, SamplingUse, draw_rows
 from semspec.types import Decode, DecodeOutput
 
 CHUNK = 8
@@ -32,20 +32,15 @@ LOOK = 48  # layers between two checks for stop tokens: they take longer than th
 class Mode:
     """What distinguishes captured decode steps besides their size."""
 
-    greedy: bool
-    filtered: bool
-    floored: bool
+    use: SamplingUse
     keep: bool
     layers: tuple[int, ...]
     vocab: int
 
     @staticmethod
     def of(requests: Sequence[Decode], vocab: int) -> Mode:
-        sampled = [r.sampling for r in requests if not r.sampling.greedy]
         return Mode(
-            greedy=not sampled,
-            filtered=any(s.filtered for s in sampled),
-            floored=any(s.min_p > 0.0 for s in sampled),
+            SamplingUse.of([r.sampling for r in requests])._replace(some_greedy=True),  # as sequences that pad are
             keep=any(r.keep_logits for r in requests),
             layers=tuple(sorted({layer for r in requests for layer in r.layers})),
             vocab=vocab,
@@ -103,10 +98,10 @@ class GraphDecode:
         table = [number for field in zip(*columns, strict=True) for number in field]
         feed = pad([r.tokens for r in requests], batch, queries) if queries > 1 else []
         runner.fill(self._ints(batch), table + feed)
-        if not mode.greedy:
+        if not mode.use.all_greedy:
             options = [(o.temperature, o.top_k, o.top_p, o.min_p) for o in (r.sampling for r in requests)]
             options += [(0.0, 0, 1.0, 0.0)] * (batch - len(requests))
-            runner.fill(self._options(batch), [number for column in zip(*options, strict=True) for number in column])
+            runner.fill(self._options(batch), [number for row in options for number in row])
 
         chunks: list[Chunk] = []
         may_stop = any(r.stop for r in requests)
@@ -182,14 +177,12 @@ class GraphDecode:
 
     def _sample(self, logits: Tensor, batch: int, state: Tensor, mode: Mode, kept: Tensor | None) -> Tensor:
         """A token for each sequence; the logits it was sampled from go to the row of this step."""
-        if mode.greedy:  # nothing below applies, and each line of it would be a launch
+        if mode.use.all_greedy:  # nothing below applies, and each line of it would be a launch
             sampled, processed = logits.argmax(-1), logits.float() if mode.keep else None
         else:
-            options = self._options(batch).view(4, batch)
-            if self.runner.kernels.sample is not None and not mode.filtered:
-                return self.runner.kernels.sample(logits, options, state, kept)
-            temperature, top_k, top_p, min_p = options
-            rows = SamplingRows(temperature, top_k.long(), top_p, min_p, mode.greedy, mode.filtered, mode.floored)
+            rows = SamplingRows(self._options(batch).view(batch, 4), mode.use)
+            if self.runner.kernels.sample is not None:
+                return self.runner.kernels.sample(logits, rows.columns, rows.use, state, kept)
             sampled, processed = draw_rows(
                 logits, rows, (state[SEED], state[START] + state[COUNT], state[STREAM]), mode.keep
             )

@@ -28,6 +28,7 @@ class Observe(Rule):
 
     name = "observe"
     lossless = True
+    captured = False  # it looks at rows by their order
 
     model: str
     states: tuple[int, ...]  # whose hidden states to pool

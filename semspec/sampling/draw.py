@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,63 +24,95 @@ from semspec.types import Decode, DecodeOutput, Sampling, ScoreOutput, TokenLogp
 NEG_INF = float("-inf")
 
 
+class SamplingUse(NamedTuple):
+    """What any row of a batch uses. Known on the host, so what no row uses costs nothing, and graphs differ by it."""
+
+    all_greedy: bool
+    some_greedy: bool = False
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+    @staticmethod
+    def of(options: Sequence[Sampling]) -> SamplingUse:
+        sampled = [o for o in options if not o.greedy]
+        return SamplingUse(
+            all_greedy=not sampled,
+            some_greedy=len(sampled) < len(options),
+            top_k=any(o.top_k > 0 for o in sampled),
+            top_p=any(o.top_p < 1.0 for o in sampled),
+            min_p=any(o.min_p > 0.0 for o in sampled),
+        )
+
+
 @dataclass(slots=True)
 class SamplingRows:
-    """Sampling options as columns, one row each; what is off for every row is known on the host and costs nothing."""
+    """Sampling options, one row each."""
 
-    temperature: Tensor  # [R]
-    top_k: Tensor  # [R]
-    top_p: Tensor  # [R]
-    min_p: Tensor  # [R]
-    all_greedy: bool
-    filtered: bool  # some row uses top_k or top_p
-    floored: bool  # some row uses min_p
-    some_greedy: bool = True
+    columns: Tensor  # [R, 4] float32: temperature, top-k, top-p, min-p; of no rows if all are greedy
+    use: SamplingUse
 
     @staticmethod
     def of(options: Sequence[Sampling], repeats: Sequence[int], device: torch.device) -> SamplingRows:
         """Row i of `options`, repeated `repeats[i]` times."""
-        sampled = [o for o in options if not o.greedy]
-        if not sampled:  # nothing will be read but that
-            none = torch.empty(0, device=device)
-            return SamplingRows(none, none, none, none, all_greedy=True, filtered=False, floored=False)
-        own = [[o.temperature, o.top_k, o.top_p, o.min_p] for o in options]
-        columns = torch.tensor([row for row, n in zip(own, repeats, strict=True) for _ in range(n)]).reshape(-1, 4)
-        columns = columns.to(device, torch.float32, non_blocking=True)
-        return SamplingRows(
-            temperature=columns[:, 0],
-            top_k=columns[:, 1].long(),
-            top_p=columns[:, 2],
-            min_p=columns[:, 3],
-            all_greedy=False,
-            filtered=any(o.filtered for o in sampled),
-            floored=any(o.min_p > 0.0 for o in sampled),
-            some_greedy=len(sampled) < len(options),
-        )
+        use = SamplingUse.of(options)
+        return SamplingRows(columns_of(options, repeats, use).to(device, non_blocking=True), use)
+
+    @property
+    def all_greedy(self) -> bool:
+        return self.use.all_greedy
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.columns[:, 0]
 
     def at(self, rows: Tensor, temperature: Tensor | None = None) -> SamplingRows:
         """The options of some rows [R'], perhaps with other temperatures."""
         if self.all_greedy:
             return self
-        picked = {name: getattr(self, name)[rows] for name in ("temperature", "top_k", "top_p", "min_p")}
-        return replace(self, **picked if temperature is None else picked | {"temperature": temperature})
+        picked = self.columns[rows]
+        if temperature is not None:
+            picked[:, 0] = temperature
+        return replace(self, columns=picked)
+
+
+def columns_of(options: Sequence[Sampling], repeats: Sequence[int], use: SamplingUse) -> Tensor:
+    """`SamplingRows.columns`, on the host."""
+    own = [] if use.all_greedy else [(o.temperature, o.top_k, o.top_p, o.min_p) for o in options]
+    return torch.tensor([row for row, n in zip(own, repeats, strict=False) for _ in range(n)]).reshape(-1, 4).float()
 
 
 def process(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Apply temperature, then top-k, top-p and min-p. [R, V] -> [R, V] float32, excluded tokens at -inf."""
+    if not rows.all_greedy and (kernels := kernels_for(logits)):
+        return kernels.process(logits, rows.columns, rows.use)
     logits = logits.float()
     if rows.all_greedy:
         return _only_best(logits)
-    greedy = rows.temperature == 0.0 if rows.some_greedy else None  # [R]
+    temperature, top_k, top_p, min_p = rows.columns.unbind(1)
+    greedy = temperature == 0.0 if rows.use.some_greedy else None  # [R]
     # The largest becomes 0 first, so that a temperature near 0 sends the others to -inf and nothing to +inf.
-    divisor = rows.temperature if greedy is None else torch.where(greedy, 1.0, rows.temperature)
+    divisor = temperature if greedy is None else torch.where(greedy, 1.0, temperature)
     scaled = (logits - logits.amax(-1, keepdim=True)) / divisor[:, None]
-    if rows.filtered:
-        scaled = _top_k_top_p(scaled, rows.top_k, rows.top_p)
-    if rows.floored:
-        below = scaled - scaled.amax(-1, keepdim=True) < rows.min_p.log()[:, None]
+    if rows.use.top_k or rows.use.top_p:
+        scaled = _top_k_top_p(scaled, top_k, top_p)
+    if rows.use.min_p:
+        below = scaled - scaled.amax(-1, keepdim=True) < min_p.log()[:, None]
         scaled = scaled.masked_fill(below, NEG_INF)
     return scaled if greedy is None else torch.where(greedy[:, None], _only_best(logits), scaled)
+
+
+def kernels_for(logits: Tensor) -> ModuleType | None:
+    """The same in Triton, for a GPU that has it: `semspec.sampling.kernels`."""
+    return _kernels() if logits.is_cuda else None
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    try:
+        return import_module("semspec.sampling.kernels")
+    except ImportError:  # there is none for this platform
+        return None
 
 
 def _only_best(logits: Tensor) -> Tensor:
@@ -98,8 +133,12 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
 
 
-def choose(log_weights: Tensor, key: Tensor) -> Tensor:
-    """Draw one index per row in proportion to exp(log_weights). [R, V], [R] -> [R]; -1 where a row has NaN in it."""
+def choose(log_weights: Tensor, key: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Draw one index per row in proportion to exp(log_weights). [R, V], [R] -> [R]; -1 where a row has NaN in it.
+    With rows [N], some of them, perhaps several times, each with a key of its own: [R, V], [N] -> [N]."""
+    if kernels := kernels_for(log_weights):
+        return kernels.choose(log_weights, key, rows)
+    log_weights = log_weights if rows is None else log_weights[rows]
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
 
@@ -152,7 +191,7 @@ def draw_rows(
 def _drawn(logits: Tensor, rows: SamplingRows, key: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
     processed = process(logits, rows)
     tokens = choose(processed, key)
-    if not (keep and rows.some_greedy):
+    if not (keep and rows.use.some_greedy):
         return tokens, processed if keep else None
     return tokens, torch.where((rows.temperature == 0.0)[:, None], logits.float(), processed)
 

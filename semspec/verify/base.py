@@ -65,6 +65,7 @@ class Rule(ABC):
     needs_draft_logits: ClassVar[bool] = False  # False: draft ids suffice, and the draft is greedy
     same_text: ClassVar[bool] = False  # whatever is drafted; so its draft lengths may follow a clock, as `auto` does
     speculates: ClassVar[bool] = True  # False: target only, no drafts
+    captured: ClassVar[bool] = True  # on a GPU into graphs; False: `verify` has effects, or mixes sequences
     draft_tokens: ClassVar[int] = 8  # default draft length
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""The drafts of many sequences laid side by side, and decisions about them brought back to each.
+"""The drafts of many sequences laid side by side, as rules see them, and their decisions; collate.py makes the one and
+brings back the other.
 
 Drafts have different lengths. Small things (ids, masks, decisions) are padded to the longest draft K, one sequence a
 row: [B, K]. Big things (logits) stay ragged: the rows of all sequences one after the other, [R, V]. `rows` maps from
@@ -7,7 +8,6 @@ the padded view into the ragged one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,9 +16,6 @@ from torch import Tensor
 
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, best, choose, process
-from semspec.types import Verdict, VerifyRequest
-
-MARK_SCALE = 1_000_000  # marks travel as whole numbers, with the other columns
 
 
 @dataclass
@@ -27,7 +24,8 @@ class DraftBatch:
 
     ids: Tensor  # [B, K] draft tokens, -1 after the end of a shorter draft
     counts: Tensor  # [B] draft lengths
-    target_logits: Tensor  # [R, V] processors applied, no temperature; a sequence's first row predicts its first token
+    target_logits: Tensor  # [R, V] processors applied, no temperature; a sequence's first row predicts its first token.
+    # After the rows of all sequences there may be others, with anything in them; the same with D.
     first_row: Tensor  # [B] where in R a sequence begins; its draft of k tokens has at least k + 1 rows
     draft_logits: Tensor | None  # [D, V] what each draft token was drawn from, see types.Draft; None: all were certain
     first_draft: Tensor  # [B] where in D a sequence begins
@@ -98,6 +96,8 @@ class DraftBatch:
     @cached_property
     def beliefs(self) -> Tensor:
         """[R, V] the target's probabilities: as drawn from when sampling, at temperature 1 where it is greedy"""
+        if not self.target_sampling.use.some_greedy:
+            return self.target_probs
         raw = self.target_logits.float().softmax(-1)
         if self.target_sampling.all_greedy:
             return raw
@@ -127,8 +127,8 @@ class DraftBatch:
         another purpose than TARGET, another draw"""
         if self.target_sampling.all_greedy:
             return best(self.target_logits)[self.rows]
-        flat = self.rows.flatten()
-        return choose(self.target_processed[flat], self.key(purpose).flatten()).view_as(self.rows)
+        key = self.key(purpose).flatten()
+        return choose(self.target_processed, key, self.rows.flatten()).view_as(self.rows)
 
     def target_prob_of_draft(self) -> Tensor:
         """[B, K] the target's probability of each draft token"""
@@ -199,115 +199,3 @@ class Decisions:
 def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:
     """[B, K] -> [B] how many draft tokens are accepted before the first rejected one."""
     return (ok & exists).long().cumprod(-1).sum(-1)
-
-
-def collate(requests: Sequence[VerifyRequest]) -> DraftBatch:
-    """Batch the drafts of several sequences. They share rule and protected tokens; draft logits: all or none.
-
-    A draft of several reasoning steps becomes several drafts, one after the other: the row that predicts a step's first
-    token is the bonus row of the step before. `join_segments` joins their verdicts again."""
-    device = requests[0].rows.logits.device
-    rows = [r.rows.logits.shape[0] for r in requests]
-    longest = max(end - begin for r in requests for begin, end in r.draft.segments)
-    # One host tensor, one copy: ids, count, first row, first draft row, seed, position, round, whole, valid, mark
-    table, row, draft_row = list[list[int]](), 0, 0
-    for r, height in zip(requests, rows, strict=True):
-        for i, (begin, end) in enumerate(r.draft.segments):
-            padded = r.draft.tokens[begin:end] + [-1] * (longest - (end - begin))
-            first_draft = draft_row + r.draft.own_count(begin)
-            numbers = [end - begin, row + begin, first_draft, r.sampling.seed, r.position + begin, r.round]
-            mark = round(MARK_SCALE * sum(r.draft.marks[i : i + 1]))
-            table.append([*padded, *numbers, i < len(r.draft.step_ends), any(r.draft.valid[i : i + 1]), mark])
-        row, draft_row = row + height, draft_row + len(r.draft.own_tokens)
-    columns = torch.tensor(table).to(device, non_blocking=True)
-    own_ids, own_ends = _own_tokens(requests, longest, device)
-    draft_logits = None
-    if requests[0].draft.logits is not None:
-        draft_logits = torch.cat([r.draft.logits.to(device) for r in requests if r.draft.logits is not None])
-    states = [r.state for r in requests for _ in r.draft.segments if r.state is not None]
-    return DraftBatch(
-        ids=columns[:, :longest],
-        counts=columns[:, longest],
-        target_logits=torch.cat([_logits(r) for r in requests]),
-        first_row=columns[:, longest + 1],
-        draft_logits=draft_logits,
-        first_draft=columns[:, longest + 2],
-        target_sampling=SamplingRows.of([r.sampling for r in requests], rows, device),
-        seed=columns[:, longest + 3],
-        position=columns[:, longest + 4],
-        round=columns[:, longest + 5],
-        state=torch.stack(states) if states else None,
-        protected=requests[0].protected,
-        hidden=_join([r.rows.hidden for r in requests], device),
-        draft_hidden=_join([r.draft.hidden for r in requests], device),
-        whole=columns[:, longest + 6] > 0,
-        valid=columns[:, longest + 7] > 0,
-        marks=columns[:, longest + 8] / MARK_SCALE,
-        own_ids=own_ids,
-        own_ends=own_ends,
-    )
-
-
-def _logits(r: VerifyRequest) -> Tensor:
-    return r.rows.logits if r.history is None else r.history.apply(r.rows.logits, r.draft.tokens)
-
-
-def _own_tokens(
-    requests: Sequence[VerifyRequest], longest: int, device: torch.device
-) -> tuple[Tensor | None, Tensor | None]:
-    """`own_ids` and `own_ends` of a batch, if a draft in it comes from a model with another tokenizer."""
-    if all(r.draft.own is None for r in requests):
-        return None, None
-    ids, ends = list[list[int]](), list[list[int]]()
-    for draft in (r.draft for r in requests):
-        for begin, end in draft.segments:
-            first = draft.own_count(begin)
-            ids.append(draft.own_tokens[first : draft.own_count(end)])
-            ends.append([draft.own_count(i + 1) - first for i in range(begin, end)] + [0] * (longest - (end - begin)))
-    most = max(map(len, ids))
-    padded = [own + [-1] * (most - len(own)) for own in ids]
-    return torch.tensor(padded).to(device, non_blocking=True), torch.tensor(ends).to(device, non_blocking=True)
-
-
-def _join(parts: Sequence[dict[int, Tensor]], device: torch.device) -> dict[int, Tensor] | None:
-    return {layer: torch.cat([p[layer].to(device) for p in parts]) for layer in parts[0]} or None
-
-
-def join_segments(parts: Sequence[Verdict], requests: Sequence[VerifyRequest]) -> list[Verdict]:
-    """From verdicts on the segments of drafts to one verdict per draft."""
-    whole, taken = [], 0
-    for request in requests:
-        lengths = [end - begin for begin, end in request.draft.segments]
-        whole.append(Verdict.join(parts[taken : taken + len(lengths)], lengths))
-        taken += len(lengths)
-    return whole
-
-
-def verdicts(decisions: Decisions) -> list[Verdict]:
-    """Copy decisions to the host, the one copy per round. Evidence is copied as the bits of its floats."""
-    d = decisions
-    empty = d.accepted.new_empty(len(d.accepted), 0)
-    parts = [
-        torch.stack([d.accepted, d.next], 1),
-        empty if d.relaxed is None else d.relaxed.long(),
-        empty if d.target_tokens is None else d.target_tokens,
-        empty if d.evidence is None else d.evidence.contiguous().view(torch.int32).long().flatten(1),
-    ]
-    table = torch.cat(parts, 1).cpu()
-    heads, marks, choices, bits = table.split([part.shape[1] for part in parts], 1)
-    evidence = None if d.evidence is None else bits.int().view(torch.float32).view(d.evidence.shape).tolist()
-    found = []
-    lists = zip(heads.tolist(), marks.tolist(), choices.tolist(), strict=True)
-    for b, ((accepted, next_token), row, choice) in enumerate(lists):
-        at = tuple(i for i, mark in enumerate(row[:accepted]) if mark)
-        found.append(
-            Verdict(
-                accepted,
-                next_token,
-                relaxed=at,
-                target_tokens=tuple(choice[i] for i in at) if choice else (),
-                evidence=tuple(tuple(evidence[b][i]) for i in at) if evidence else (),
-                state=None if d.state is None else d.state[b],
-            )
-        )
-    return found

@@ -87,7 +87,7 @@ class SpecReason(StepRule):
 
     def _score(self, answer: Tensor) -> Tensor:
         """[B, V] logits after the question -> [B]"""
-        own = answer[:, list(self.digits)]  # [B, 10]
+        own = torch.stack([answer[:, digit] for digit in self.digits], 1)  # [B, 10]; a list would wait for the device
         marks = torch.arange(10, device=answer.device)
         if self.score == "digit":
             return own.argmax(-1)

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, moe, quantised, sample, sparse_mlp, tiles
+from semspec.sampling.kernels import filter, race
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"slot_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
@@ -210,17 +211,35 @@ def choosing() -> dict[str, Any]:
 
 
 def drawing() -> dict[str, Any]:
-    """From a vocabulary of 152,064."""
-    numbers = {"rows": "i32", "stride": "i32", "size": "i32", "parts": "i32"}
-    sizes: dict[str, Any] = {"PART": sample.PART, "PARTS": 256}
-    read = {"logits": HALF, "wishes": WIDE, "peaks": WIDE, "scores": WIDE, "winners": "*i32", "state": WHOLE}
-    return {
-        "peaks": built(sample._peak, {"logits": HALF, "peaks": WIDE} | numbers, sizes),
-        "race": built(sample._race, read | {"kept": WIDE} | numbers, sizes | {"KEEP": True}),
-        "winner": built(
-            sample._winner, {"scores": WIDE, "winners": "*i32", "tokens": WHOLE, "parts": "i32"}, {"PARTS": 256}
-        ),
-    }
+    """From a vocabulary of 152,064, by all filters and by none."""
+    rows = {"logits": HALF, "stride": "i32", "columns": WIDE, "by_row": "i32", "by_column": "i32", "peaks": WIDE}
+    left = {"bounds": WHOLE, "sums": WIDE, "above": WIDE}
+    numbers = {"rows": "i32", "size": "i32", "parts": "i32"}
+    sizes: dict[str, Any] = {"PART": filter.PART, "PARTS": 128}
+    cuts: dict[str, Any] = {"CUTS": filter.CUTS, "SHIFT": 16}
+    results = {"peaks": built(filter._peak, rows | {"masses": WIDE} | numbers, sizes, filter.WARPS)}
+    narrowed = rows | {"masses": WIDE} | {f"old_{name}": kind for name, kind in left.items()} | left | numbers
+    for name, by_mass, begins in (
+        ("k", False, True),
+        ("k, on", False, False),
+        ("p", True, True),
+        ("p, on", True, False),
+    ):
+        constants = sizes | cuts | {"BY_MASS": by_mass, "BEGINS": begins, "RANKED": by_mass}
+        results[f"narrow {name}"] = built(filter._narrow, narrowed, constants, filter.WARPS)
+    won = {"scores": WIDE, "winners": SHORT}
+    for filtered in (True, False):
+        constants = sizes | cuts | {"FILTERED": filtered, "BY_MASS": filtered}
+        name = "filtered" if filtered else "free"
+        results[f"apply, {name}"] = built(
+            filter._apply, rows | left | numbers | {"made": WIDE}, constants, filter.WARPS
+        )
+        rolled = rows | left | numbers | won | {"state": WHOLE, "history": WIDE}
+        results[f"race of a roll, {name}"] = built(sample._race, rolled, constants | {"KEEP": True}, filter.WARPS)
+    raced = {"weights": WIDE, "picked": WHOLE, "keys": WHOLE, **won, "stride": "i32", "size": "i32", "parts": "i32"}
+    results["race"] = built(race._race, raced, {"PART": filter.PART, "PICKED": True}, filter.WARPS)
+    last = won | {"tokens": WHOLE, "parts": "i32"}
+    return results | {"winner": built(race._winner, last, {"LEAST": -1, "PARTS": 128})}
 
 
 if __name__ == "__main__":

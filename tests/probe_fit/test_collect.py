@@ -20,7 +20,7 @@ from semspec.probe_fit.traces import cut, read_traces
 from semspec.sampling.draw import SamplingRows, process
 from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
 from semspec.verify import make
-from semspec.verify.batch import collate
+from semspec.verify.collate import collate
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.semantic_plus import SemanticPlus
 from tests.chi import chi_square, count

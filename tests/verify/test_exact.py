@@ -14,7 +14,8 @@ from semspec.sampling import noise
 from semspec.sampling.draw import draw
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import make
-from semspec.verify.batch import Decisions, DraftBatch, collate, verdicts
+from semspec.verify.batch import Decisions, DraftBatch
+from semspec.verify.collate import collate, verdicts
 from semspec.verify.exact import Exact
 from semspec.verify.none import NoSpeculation
 from tests.verify.build import One, build, hot, outcomes, random_one

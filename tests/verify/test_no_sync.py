@@ -12,7 +12,7 @@ from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
 from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
-from semspec.verify.batch import collate
+from semspec.verify.collate import collate
 from semspec.verify.exact import Exact
 from tests.verify.binding import WIDTH, RuleResources
 

@@ -10,7 +10,7 @@ import torch
 from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES
 from semspec.types import GREEDY, Draft, ScoreOutput, VerifyRequest
 from semspec.verify import make
-from semspec.verify.batch import collate
+from semspec.verify.collate import collate
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.step_rule import StepRule
 

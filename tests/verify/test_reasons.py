@@ -14,7 +14,7 @@ from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.types import Event, Sampling
 from semspec.verify import REGISTRY, Decisions, make
-from semspec.verify.batch import verdicts
+from semspec.verify.collate import verdicts
 from tests.fakes import FakeRunner, chain
 from tests.verify.build import One, build, hot
 

@@ -18,7 +18,7 @@ from semspec.probe.features import Features
 from semspec.sampling import noise
 from semspec.types import Sampling
 from semspec.verify import DraftBatch, make
-from semspec.verify.batch import verdicts
+from semspec.verify.collate import verdicts
 from semspec.verify.probe_inputs import probe_inputs
 from semspec.verify.semantic import Semantic
 from semspec.verify.semantic_plus import SemanticPlus

@@ -17,7 +17,7 @@ from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import Rule, make
-from semspec.verify.batch import collate, join_segments, verdicts
+from semspec.verify.collate import collate, join_segments, verdicts
 from semspec.verify.semantic_plus import SemanticPlus
 from semspec.verify.step_rule import StepRule
 from tests.verify.binding import WIDTH, RuleResources

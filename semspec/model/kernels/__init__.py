@@ -83,8 +83,8 @@ class Kernels:
     prepare: Callable[..., None] | None = None
     # Selects blocks of the cache for a draft; None: it is done one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
-    # Samples tokens without top-k and top-p; None: as semspec.sampling.draw does it.
-    sample: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None = None
+    # Samples tokens; None: as semspec.sampling.draw does it.
+    sample: Callable[..., Tensor] | None = None
 
 
 def triton_kernels() -> Kernels:
