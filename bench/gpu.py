@@ -9,6 +9,7 @@
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
     python bench/gpu.py --only arms,step,batch       # which of several ways is fastest, and steps made with it
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
+    python bench/gpu.py --only judgement             # rules after a pass: in graphs or not, filters bisected or sorted
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 
 Prints one table, and as its last line JSON, which also goes to the file named by --out. The limit is the bytes that a
@@ -109,7 +110,7 @@ def write(report: dict[str, Any], out: Path | None) -> None:
 
 
 def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
-    from bench.gpu_checks_quantised import CHECKS
+    from bench.gpu_checks_rules import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}

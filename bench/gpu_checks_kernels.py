@@ -25,6 +25,7 @@ from semspec.model.kernels import (
     reference_kernels,
     triton_kernels,
 )  # fmt: skip
+from semspec.sampling.draw import SamplingUse
 from semspec.sampling.noise import exponential, key
 from semspec.sparse.attention import block_lists
 
@@ -190,19 +191,19 @@ def draws_are_those_of_the_reference(device: torch.device) -> None:
     sample, rows, size = kernels(device).sample, 64, 151936
     if sample is None:  # without a GPU there is none to look at
         return
-    options = torch.tensor([[0.6], [0.0], [1.0], [0.0]], device=device).repeat(1, rows)
-    options[0, ::8] = 0.0
+    options, use = torch.tensor([[0.6, 0.0, 1.0, 0.0]], device=device).repeat(rows, 1), SamplingUse(False, True)
+    options[::8, 0] = 0.0
     state = torch.randint(0, 5000, (FIELDS, rows), device=device)
     state[STEP] = 2
     for dtype in (torch.float32, *HALF):
         logits = torch.randn(rows, size + 128, device=device).mul(4).to(dtype)[:, :size]
         kept = torch.zeros(8, rows, size, device=device)
-        tokens = sample(logits, options, state, kept)
-        assert torch.equal(tokens, sample(logits, options, state, None)), "keeping changes the draw"
+        tokens = sample(logits, options, use, state, kept)
+        assert torch.equal(tokens, sample(logits, options, use, state, None)), "keeping changes the draw"
         drawn = exponential(key(state[SEED], state[START] + state[COUNT], state[STREAM]), size)
         scores = logits.double() / 0.6 - drawn.double().log()
         behind = scores.amax(-1) - scores.gather(1, tokens[:, None])[:, 0]
-        greedy = options[0] == 0.0
+        greedy = options[:, 0] == 0.0
         assert torch.where(greedy, tokens == logits.argmax(-1), behind < 1e-4).all(), f"{dtype}: another draw"
         sampled = kept[2][~greedy].double().log_softmax(-1).exp()
         near(sampled, (logits.double() / 0.6).softmax(-1)[~greedy], 1e-4, f"{dtype}: what was drawn from")

@@ -1,4 +1,4 @@
-"""What must hold on a GPU of quantised weights. The last of the files of checks: its CHECKS are all of them."""
+"""What must hold on a GPU of quantised weights."""
 
 from __future__ import annotations
 

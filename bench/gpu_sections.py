@@ -29,6 +29,7 @@ ASIDE = (
     "tune",
     "products",
     "quantised",
+    "judgement",
     "transformers",
 )  # only if asked for
 
@@ -237,6 +238,11 @@ class Bench(Table):
         from bench.gpu_quantised import quantised
 
         quantised(self)
+
+    def section_judgement(self) -> None:
+        from bench.gpu_rules import judgement
+
+        judgement(self)
 
     def section_transformers(self) -> None:
         from bench.gpu_transformers import time_transformers

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from bench.gpu_arms import Arm, fast
 from bench.gpu_quantised import BARS as QUANTISED_BARS
+from bench.gpu_rules import BARS as RULE_BARS
 from semspec.bench.shapes import SHAPES, RandomWeights
 from semspec.loop import profile as costs
 from semspec.model import ModelRunner
@@ -62,7 +63,7 @@ class Table:
 
     def add(self, what: str, ms: float, read: float = 0.0, **more: Any) -> None:
         limit = read / self.bandwidth * 1000
-        known = BARS | QUANTISED_BARS
+        known = BARS | QUANTISED_BARS | RULE_BARS
         bar = known.get(what) if self.asked.shape in ("32B/1.5B", "70B/8B") and self.device.type == "cuda" else None
         self.rows.append({"what": what, "ms": ms, "limit_ms": limit, "bar_ms": bar, **more})
         self.show(self.rows[-1])
