@@ -1,4 +1,4 @@
-"""What must hold on a GPU of filters, draws and rules in graphs. The last file of checks: its CHECKS are all of them."""
+"""What must hold on a GPU of filters, draws and rules in graphs. The last file of checks: its CHECKS are all."""
 
 from __future__ import annotations
 

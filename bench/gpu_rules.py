@@ -87,15 +87,11 @@ def parts(bench: Bench, vocab: int) -> None:
     """Filtering and drawing by themselves, in a graph."""
     for dtype in (bench.dtype, torch.float32):
         rows = logits(72, vocab, bench.device, dtype)
-        for name, options in (
-            ("top-p 0.95", COOL),
-            ("top-k 20", Sampling(0.6, top_k=20)),
-            ("no filter", Sampling(0.6)),
-        ):
-            options_of = SamplingRows.of([options], [72], bench.device)
+        for name, options in FILTERS.items():
+            work = partial(process, rows, SamplingRows.of([options], [72], bench.device))
             for way in (False, True):
                 with without_kernels(not way):
-                    ms = captured_ms(bench, lambda: process(rows, options_of))
+                    ms = captured_ms(bench, work)
                 what = f"72 rows of {str(dtype)[6:]}, {name}, {'bisected' if way else 'sorted'}"
                 bench.add(what, ms, rows.numel() * (rows.element_size() + 4))
     made, keys = rows.float(), torch.arange(72, device=bench.device)
