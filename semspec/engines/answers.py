@@ -68,7 +68,8 @@ def read_answer(body: dict[str, Any], scored: str | None = None) -> Answer:
         text = "" if finish == "stop" else "".join(piece.text for piece in pieces)
     if scored and not any(piece.logprob is not None for piece in before or ()):
         _wrong("no log-probabilities of the prompt")
-    stop = next((s for k in ("stop_reason", "matched_stop") if isinstance(s := choice.get(k), str)), None)
+    named = (choice.get(key) for key in ("stop_reason", "matched_stop") if finish == "stop")
+    stop = next((word for word in named if isinstance(word, str)), None)
     return Answer(text, finish, stop, pieces, before, count)
 
 

@@ -110,7 +110,7 @@ class Ingress:
 
     async def forward(self, request: Request) -> Response:
         if self.draining:
-            return HttpError(503, "the server is shutting down", "draining", 2).response
+            return HttpError(503, "the server is shutting down", "draining", 2).response_at(request.url.path)
         tried: set[int] = set()
         try:
             body = await request.body()
@@ -125,12 +125,14 @@ class Ingress:
         except (ClientDisconnect, Gone):
             return Response(status_code=Gone.STATUS)
         except httpx.InvalidURL:
-            return HttpError(400, "the path is too long, or none that can be passed on", "bad_path").response
+            return HttpError(400, "the path is too long, or none that can be passed on", "bad_path").response_at(
+                request.url.path
+            )
         if len(tried) == ATTEMPTS:
-            response = HttpError(502, LOST_TWICE, "replica_lost").response
+            response = HttpError(502, LOST_TWICE, "replica_lost").response_at(request.url.path)
             response.headers["x-should-retry"] = "false"  # OpenAI's clients would end two more with it
             return response
-        return HttpError(503, LOST if tried else NONE_READY, "no_replica", 2).response
+        return HttpError(503, LOST if tried else NONE_READY, "no_replica", 2).response_at(request.url.path)
 
     async def _ask(self, number: int, request: Request, body: bytes) -> Response | None:
         """A replica's answer, whole or as a stream; None: it was lost before anything of it had come."""
@@ -196,11 +198,11 @@ class Passed(Response):
         except httpx.HTTPError:  # a stream that its replica has ended, for whatever reason, ends without one
             log.error("a replica was lost in the middle of a stream", extra={"fields": {"replica": self.number}})
             self.ingress.supervisor.replicas[self.number].ready = False
-            line = json.dumps(HttpError(503, LOST, "replica_lost").body)
+            line = json.dumps(HttpError(503, LOST, "replica_lost").body_at(self.http.url.path))
             events = self.source.headers["content-type"].startswith(STREAMS[0])
             yield ("" if whole else "\n\n").encode() + (f"data: {line}\n\n" if events else f"{line}\n").encode()
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return HttpError(error.status_code, str(error.detail)).response
+    return HttpError(error.status_code, str(error.detail)).response_at(request.url.path)

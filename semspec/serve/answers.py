@@ -47,6 +47,7 @@ class Choice:
     echo_first: bytes | None = None  # its first token, if logprobs of all of them are repeated
     trace: dict[str, Any] = field(default_factory=lambda: {"spans": [], "relaxed": []})
     finish: str | None = None
+    stopped_by: str | None = None  # a stop string
     offset: int = 0  # characters of the tokens whose logprobs have been reported
     characters: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -62,6 +63,7 @@ class Choice:
         if self.parser is not None and (final or self.opening):
             shown += self._parsed("", final)
         self.finish = "tool_calls" if self.calls and delta.finish == "stop" else delta.finish
+        self.stopped_by = delta.stopped_by
         return parts, shown
 
     def _read(self, channel: Channel, text: str) -> list[Shown]:

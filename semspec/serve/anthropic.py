@@ -18,7 +18,7 @@ class MessagesAnswer(BlockAnswer):
     prefix = "msg"
 
     def opening(self) -> Events:
-        return [{"type": "message_start", "message": self._message([], None, self.prompt_tokens, 0)}]
+        return [{"type": "message_start", "message": self._message([], self.prompt_tokens, 0)}]
 
     def opened(self, block: Block) -> Events:
         return [{"type": "content_block_start", "index": block.index, "content_block": _block(block, empty=True)}]
@@ -32,31 +32,27 @@ class MessagesAnswer(BlockAnswer):
 
     def closing(self) -> Events:
         usage = {"output_tokens": usage_of(self.finished, self.n)["completion_tokens"]}
-        ending = {"stop_reason": self._reason(), "stop_sequence": None}
-        return [{"type": "message_delta", "delta": ending, "usage": usage}, {"type": "message_stop"}]
+        return [{"type": "message_delta", "delta": self._ending(), "usage": usage}, {"type": "message_stop"}]
 
     def failure(self, error: HttpError) -> Events:
-        return [error_body(error)]
+        return [error.body_at("/v1/messages")]
 
     def whole(self) -> dict[str, Any]:
         counts = usage_of(self.finished, self.n)
         content = [_block(block) for block in self.blocks]
-        message = self._message(content, self._reason(), counts["prompt_tokens"], counts["completion_tokens"])
-        return message | {"metrics": metrics_of(self.finished, self.detailed)}
+        message = self._message(content, counts["prompt_tokens"], counts["completion_tokens"])
+        return message | self._ending() | {"metrics": metrics_of(self.finished, self.detailed)}
 
-    def _reason(self) -> str:
-        return REASONS.get(self.choice.finish or "stop", "end_turn")
+    def _ending(self) -> dict[str, Any]:
+        finish, by = self.choice.finish or "stop", self.choice.stopped_by
+        reason = "stop_sequence" if by and finish == "stop" else REASONS.get(finish, "end_turn")
+        return {"stop_reason": reason, "stop_sequence": by}
 
-    def _message(self, content: list[dict[str, Any]], reason: str | None, read: int, written: int) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, Any]], read: int, written: int) -> dict[str, Any]:
         return {
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": reason, "stop_sequence": None, "usage": {"input_tokens": read, "output_tokens": written},
+            "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": read, "output_tokens": written},
         }  # fmt: skip
-
-
-def error_body(error: HttpError) -> dict[str, Any]:
-    told = error.body["error"]
-    return {"type": "error", "error": {"type": told["type"], "message": told["message"]}}
 
 
 def _block(block: Block, empty: bool = False) -> dict[str, Any]:

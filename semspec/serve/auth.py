@@ -87,7 +87,7 @@ class Keys:
         owner = self.store.owner(_presented(scope))
         if owner is None:
             told = "this server needs an API key; send it as 'Authorization: Bearer KEY'"
-            await HttpError(401, told, "invalid_api_key").response(scope, receive, send)
+            await HttpError(401, told, "invalid_api_key").response_at(scope["path"])(scope, receive, send)
             return
         scope["key"] = scope.setdefault("journal", {})["key"] = owner
         await self.app(scope, receive, send)

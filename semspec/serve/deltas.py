@@ -51,6 +51,7 @@ class Delta:
     prompt: list[dict[str, Any] | None] | None = None  # the prompt's logprobs as vLLM has them, with the first delta
     echo: list[TokenText] | None = None  # the same as those of an answer, for all but its first token
     specials: list[tuple[int, str]] = field(default_factory=list)  # special tokens, which have no text in the spans
+    stopped_by: str | None = None  # the stop string, where one has ended the answer
 
 
 @dataclass(slots=True)

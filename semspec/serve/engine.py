@@ -256,7 +256,9 @@ class Engine:
                 sequence.started = start
             for event in sequence.ticket.collect():
                 forms = request.prompt_forms
-                news.append((request, delta_of(pair, sequence.choice, event, sequence.written, self._specials, forms)))
+                delta = delta_of(pair, sequence.choice, event, sequence.written, self._specials, forms)
+                delta.stopped_by = sequence.ticket.text.stopped_by if event.finish_reason == "stop" else None
+                news.append((request, delta))
                 sequence.count(event, start, end)
             if task.error is not None:
                 if not isinstance(task.error, BadRequest):  # a client's own contradiction is no failure of ours

@@ -64,7 +64,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self.refusal(scope) if scope["type"] == "http" else None
-        await (self.app if refusal is None else refusal.response)(scope, receive, send)
+        await (self.app if refusal is None else refusal.response_at(scope["path"]))(scope, receive, send)
 
     def refusal(self, scope: Scope) -> HttpError | None:
         headers = dict(scope["headers"])

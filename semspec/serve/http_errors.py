@@ -1,4 +1,4 @@
-"""How a request fails: one exception with a status, and one shape of answer, which is OpenAI's."""
+"""How a request fails: one exception with a status, and an answer in the shape of the API that was asked."""
 
 from __future__ import annotations
 
@@ -77,9 +77,14 @@ class HttpError(Exception):
             headers["x-should-retry"] = "false"
         return headers
 
-    @property
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def body_at(self, path: str) -> dict[str, Any]:
+        """As the API of this path has errors: Ollama's as a text, Anthropic's with a kind of body, else OpenAI's."""
+        if path.startswith("/api/"):
+            return {"error": self.body["error"]["message"]}
+        return ({"type": "error"} if path == "/v1/messages" else {}) | self.body
+
+    def response_at(self, path: str) -> JSONResponse:
+        return JSONResponse(self.body_at(path), self.status, self.headers)
 
 
 def as_http_error(error: Exception) -> HttpError:
@@ -123,23 +128,16 @@ def explain(error: RequestValidationError) -> str:
 def install(app: FastAPI) -> None:
     @app.exception_handler(HttpError)
     async def _(request: Request, error: HttpError) -> JSONResponse:
-        return _shaped(request, error)
+        return error.response_at(request.url.path)
 
     @app.exception_handler(SemspecError)
     async def _(request: Request, error: SemspecError) -> JSONResponse:
-        return _shaped(request, as_http_error(error))
+        return as_http_error(error).response_at(request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _shaped(request, HttpError(400, explain(error)))
+        return HttpError(400, explain(error)).response_at(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
-        return _shaped(request, HttpError(error.status_code, str(error.detail)))
-
-
-def _shaped(request: Request, error: HttpError) -> JSONResponse:
-    """Anthropic's clients look for the kind of a body first."""
-    if request.url.path == "/v1/messages":
-        return JSONResponse({"type": "error"} | error.body, error.status, error.headers)
-    return error.response
+        return HttpError(error.status_code, str(error.detail)).response_at(request.url.path)

@@ -91,12 +91,14 @@ class Journal:
             await self.app(scope, receive, noting)
         except asyncio.CancelledError:
             if not status:
-                await HttpError(503, "the server is shutting down", "shutting_down").response(scope, receive, noting)
+                await HttpError(503, "the server is shutting down", "shutting_down").response_at(scope["path"])(
+                    scope, receive, noting
+                )
             raise
         except Exception as error:
             log.error("a request crashed", exc_info=True, extra={"fields": fields})
             if not status:
-                await as_http_error(error).response(scope, receive, noting)
+                await as_http_error(error).response_at(scope["path"])(scope, receive, noting)
         finally:
             line = {"method": scope["method"], "path": scope["path"], "status": status} | fields
             self.metrics.http_responses.labels(str(line["status"])).inc()

@@ -8,6 +8,7 @@ from typing import Any
 
 from semspec.serve.answers import Answer
 from semspec.serve.deltas import Delta, Finished
+from semspec.serve.http_errors import HttpError
 
 NANO = 1e9  # durations are in nanoseconds
 
@@ -34,6 +35,9 @@ class OllamaAnswer(Answer):
         calls = choice.calls if message.finish is not None else []
         texts = {kind: "".join(s.text for s in shown if s.kind == kind) for kind in ("content", "reasoning")}
         return [self._said(texts, calls)] if any(texts.values()) or calls else []
+
+    def failure(self, error: HttpError) -> list[dict[str, Any]]:
+        return [error.body_at("/api/chat")]
 
     def closing(self) -> list[dict[str, Any]]:
         return [self._said({"content": "", "reasoning": ""}, []) | self._ended()]

@@ -39,7 +39,7 @@ class ChoicesAnswer(Answer):
         choices = []
         for i, choice in enumerate(self.selected()):
             logprobs = self.logprobs(choice, choice.logprobs) if choice.logprobs else None
-            shaped = {"index": i, **self.message(choice), "logprobs": logprobs, **ending(choice.finish)}
+            shaped = {"index": i, **self.message(choice), "logprobs": logprobs, **ending(choice)}
             shaped |= {"prompt_logprobs": choice.prompt} if choice.prompt else {}
             choices.append(shaped | ({"trace": choice.trace} if self.trace else {}))
         return self._frame(self.kind) | {"choices": choices} | self._totals()
@@ -62,7 +62,7 @@ class ChoicesAnswer(Answer):
         logprobs = self.logprobs(choice, message.logprobs) if message.logprobs else None
         if not (shown or logprobs or message.finish or self.trace):
             return []
-        shaped = {"index": message.choice, **self.delta(choice, shown), "logprobs": logprobs, **ending(choice.finish)}
+        shaped = {"index": message.choice, **self.delta(choice, shown), "logprobs": logprobs, **ending(choice)}
         if self.trace:
             shaped["trace"] = trace_of(message, parts)
         return [self._chunk([shaped])]
@@ -192,9 +192,12 @@ def mean_logprob(choice: Choice) -> float:
     return sum(own) / max(len(own), 1)
 
 
-def ending(finish: str | None) -> dict[str, Any]:
-    """Why an answer ended, as OpenAI names it; that it ended inside the thinking is said beside that."""
-    return {"finish_reason": "length", "stop_reason": "thinking"} if finish == "thinking" else {"finish_reason": finish}
+def ending(choice: Choice) -> dict[str, Any]:
+    """Why an answer ended, as OpenAI names it; beside that the stop string, as vLLM names it, or that it was cut inside
+    the thinking."""
+    if choice.finish == "thinking":
+        return {"finish_reason": "length", "stop_reason": "thinking"}
+    return {"finish_reason": choice.finish} | ({"stop_reason": choice.stopped_by} if choice.stopped_by else {})
 
 
 def _entry(raw: bytes, logprob: float | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -33,6 +34,9 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.is_ssl:  # uvicorn has no option for it, and asyncio waits a minute for each client's handshake
+            listen, seconds = self._loop.create_server, self.limits.header_seconds
+            self._loop.create_server = partial(listen, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
         await super().startup(sockets)
         if not self.servers:  # it could not start, and has said why
             return
@@ -86,6 +90,7 @@ def configure(
         timeout_graceful_shutdown=CLOSE_SECONDS,
         lifespan="on",
         ws="none",
+        loop="asyncio",  # which `startup` relies on
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )

@@ -37,7 +37,7 @@ class TextStream:
         self._given = 0
         self._spoken = 0  # tokens whose text has been handed out whole
         self.span_tokens: list[int] = []  # the token, counted from the first, that each span of the last `take` is of
-        self._stopped = False
+        self.stopped_by: str | None = None  # the stop string that has ended it
         self.finished = False  # all text has been handed out
 
     def _last_tokens(self, prompt: list[int]) -> list[int]:
@@ -59,7 +59,7 @@ class TextStream:
             self._fed += 1
             self._grow()
             self._ends.append(len(self.text))
-            if self._stopped:
+            if self.stopped_by is not None:
                 return i + 1
         return None
 
@@ -89,16 +89,17 @@ class TextStream:
         if self._fed < self._min_tokens:
             return
         found = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
-        ends = [(at + len(stop), at) for at, stop in found if at >= 0]
+        ends = [(at + len(stop), at, stop) for at, stop in found if at >= 0]
         if ends:  # the first to be complete counts; of several that are so at once, the longest
-            self.text, self._stopped = self.text[: min(ends)[0 if self._include_stop else 1]], True
+            end, at, self.stopped_by = min(ends)
+            self.text = self.text[: end if self._include_stop else at]
 
     def take(self, origins: list[Origin], final: bool = False) -> list[tuple[str, Origin]]:
         """The text that has become certain since the last call; `origins` are those of the tokens fed since then."""
         # _ends[i] is the end of the token whose origin is _origins[i]; text of tokens without an origin yet stays here.
         self._origins += origins
         self.finished = self.finished or final
-        if final and not self._stopped:  # what remains unfinished stays so
+        if final and self.stopped_by is None:  # what remains unfinished stays so
             self.text += self._decode()[len(self._seen) :]
             if self._ends:
                 self._ends[-1] = len(self.text)

@@ -129,6 +129,12 @@ def test_a_message_and_its_events(live: Live):
     assert [block.to_dict() for block in final.content] == [block.to_dict() for block in message.content]
     assert final.usage == message.usage
     assert claude(live).messages.create(**given | {"max_tokens": 3}).stop_reason == "max_tokens"
+    stops: Any = given | {"stop_sequences": ["never", "d d"]}
+    stopped = claude(live).messages.create(**stops)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "d d")
+    assert stopped.content[-1].text.strip() == "Goo"
+    with claude(live).messages.stream(**stops) as stream:
+        assert stream.get_final_message().stop_sequence == "d d"
     system: Any = [{"type": "text", "text": "be brief"}]
     assert claude(live).messages.create(**given, system=system).content[0].text == "Hi."
 
@@ -173,8 +179,10 @@ def test_ollama_chats_and_generates(live: Live):
     assert client.generate(model="s", prompt="hello", system="be brief").response == "Hi."
     long = client.generate(model="s", prompt="hello", options={"num_predict": 3, "num_ctx": 2048}, keep_alive=5)
     assert long.done_reason == "length"
-    with pytest.raises(ollama.ResponseError):
+    with pytest.raises(ollama.ResponseError) as refusal:
         client.chat(model="s", messages=[{"role": "user", "content": "x", "images": ["aGk="]}])
+    assert refusal.value.status_code == 400 and "images" in refusal.value.error
+    assert isinstance(live.post("/api/chat", {"model": "t", "messages": []}).json()["error"], str)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +196,8 @@ def test_ollama_chats_and_generates(live: Live):
 )
 def test_these_give_one_answer(live: Live, path: str, more: dict[str, Any]):
     refusal = live.post(path, {"model": "s"} | more)
-    assert refusal.status_code == 400 and "one answer" in refusal.json()["error"]["message"]
+    error = refusal.json()["error"]
+    assert refusal.status_code == 400 and "one answer" in (error if path == "/api/generate" else error["message"])
     assert live.idle()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import subprocess
 import threading
@@ -270,8 +271,11 @@ def test_tls(tmp_path: Path, target_folder: Path):
         with pytest.raises(BadRequest):
             check_tls(*wrong)
     pair = scripted()
-    with serving(lambda: pair, SETTINGS, tls=(cert, private)) as live:
+    impatient = replace(SETTINGS, limits=replace(SETTINGS.limits, header_seconds=2.0))
+    with serving(lambda: pair, impatient, tls=(cert, private)) as live:
         assert live.engine.url.startswith("https://")
+        with socket.create_connection(("127.0.0.1", int(live.engine.url.rpartition(":")[2])), timeout=20) as silent:
+            assert silent.recv(1) == b"", "a client that never says hello is not waited for"
         trusting = ssl.create_default_context(cafile=str(cert))
         with httpx.Client(verify=trusting, base_url=live.engine.url) as client:
             assert client.post("/v1/chat/completions", json=HELLO, timeout=30).status_code == 200

@@ -183,6 +183,9 @@ def test_the_stop_string_that_is_complete_first_wins_whatever_their_order() -> N
         assert joined(stream([[the]], stop)[0]) == "t"
     for stop in (("th", "he"), ("he", "th"), ("h", "th"), ("th", "h")):
         assert stream([[the]], stop) == ([[]], 1)
+        text = TextStream(TOKENIZER, PROMPT, stop)
+        text.feed([the])
+        assert text.stopped_by == "th"
 
 
 def test_a_stop_string_across_tokens_is_cut_exactly() -> None:
