@@ -58,3 +58,18 @@ def kept(parents: Sequence[int], some: Iterable[int]) -> tuple[list[int], tuple[
 def after_chain(count: int, parents: Sequence[int]) -> list[int]:
     """The parents of `count` tokens, each after the one before, and of a tree that follows the last of them."""
     return [*range(-1, count - 1), *(count + parent for parent in parents)]
+
+
+def preorder(parents: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    """The tokens in an order in which each is followed by its first child, and their parents in that order. An accepted
+    path of first children then lies in the cache as it should."""
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(parents):
+        children.setdefault(parent, []).append(i)
+    order, waiting = list[int](), children.get(-1, [])[::-1]
+    while waiting:
+        order.append(i := waiting.pop())
+        waiting += children.get(i, [])[::-1]
+    place = {i: n for n, i in enumerate(order)}
+    found = [place.get(parents[i], -1) for i in order]
+    return order, () if is_chain(found) else tuple(found)

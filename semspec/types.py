@@ -179,7 +179,13 @@ class Verdict:
     evidence: tuple[tuple[float, ...], ...] = ()  # the numbers that decided each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
     state: Tensor | None = None  # given to the rule with this sequence's next draft
-    path: tuple[int, ...] = ()  # of a draft that branches: which tokens are accepted
+    last: int = -1  # of a draft that branches: the last accepted token,
+    path: tuple[int, ...] = ()  # and all of them
+
+    @property
+    def taken(self) -> Sequence[int]:
+        """The accepted tokens of the draft."""
+        return self.path or range(self.accepted)
 
     @staticmethod
     def join(parts: Sequence[Verdict], lengths: Sequence[int]) -> Verdict:

@@ -21,7 +21,7 @@ from semspec.probe.features import Features
 from semspec.probe.head import Probe, head_for, paper_widths
 from semspec.types import Draft, Sampling, Score, ScoreOutput, VerifyRequest
 from semspec.verify.base import Rule
-from semspec.verify.collate import collate, join_segments, verdicts
+from semspec.verify.decide import decide
 from semspec.verify.step_rule import StepRule
 
 Cards = dict[str, dict[str, Any]]  # field of a rule -> the card of its probe, without weights
@@ -96,7 +96,7 @@ class Verification:
         """One call of a rule of an arm, with its copy to the host."""
         rule = self._rule(arm, name, *rows[0][:2])
         requests = [self._request(rule, *row) for row in rows]
-        join_segments(verdicts(rule.verify(collate(requests))), requests)
+        decide(rule, requests)
 
     def _request(self, rule: Rule, drafted: int, scored: int, has_logits: int, *ends: int) -> VerifyRequest:
         kinds = {model: runner.transformer.dtype for model, runner in self.runners.items()}

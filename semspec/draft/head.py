@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from semspec.draft.early_exit import EarlyExit
+from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.draft.model import NO_EARLY_EXIT, ModelDrafter
 from semspec.types import Draft, DraftRequest, ProposalGenerator
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class HeadDrafter(ModelDrafter):
-    def __init__(self, head: StateRunner, early_exit: EarlyExit = NO_EARLY_EXIT) -> None:
-        super().__init__(head, early_exit)
+    def __init__(self, head: StateRunner, early_exit: EarlyExit = NO_EARLY_EXIT, tree: TreeOptions = CHAIN) -> None:
+        super().__init__(head, early_exit, tree)
         self.head, self.layers = head, tuple(sorted(set(head.layers)))
 
     def observe(self, tokens: list[int], hidden: dict[int, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.early_exit import EarlyExit
+from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.draft.head import HeadDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
@@ -37,6 +38,10 @@ class DrafterKind(ABC):
     reads_target: ClassVar[bool] = False  # it has weights of its own, which read the target's hidden states
     main_option: ClassVar[str] = ""  # that may be given without its name
 
+    def __post_init__(self) -> None:
+        """Refuses options that are wrong."""
+        return
+
     def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
         """This kind with what it needs of a pair whose target is run by this runner."""
         return self
@@ -45,8 +50,29 @@ class DrafterKind(ABC):
     def looks_up(self) -> bool:
         return not (self.needs_model or self.reads_target)
 
+    @property
+    def branches(self) -> TreeOptions:
+        return CHAIN
+
     @abstractmethod
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter: ...
+
+
+@dataclass(frozen=True)
+class Branching(DrafterKind):
+    """Kinds whose drafts may branch."""
+
+    tree: int = 0  # tokens of a draft; 0: drafts are chains
+    depth: int = 0  # tokens on a path; 0: the draft length
+    top: int = 4  # branches of a token
+
+    def __post_init__(self) -> None:
+        _ = self.branches  # refuses what is wrong
+        super().__post_init__()
+
+    @property
+    def branches(self) -> TreeOptions:
+        return TreeOptions(self.tree, self.depth, self.top)
 
 
 @dataclass(frozen=True)
@@ -65,11 +91,11 @@ class Lookup(DrafterKind):
             )
 
     def lookup(self) -> NgramDrafter:
-        return NgramDrafter(self.longest, self.shortest, self.earliest)
+        return NgramDrafter(self.longest, self.shortest, self.earliest, self.branches)
 
 
 @dataclass(frozen=True)
-class Ngram(Lookup):
+class Ngram(Branching, Lookup):
     name = "ngram"
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
@@ -77,13 +103,13 @@ class Ngram(Lookup):
 
 
 @dataclass(frozen=True)
-class Model(DrafterKind):
+class Model(Branching):
     name = "model"
     needs_model = True
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert draft is not None
-        return ModelDrafter(draft, early_exit)
+        return ModelDrafter(draft, early_exit, self.branches)
 
 
 @dataclass(frozen=True)
@@ -130,11 +156,11 @@ class Head(DrafterKind):
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert self.head is not None, "build comes after bind"
-        return HeadDrafter(self.head, early_exit)
+        return HeadDrafter(self.head, early_exit, self.branches)
 
 
 @dataclass(frozen=True)
-class Eagle(Head):
+class Eagle(Branching, Head):
     """An EAGLE-3 head."""
 
     name = "eagle"

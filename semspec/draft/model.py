@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from semspec.draft.early_exit import CHUNK, EarlyExit
+from semspec.draft.growing import CHAIN, TreeOptions, grow
 from semspec.types import Decode, DecodeOutput, Draft, DraftRequest, ProposalGenerator, Runner
 
 NO_EARLY_EXIT = EarlyExit()
 
 
 class ModelDrafter:
-    def __init__(self, runner: Runner, early_exit: EarlyExit = NO_EARLY_EXIT) -> None:
-        self.runner, self.early_exit = runner, early_exit
+    def __init__(self, runner: Runner, early_exit: EarlyExit = NO_EARLY_EXIT, tree: TreeOptions = CHAIN) -> None:
+        self.runner, self.early_exit, self.tree = runner, early_exit, tree
         self.runners = [runner]
         self.slot: int | None = None
 
@@ -23,6 +26,8 @@ class ModelDrafter:
         n = min(request.max_tokens, self.runner.capacity - len(context) + 1)
         if n < 1:
             return Draft([])
+        if self.tree.size:
+            return (yield from grow(self.runner, self.slot, context, replace(request, max_tokens=n), self.tree))
         feed, parts = context[self.runner.length(self.slot) :], []
         history = None if request.processors is None else request.processors.after(context)
         drafted = confident = 0

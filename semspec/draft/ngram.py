@@ -1,26 +1,33 @@
 """Drafting by lookup: if the last tokens occurred before, propose what followed them there. Needs no model.
 
 Uses the longest suffix of the context, from `longest` tokens down to `shortest`, that occurred earlier, and of its
-occurrences the latest, since text resembles its recent past (`earliest=True`: the first, as in FLy's code).
+occurrences the latest, since text resembles its recent past (`earliest=True`: the first, as in FLy's code). A draft
+that branches has several of these, the latest first, then those of shorter suffixes.
 Source: prompt lookup decoding, Saxena 2023.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from semspec.draft.growing import CHAIN, TreeOptions, in_order
 from semspec.errors import BadRequest
+from semspec.tree import is_chain
 from semspec.types import Draft, DraftRequest, ProposalGenerator, Runner
 
 Ngram = tuple[int, ...]
+LOOKS = 32  # occurrences that a draft is made of
 MAX_PROMPT_TOKENS = 16384  # indexed at the start; indexing more would block all sequences
 
 
 class NgramDrafter:
-    def __init__(self, longest: int = 4, shortest: int = 1, earliest: bool = False) -> None:
+    def __init__(self, longest: int = 4, shortest: int = 1, earliest: bool = False, tree: TreeOptions = CHAIN) -> None:
         if not 1 <= shortest <= longest:
             raise BadRequest(
                 f"n-gram lengths {shortest} to {longest}: the shortest must be 1 or more, not above the longest"
             )
-        self.longest, self.shortest, self.earliest = longest, shortest, earliest
+        self.longest, self.shortest, self.earliest, self.tree = longest, shortest, earliest, tree
         self.runners: list[Runner] = []
         self._start = 0  # the first indexed position of the context
         self._follower: dict[Ngram, int] = {}  # n-gram -> index of the token that followed it
@@ -34,10 +41,36 @@ class NgramDrafter:
         self._index(context)
         for size in range(min(self.longest, len(context) - 1), self.shortest - 1, -1):
             start = self._follower.get(tuple(context[-size:]))
+            if start is not None and self.tree.size:
+                return self._tree(context, size, self.tree.levels(request.max_tokens))
             if start is not None:
                 return Draft(_repeat(context, start, request.max_tokens))
         return Draft([])
         yield  # makes this a generator, as the protocol requires
+
+    def _tree(self, context: list[int], longest: int, levels: int) -> Draft:
+        """Several continuations, sharing their beginnings."""
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for start in islice(self._starts(context, longest), LOOKS):
+            node = -1
+            for token in _repeat(context, start, levels):
+                there = (node, token) in nodes
+                if not there and (len(nodes) == self.tree.size or self._full(nodes, node)):
+                    break
+                node = nodes.setdefault((node, token), len(nodes))
+        return in_order(Draft([token for _, token in nodes], parents=_parents(parent for parent, _ in nodes)))
+
+    def _full(self, nodes: dict[tuple[int, int], int], node: int) -> bool:
+        return sum(parent == node for parent, _ in nodes) == self.tree.top
+
+    def _starts(self, context: list[int], longest: int) -> Iterator[int]:
+        """What followed the last tokens elsewhere: after the longest suffixes first, and the latest first."""
+        for size in range(longest, self.shortest - 1, -1):
+            key = tuple(context[-size:])
+            start = self._follower.get(key)
+            while start is not None:
+                yield start
+                start = next((before for old, before in self._history[start - self._start] if old == key), None)
 
     def _index(self, context: list[int]) -> None:
         """Index the n-grams before every token that is new since the last call."""
@@ -63,6 +96,10 @@ class NgramDrafter:
 
     def close(self) -> None:
         pass
+
+
+def _parents(each: Iterable[int]) -> tuple[int, ...]:
+    return () if is_chain(found := tuple(each)) else found
 
 
 def _repeat(context: list[int], start: int, n: int) -> list[int]:

@@ -21,7 +21,7 @@ from semspec.probe.head import Probe
 from semspec.text.tokenizer import THINKING
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify.base import Rule
-from semspec.verify.collate import collate, join_segments, verdicts
+from semspec.verify.decide import decide
 from semspec.verify.step_rule import StepRule
 
 OTHERS = 0  # the token that stands for all that a row does not name
@@ -170,7 +170,7 @@ def judge(
         draft.valid = (step.valid,)
     protected = torch.tensor([text in MARKERS for text in vocabulary.texts])
     request = VerifyRequest(bound, draft, ScoreOutput(target), sampling, position, round, state, None, protected)
-    (verdict,) = join_segments(verdicts(bound.verify(collate([request]))), [request])
+    (verdict,) = decide(bound, [request])
     reasons, seen = _reasons(bound, verdict, vocabulary), evidence_of(step.pieces, vocabulary, step.own)
     return Judged(verdict.accepted, reasons, verdict.state, seen)
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from semspec.draft.reading import ReadingDrafter
-from semspec.loop.draft_length import TARGET_ONLY_TOKENS, DraftLengthPolicy, FixedLength, Round
-from semspec.loop.repetition import RepetitionGuard
+from semspec.loop.branches import legal_branches
+from semspec.loop.draft_length import TARGET_ONLY_TOKENS, FixedLength, Round
+from semspec.loop.job import Job as Job
+from semspec.loop.job import Referee as Referee
 from semspec.loop.stats import Stats
-from semspec.loop.thinking import Thinking
 from semspec.sampling.draw import logprobs_of
 from semspec.sampling.noise import TARGET
-from semspec.sampling.processors import History, Processors
-from semspec.text.steps import Steps
+from semspec.sampling.processors import History
 from semspec.types import (
     Acquire,
     Decode,
@@ -38,7 +38,6 @@ from semspec.types import (
     Relaxed,
     Request,
     Runner,
-    Sampling,
     Score,
     ScoreOutput,
     SequenceGenerator,
@@ -54,35 +53,6 @@ MAX_QUOTE = 80  # characters of repeated text in the log
 PROMPT_ROWS = 64  # of a prompt's logits at a time
 MAX_GIVEN = 64  # tokens that follow without a pass, between two checks for cancellation
 DECODE_TOKENS = 8  # tokens without a draft between two checks for stop strings and cancellation
-
-
-@dataclass(slots=True)
-class Job:
-    """One sequence to decode, in tokens. Text is not known here."""
-
-    prompt: list[int]
-    rule: Rule
-    num_draft_tokens: int | DraftLengthPolicy
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: frozenset[int] = frozenset()
-    halt: Callable[[list[int]], int | None] | None = None  # new tokens -> how many to keep, if the text ends there
-    protected: Tensor | None = None  # [V] tokens that no rule may relax
-    thinking: Thinking | None = None  # None: the model has no markers of thinking
-    count_entropy: bool = False  # of the target at verified tokens, for the stats
-    logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    processors: Processors | None = None  # what changes its logits; None: nothing
-    draft_prompt: list[int] | None = None  # in the draft model's tokens, where these are others
-    steps: Steps | None = None  # where reasoning steps end, for step rules
-    referee: Referee | None = None  # for rules that need one
-    rewriter: Rule | None = None  # token rule for speculation on what the target writes, with step rules
-    repetition_guard: RepetitionGuard = field(default_factory=RepetitionGuard)
-    text_of: Callable[[list[int]], str] = str  # for messages
-
-
-Referee = Callable[[list[int], list[int]], bool]
-"""Whether a reasoning step is valid: (new tokens so far, the step's tokens) -> bool."""
 
 
 class Decoder:
@@ -178,13 +148,15 @@ class Decoder:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
             draft: Draft = yield from self.propose_from(self.context, request)
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
+            drafted = min(draft.longest, event.drafted)
         else:
             event = yield from self.decode_target(TARGET_ONLY_TOKENS, left)
+            drafted = 0
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}
             target = sum(spent.values()) - spent["draft"]
-            made = (min(n, left - 1), event.drafted, len(event.tokens), spent["draft"], target, timed, prompt)
+            made = (min(n, left - 1), drafted, len(event.tokens), spent["draft"], target, timed, prompt)
             self.draft_length.observe(Round(*made))
         return event
 
@@ -198,7 +170,9 @@ class Decoder:
         job = self.job
         draft, layout = self.fit(draft, rule)
         feed = self.pending() + layout
-        rows: ScoreOutput = yield from self.read(feed, 1 + len(layout), rule.layers, dense=not draft.tokens)
+        rows: ScoreOutput = yield from self.read(
+            feed, 1 + len(layout), rule.layers, dense=not draft.tokens, parents=draft.parents
+        )
         if not draft.tokens:  # nothing to verify: the target's own token follows
             rule = EXACT
         if rule is EXACT and rule is not job.rule:  # with other sequences, whose rules want other layers or none
@@ -218,9 +192,11 @@ class Decoder:
         self.round += 1
         self.states[id(rule)] = verdict.state
 
-        tokens = [*draft.tokens[: verdict.accepted], verdict.next]
+        tokens = [*(draft.tokens[i] for i in verdict.taken), verdict.next]
         count, finish = self.cut(tokens, left)
         accepted = min(verdict.accepted, count)
+        if draft.parents:
+            rows = self.keep(rows, verdict.path)
         if job.count_entropy:
             self.stats.entropy += float(torch.special.entr(rows.logits[:count].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
@@ -235,6 +211,17 @@ class Decoder:
             reason = rule.reason(verdict.evidence[n]) if verdict.evidence else rule.reason(())
             event.relaxed[i] = Relaxed(reason, verdict.target_tokens[n] if verdict.target_tokens else None)
         return event
+
+    def keep(self, rows: ScoreOutput, path: tuple[int, ...]) -> ScoreOutput:
+        """Of a draft that branches only this path: in the target's cache, in the states it made, and in these rows."""
+        before = self.target.length(self.slot) + 1 - len(rows.logits)  # tokens before the draft
+        self.target.keep(self.slot, before, path)
+        if self.layers:
+            part = self.unobserved[-1]
+            first = next(iter(part.values())).shape[0] + 1 - len(rows.logits)
+            at = [*range(first), *(first + i for i in path)]
+            self.unobserved[-1] = {layer: states[at] for layer, states in part.items()}
+        return ScoreOutput(rows.logits[[0, *(i + 1 for i in path)]])
 
     def decode_target(self, n: int, left: int, pause: frozenset[int] = frozenset()) -> Generator[Request, Any, Event]:
         """The target generates a few tokens without a draft, up to one at which to pause."""
@@ -254,13 +241,18 @@ class Decoder:
         return self.commit(out.tokens[:count], out.logprobs, finish)
 
     def read(
-        self, tokens: list[int], keep: int, layers: tuple[int, ...] = (), dense: bool = True
+        self,
+        tokens: list[int],
+        keep: int,
+        layers: tuple[int, ...] = (),
+        dense: bool = True,
+        parents: tuple[int, ...] = (),
     ) -> Generator[Request, Any, ScoreOutput]:
         """The target reads tokens. Returns what was asked for; a drafter that reads the target gets all states."""
         if not self.layers:
-            return (yield Score(self.target, self.slot, tokens, keep, layers, dense=dense))
-        both = tuple(sorted({*self.layers, *layers}))
-        rows: ScoreOutput = yield Score(self.target, self.slot, tokens, keep, both, states=len(tokens), dense=dense)
+            return (yield Score(self.target, self.slot, tokens, keep, layers, dense=dense, parents=parents))
+        both, states = tuple(sorted({*self.layers, *layers})), len(tokens)
+        rows: ScoreOutput = yield Score(self.target, self.slot, tokens, keep, both, False, states, dense, parents)
         self.unobserved.append({layer: rows.hidden[layer] for layer in self.layers})
         return ScoreOutput(rows.logits, {layer: rows.hidden[layer][len(tokens) - keep :] for layer in layers})
 
@@ -289,10 +281,15 @@ class Decoder:
         end of thinking."""
         # A rule that divides by the probabilities of draft tokens rejects those that are not allowed: to leave them out
         # because of what was drawn would bias it.
-        if self.job.processors is not None and (draft.logits is None or not rule.needs_draft_logits):
-            draft = draft.first(self.job.processors.legal(self.context, draft.tokens))
-        space = self.target.capacity - len(self.context)
+        processors = self.job.processors if draft.logits is None or not rule.needs_draft_logits else None
         end = self.thinking.end if self.thinking and self.thinking.relax_only else None
+        if draft.parents:
+            draft = legal_branches(draft, self.context, processors, end)
+        elif processors is not None:
+            draft = draft.first(processors.legal(self.context, draft.tokens))
+        space = self.target.capacity - len(self.context)
+        if draft.parents:
+            return (draft := draft.first(space)), draft.tokens
         while draft.tokens and (len(rule.layout(draft.tokens)) > space or end in draft.tokens[:-1]):
             draft = draft.first(len(draft.tokens) - 1)
         return draft, rule.layout(draft.tokens)

@@ -226,8 +226,8 @@ class Executor:
         groups: dict[tuple[Any, ...], list[tuple[Task, VerifyRequest]]] = {}
         for task, request in waiting:
             logits = request.rows.logits
-            certain, fresh = request.draft.logits is None, request.state is None
-            key = (request.rule, logits.shape[-1], logits.device, certain, fresh, id(request.protected))
+            kind = request.draft.logits is None, request.state is None, bool(request.draft.parents)
+            key = (request.rule, logits.shape[-1], logits.device, *kind, id(request.protected))
             try:
                 groups.setdefault(key, []).append((task, request))
             except TypeError as error:  # a rule that cannot be hashed
@@ -258,8 +258,9 @@ class Executor:
     @staticmethod
     def _add_logprobs(request: VerifyRequest, verdict: Verdict) -> None:
         if request.logprobs is not None:
-            tokens = [*request.draft.tokens[: verdict.accepted], verdict.next]
-            verdict.logprobs = logprobs_of(request.rows.logits[: len(tokens)], tokens, request.logprobs)
+            tokens = [*(request.draft.tokens[i] for i in verdict.taken), verdict.next]
+            rows = request.rows.logits[[0, *(i + 1 for i in verdict.taken)]]
+            verdict.logprobs = logprobs_of(rows, tokens, request.logprobs)
 
     # -- passes
 

@@ -221,6 +221,8 @@ class Preparer:
             raise BadRequest(
                 f"drafter {kind.name!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
+        if kind.branches.size:
+            self._check_trees(kind, rule, options)
         drafter = kind.bind(self.resources, self.target).build(self.draft, options.early_exit)
         # A rule that mixes both models' distributions has no use for drafts without one.
         looks_up = rule.unit == "token" and (rule.lossless or not rule.needs_draft_logits) and not rule.draft_layers
@@ -229,6 +231,22 @@ class Preparer:
         # A draft model with another tokenizer may need more tokens for the same text.
         shorter = self.draft.capacity < self.target.capacity or self.resources.exchange is not None
         return WithinContext(drafter, self.draft) if shorter else drafter
+
+    def _check_trees(self, kind: DrafterKind, rule: Rule, options: Options) -> None:
+        """Whether drafts may branch here."""
+        leave_out = "leave out the drafter's tree=..."
+        if not rule.supports_trees:
+            raise BadRequest(
+                f"verifier {rule.name!r} cannot verify drafts that branch; take exact, sampling, traversal or a rule "
+                f"that needs the draft's tokens only, or {leave_out}"
+            )
+        if not self.target.trees or (kind.needs_model and self.draft is not None and not self.draft.trees):
+            what = "target" if not self.target.trees else "draft model"
+            raise BadRequest(f"this {what} runs through transformers and cannot read drafts that branch; {leave_out}")
+        if kind.needs_model and self.resources.exchange is not None:
+            raise BadRequest(f"a draft model with another tokenizer drafts no trees; {leave_out}")
+        if options.early_exit.enabled:
+            raise BadRequest(f"draft_min_p and draft_max_entropy are for drafts that do not branch; {leave_out}")
 
     def _translating(
         self, inner: Drafter, prompt: list[int], read: int, comparing: list[Rule], early_exit: EarlyExit

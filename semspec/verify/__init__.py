@@ -35,6 +35,7 @@ from semspec.verify.step_controls import AcceptAllSteps, AcceptNoStep, Oracle, R
 from semspec.verify.threshold import Threshold
 from semspec.verify.top_or_ratio import TopOrRatio
 from semspec.verify.topk import TopK
+from semspec.verify.traversal import Traversal
 from semspec.verify.trigreason import TrigReason
 from semspec.verify.typical import Typical
 
@@ -42,7 +43,7 @@ _LENGTH = "give the draft length beside it: -k 6, or num_draft_tokens=6 (k=6 is 
 REGISTRY = Registry("verifier", "semspec.rules", Rule, {"k": _LENGTH, "num_draft_tokens": _LENGTH})  # type: ignore[type-abstract]
 register = REGISTRY.register
 
-LOSSLESS: tuple[type[Rule], ...] = (NoSpeculation, Exact, SpeculativeSampling, Block)
+LOSSLESS: tuple[type[Rule], ...] = (NoSpeculation, Exact, SpeculativeSampling, Block, Traversal)
 LOOSE: tuple[type[Rule], ...] = (
     Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective, TopOrRatio,
     Regret, Mars, Ears, CorrectionMemory,

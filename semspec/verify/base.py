@@ -16,6 +16,7 @@ from torch import Tensor
 from semspec.sampling import noise
 from semspec.types import GREEDY, DraftRequest, Sampling
 from semspec.verify.batch import Decisions, DraftBatch
+from semspec.verify.paths import by_paths
 
 if TYPE_CHECKING:
     from semspec.probe.head import Probe
@@ -70,6 +71,15 @@ class Rule(ABC):
 
     @abstractmethod
     def verify(self, drafts: DraftBatch) -> Decisions: ...
+
+    def verify_tree(self, drafts: DraftBatch) -> Decisions:
+        """Drafts that branch, where `supports_trees`; see verify/paths.py."""
+        return by_paths(drafts, self.verify)
+
+    @property
+    def supports_trees(self) -> bool:
+        """A rule that compares distributions has to know how siblings were drawn: it overrides both of these."""
+        return self.unit == "token" and not self.needs_draft_logits and type(self).layout is Rule.layout
 
     def layout(self, draft: list[int]) -> list[int]:
         """The tokens to score: the draft first, then any others whose rows the rule needs; those are dropped again."""

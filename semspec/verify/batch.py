@@ -16,6 +16,7 @@ from torch import Tensor
 
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, best, choose, process
+from semspec.verify.branches import Branches
 
 
 @dataclass
@@ -42,6 +43,8 @@ class DraftBatch:
     marks: Tensor | None = None  # [B] the draft model's own opinion of each step, where a rule asks for it
     own_ids: Tensor | None = None  # [B, O] the draft model's own tokens, which D has rows of; None: the same as ids
     own_ends: Tensor | None = None  # [B, K] how many of them are needed up to each draft token
+    branches: Branches | None = None  # of drafts that branch, whose tokens are in any order; None: chains
+    places: Tensor | None = None  # [B, K + 1] of a path through such a draft: where its rows are
 
     @cached_property
     def positions(self) -> Tensor:
@@ -55,7 +58,10 @@ class DraftBatch:
 
     @cached_property
     def rows(self) -> Tensor:
-        """[B, K + 1] the row of R that predicts draft token k; after the draft's end, its bonus row again"""
+        """[B, K + 1] the row of R that predicts draft token k; after the draft's end, its bonus row again. Of a draft
+        that branches: the row that follows draft token k - 1"""
+        if self.places is not None:
+            return self.first_row[:, None] + self.places
         return self.first_row[:, None] + torch.minimum(self.positions, self.counts[:, None])
 
     @cached_property
@@ -63,9 +69,8 @@ class DraftBatch:
         """[B, K] the row of D that draft token k was drawn from; after the end, any valid row"""
         last = (self.counts - 1).clamp_min(0)[:, None]
         assert self.draft_logits is not None
-        return (self.first_draft[:, None] + torch.minimum(self.positions[:-1], last)).clamp_max(
-            max(self.draft_logits.shape[0] - 1, 0)
-        )
+        at = torch.minimum(self.positions[:-1], last) if self.places is None else (self.places[:, 1:] - 1).clamp_min(0)
+        return (self.first_draft[:, None] + at).clamp_max(max(self.draft_logits.shape[0] - 1, 0))
 
     def own_counts(self, counts: Tensor | None = None) -> Tensor:
         """[B] how many of the draft model's own tokens the first counts [B] tokens of each draft stand for"""
@@ -115,7 +120,8 @@ class DraftBatch:
     def uniform(self, purpose: int) -> Tensor:
         """[B, K + 1] noise for each draft position and the one behind; fresh in every round but for TARGET"""
         stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
-        return noise.uniform(self.seed[:, None], self.position[:, None] + self.positions, stream[:, None])
+        at = self.positions if self.places is None else self.places  # of a tree, each token has its own
+        return noise.uniform(self.seed[:, None], self.position[:, None] + at, stream[:, None])
 
     def key(self, purpose: int) -> Tensor:
         """[B, K + 1] the same as keys, for draws of tokens"""
@@ -127,8 +133,12 @@ class DraftBatch:
         another purpose than TARGET, another draw"""
         if self.target_sampling.all_greedy:
             return best(self.target_logits)[self.rows]
-        key = self.key(purpose).flatten()
-        return choose(self.target_processed, key, self.rows.flatten()).view_as(self.rows)
+        key = self.key(purpose)
+        if self.places is not None:  # paths share rows: each is drawn from once
+            inside = key.gather(1, torch.minimum(self.positions, self.counts[:, None])).flatten()
+            keys = torch.zeros_like(self.target_logits[:, 0], dtype=torch.long).scatter(0, self.rows.flatten(), inside)
+            return choose(self.target_processed, keys)[self.rows]
+        return choose(self.target_processed, key.flatten(), self.rows.flatten()).view_as(self.rows)
 
     def target_prob_of_draft(self) -> Tensor:
         """[B, K] the target's probability of each draft token"""
@@ -194,6 +204,7 @@ class Decisions:
     state: Tensor | None = None  # [B, S]
     target_tokens: Tensor | None = None  # [B, K] the target's choice
     evidence: Tensor | None = None  # [B, K, E] float32, the numbers that `Rule.reason` explains
+    last: Tensor | None = None  # [B] of drafts that branch: the last accepted token, -1: none; K is along its path
 
 
 def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:

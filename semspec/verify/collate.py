@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from semspec.sampling.draw import SamplingRows, SamplingUse, columns_of
+from semspec.tree import paths
 from semspec.types import Verdict, VerifyRequest
 from semspec.verify.batch import Decisions, DraftBatch
+from semspec.verify.branches import Branches
 
 MARK_SCALE = 1_000_000  # marks travel as whole numbers, with the other columns
 NUMBERS = 9  # count, first row, first draft row, seed, position, round, whole, valid, mark
@@ -65,7 +67,10 @@ def collate(requests: Sequence[VerifyRequest], parts: Mapping[Part, list[Tensor]
     layout, device = Layout.of(requests), requests[0].rows.logits.device
     numbers, columns = (table.to(device, non_blocking=True) for table in tables(requests, layout))
     tensors = {name: torch.cat(own) for name, own in (parts or tensor_parts(requests)).items()}
-    return assemble(layout, numbers, columns, tensors, requests[0].protected)
+    batch = assemble(layout, numbers, columns, tensors, requests[0].protected)
+    if any(trees := [r.draft.parents for r in requests]):
+        batch.branches = Branches.of(trees, layout.tokens, device)
+    return batch
 
 
 def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Tensor, Tensor]:
@@ -108,7 +113,15 @@ def tensor_parts(requests: Sequence[VerifyRequest]) -> dict[Part, list[Tensor]]:
 
 
 def _logits(r: VerifyRequest) -> Tensor:
-    return r.rows.logits if r.history is None else r.history.apply(r.rows.logits, r.draft.tokens)
+    if r.history is None:
+        return r.rows.logits
+    if not r.draft.parents:
+        return r.history.apply(r.rows.logits, r.draft.tokens)
+    made = r.rows.logits.float().clone()
+    for path in paths(r.draft.parents):
+        rows = [0, *(i + 1 for i in path)]
+        made[rows] = r.history.apply(r.rows.logits[rows], [r.draft.tokens[i] for i in path])
+    return made
 
 
 def assemble(
@@ -160,7 +173,7 @@ class Packed:
     """Decisions as one table [B, W], which one copy brings to the host; evidence as the bits of its floats."""
 
     table: Tensor
-    widths: list[int]  # of accepted and next, relaxed, target tokens, evidence
+    widths: list[int]  # of accepted, next and last, relaxed, target tokens, evidence
     evidence: int  # numbers for each token
     state: Tensor | None
 
@@ -168,7 +181,7 @@ class Packed:
     def of(d: Decisions) -> Packed:
         empty = d.accepted.new_empty(len(d.accepted), 0)
         parts = [
-            torch.stack([d.accepted, d.next], 1),
+            torch.stack([d.accepted, d.next, torch.full_like(d.next, -1) if d.last is None else d.last], 1),
             empty if d.relaxed is None else d.relaxed.long(),
             empty if d.target_tokens is None else d.target_tokens,
             empty if d.evidence is None else d.evidence.contiguous().view(torch.int32).long().flatten(1),
@@ -181,7 +194,7 @@ class Packed:
         evidence = bits.int().view(torch.float32).view(len(bits), -1, self.evidence).tolist() if self.evidence else None
         found = []
         lists = zip(heads.tolist(), marks.tolist(), choices.tolist(), strict=True)
-        for b, ((accepted, next_token), row, choice) in enumerate(lists):
+        for b, ((accepted, next_token, last), row, choice) in enumerate(lists):
             at = tuple(i for i, mark in enumerate(row[:accepted]) if mark)
             found.append(
                 Verdict(
@@ -191,6 +204,7 @@ class Packed:
                     target_tokens=tuple(choice[i] for i in at) if choice else (),
                     evidence=tuple(tuple(evidence[b][i]) for i in at) if evidence else (),
                     state=None if self.state is None else self.state[b],
+                    last=last,
                 )
             )
         return found

@@ -3,7 +3,10 @@
 Draft token x, drawn from q, is accepted with probability min(1, p(x) / q(x)), p being the target's distribution. The
 first rejected token is replaced by a draw from norm(max(p - q, 0)); if none is rejected, the bonus token is drawn from
 p. At temperature 0 both distributions are certain and the rule is `exact`.
-Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+Siblings in a draft that branches are drawn from q without replacement and tested one after the other: each rejected one
+leaves norm(max(p - q, 0)) for p, and q without it; an accepted one is followed by its own children.
+Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); trees: Jeon et al. 2024 (arXiv
+2402.14160).
 """
 
 from __future__ import annotations
@@ -25,11 +28,45 @@ class SpeculativeSampling(Rule):
     title = "Speculative sampling"
     lossless = True
     needs_draft_logits = True
+    supports_trees = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         p, q = drafts.target_prob_of_draft(), drafts.draft_prob_of_draft()  # [B, K]
         accepted = accepted_prefix(drafts.uniform(ACCEPT)[:, :-1] * q < p, drafts.exists)  # [B]
         return Decisions(accepted, after_rejection(drafts, accepted, torch.ones_like(accepted, dtype=p.dtype)))
+
+    def verify_tree(self, drafts: DraftBatch) -> Decisions:
+        assert drafts.branches is not None
+        u, before = drafts.uniform(ACCEPT), drafts.branches.before
+        place = accepted = torch.zeros_like(drafts.counts)  # the last accepted token's, 0: none
+        p = drafts.target_distribution(place)  # [B, V] what is left of the target's distribution there,
+        lost = torch.zeros_like(p, dtype=torch.bool)  # and which of its children are rejected
+        for k in range(before.shape[1]):
+            tested = (before[:, k] == place) & drafts.exists[:, k]
+            token, at = drafts.safe_ids[:, k, None], torch.full_like(place, k)
+            q = without(drafts.draft_distribution(at), lost)
+            own, drawn = p.gather(1, token)[:, 0], q.gather(1, token)[:, 0]
+            passes = tested & (u[:, k] * drawn < own) & (drawn > 0)  # 0: it could not be drawn, with its siblings gone
+            rejected = (tested & ~passes)[:, None]
+            p = torch.where(rejected, normalised((p - q).clamp_min(0), p), p)
+            lost = lost.scatter(1, token, lost.gather(1, token) | rejected)
+            place, accepted = torch.where(passes, k + 1, place), accepted + passes.long()
+            p = torch.where(passes[:, None], drafts.target_distribution(place), p)
+            lost = lost & ~passes[:, None]
+        return Decisions(
+            accepted, choose(p.log(), drafts.key(RESIDUAL).gather(1, place[:, None])[:, 0]), last=place - 1
+        )
+
+
+def without(q: Tensor, lost: Tensor) -> Tensor:
+    """[B, V] what a sibling is drawn from after those that are lost were drawn"""
+    return normalised(q.masked_fill(lost, 0.0), torch.zeros_like(q))
+
+
+def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """[B, V] weights that sum to 1, or this where there are none"""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, otherwise)
 
 
 def trial(drafts: DraftBatch) -> tuple[Tensor, Tensor]:
