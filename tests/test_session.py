@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import semspec
 from semspec import BadRequest, Options, verify
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
+from semspec.draft.growing import TreeOptions
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
@@ -48,6 +49,7 @@ class World:
             "ngram": NgramDrafter(),
             "model": ModelDrafter(self.cached_draft),
             "cascade": CascadeDrafter(self.cached_draft, NgramDrafter()),
+            "tree": ModelDrafter(self.cached_draft, tree=TreeOptions(size=9, top=3)),
         }
         rule, stats = verify.make("none" if drafter == "none" else "exact"), Stats()
         decoder = Decoder(Job(prompt, rule, 4, n), self.cached, drafters[drafter], stats)
@@ -94,7 +96,7 @@ def test_turns_equal_fresh_runs_whatever_is_cached(data: st.DataObject):
     for _ in range(data.draw(st.integers(2, 4))):
         new = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30))
         prompt = context[: data.draw(st.integers(0, len(context)))] + new
-        drafter = data.draw(st.sampled_from(["none", "ngram", "model", "cascade"]))
+        drafter = data.draw(st.sampled_from(["none", "ngram", "model", "cascade", "tree"]))
         ticks = data.draw(st.none() | st.integers(0, 12))
         written = world.turn(prompt, drafter, ticks=ticks)
         assert written == greedy(LANGUAGE, prompt, 20)[: len(written)] and (ticks is not None or len(written) == 20)

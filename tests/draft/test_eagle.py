@@ -12,6 +12,7 @@ import torch
 import semspec
 from semspec import verify
 from semspec.draft import HeadDrafter
+from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.errors import BadRequest, ModelError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
@@ -57,12 +58,17 @@ def small_block(folder: Path, target: FakeRunner) -> BlockRunner:
     return BlockRunner(head, VOCAB, target.capacity)
 
 
-def p_value(folder: Path, rule: str, make: Callable[[Path, FakeRunner], StateRunner] = small_head) -> tuple[float, int]:
+def p_value(
+    folder: Path,
+    rule: str,
+    make: Callable[[Path, FakeRunner], StateRunner] = small_head,
+    tree: TreeOptions = CHAIN,
+) -> tuple[float, int]:
     target, executor = FakeRunner(TARGET, VOCAB, slots=500), Executor()
     head, tasks, accepted = make(folder, target), [], []
     for seed in range(DRAWS):
         stats, job = Stats(), Job(PROMPT, verify.make(rule), 2, LENGTH, Sampling(1.0, seed=seed))
-        tasks.append(executor.submit(Decoder(job, target, HeadDrafter(head), stats).decode(), stats))
+        tasks.append(executor.submit(Decoder(job, target, HeadDrafter(head, tree=tree), stats).decode(), stats))
         accepted.append(stats)
     executor.run()
     assert not any(task.error for task in tasks) and head.free == ENOUGH
@@ -136,6 +142,26 @@ def test_text_is_the_targets_alone_and_in_a_batch(pair: semspec.Pair, drafter: s
     assert [r.text for r in pair.generate(PROMPTS, **warm)] == [
         pair.generate(p, **warm | {"verifier": "none"}).text for p in PROMPTS
     ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_trees_of_a_head_leave_the_text_as_it_is(pair: semspec.Pair, drafter: str, temperature: float):
+    options = {"num_draft_tokens": 4, "max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    wanted = [pair.generate(p, **options | {"verifier": "none"}).text for p in PROMPTS]
+    tree = {"drafter": f"{drafter},tree=20,top=5"} | options
+    batch = pair.generate(PROMPTS, verifier="exact", **tree)
+    assert [r.text for r in batch] == wanted and all(r.stats.drafted > 20 for r in batch)
+    assert [pair.generate(p, verifier="exact", **tree).text for p in PROMPTS] == wanted
+    for rule in ("sampling", "traversal", "fly:window=1", "typical"):
+        assert pair.generate("one two", verifier=rule, **tree).stats.drafted
+    (head,) = pair.resources._heads.values()
+    assert head.free == ENOUGH and pair.target.free == 3
+
+
+@pytest.mark.parametrize("rule", ["sampling", "traversal"])
+def test_drawn_trees_of_a_head_keep_the_targets_distribution(rule: str, tmp_path: Path):
+    p, accepted = p_value(tmp_path, rule, tree=TreeOptions(size=4, top=2))
+    assert p > 1e-3 and accepted > DRAWS // 4
 
 
 def test_lossy_and_sampling_rules_and_early_exits_take_its_drafts(pair: semspec.Pair, drafter: str):

@@ -7,6 +7,7 @@ that is used twice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -14,12 +15,13 @@ import pytest
 import torch
 
 from semspec import verify
-from semspec.draft import EarlyExit, ModelDrafter
+from semspec.draft import EarlyExit, ModelDrafter, growing
+from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.draft_length import DraftLengthPolicy, Round
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
-from semspec.types import DecodeOutput, Sampling
+from semspec.types import DecodeOutput, Draft, Sampling
 from tests.chi import chi_square
 from tests.fakes import FakeRunner, Logits, chain
 
@@ -62,6 +64,7 @@ def p_value(
     policy: Callable[[], int | DraftLengthPolicy] = lambda: 3,
     min_p: float = 0.0,
     draws: int = DRAWS,
+    tree: TreeOptions = CHAIN,
 ) -> float:
     """How well the first tokens of many sequences fit the target's own distribution of them."""
     executor, rule = Executor(), verify.make(verifier)
@@ -69,7 +72,9 @@ def p_value(
     tasks = []
     for seed in range(draws):
         stats, job = Stats(), Job([1], rule, policy(), LENGTH, Sampling(1.0, seed=seed))
-        tasks.append(executor.submit(kind(job, target, ModelDrafter(draft, EarlyExit(min_p)), stats).decode(), stats))
+        tasks.append(
+            executor.submit(kind(job, target, ModelDrafter(draft, EarlyExit(min_p), tree), stats).decode(), stats)
+        )
     executor.run()
     assert not any(task.error for task in tasks)
     counts = torch.zeros(VOCAB**LENGTH)
@@ -95,6 +100,25 @@ class Stuck(Decoder):
 @pytest.mark.parametrize("verifier", ["sampling", "block", "exact"])
 def test_the_loop_has_the_targets_distribution(verifier: str):
     assert p_value(Decoder, verifier) > 1e-4
+
+
+@pytest.mark.parametrize("verifier", ["sampling", "traversal"])
+def test_drafts_that_branch_change_nothing(verifier: str):
+    """Siblings as the drafter draws them, over several rounds."""
+    assert p_value(Decoder, verifier, Restless, tree=TreeOptions(size=6, top=2), draws=2500) > 1e-4
+
+
+def test_branches_chosen_by_what_was_drawn_would_be_caught(monkeypatch: pytest.MonkeyPatch):
+    """Why drawn trees have a fixed shape."""
+
+    def likely(draft: Draft) -> Draft:
+        assert draft.logits is not None
+        probs = draft.logits.softmax(-1).gather(-1, torch.tensor(draft.tokens)[:, None])[:, 0]
+        parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
+        return replace(draft, parents=parents).only(i for i, p in enumerate(probs.tolist()) if p > 0.3)
+
+    monkeypatch.setattr(growing, "in_order", likely)
+    assert p_value(Decoder, "sampling", tree=TreeOptions(size=6, top=2), draws=1500) < 1e-6
 
 
 def test_lengths_that_move_and_drafts_that_end_early_change_nothing():

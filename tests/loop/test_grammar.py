@@ -24,7 +24,7 @@ from semspec.text.grammar import GrammarProcessor
 from semspec.types import Sampling
 from tests.chi import chi_square
 from tests.fakes import FakeRunner
-from tests.loop.test_processors import DRAFT, STOP, TARGET, TOKEN_RULES, VOCAB
+from tests.loop.test_processors import DRAFT, STOP, TARGET, TOKEN_RULES, TREE, VOCAB
 
 SPELLED = [b"a", b"b", b"ab", b"c", b"</s>"]
 PROMPT = [1, 2, 1]
@@ -62,6 +62,7 @@ def run(
         "model": lambda: ModelDrafter(draft),
         "ngram": NgramDrafter,
         "cascade": lambda: CascadeDrafter(draft, NgramDrafter(), 3, NO_EARLY_EXIT),
+        "tree": lambda: ModelDrafter(draft, tree=TREE),
     }
     tasks = []
     for seed in range(draws):
@@ -85,7 +86,7 @@ def written(*given: Any, **more: Any) -> list[list[int]]:
 PATTERN = "(ab|c){3,6}a(bc)?"
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram", "cascade"])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "cascade", "tree"])
 def test_exact_writes_what_none_writes_inside_a_grammar(drafter: str):
     for temperature in (0.0, 1.0):
         alone = written("none", PATTERN, draws=10, temperature=temperature)
@@ -95,7 +96,8 @@ def test_exact_writes_what_none_writes_inside_a_grammar(drafter: str):
 
 @pytest.mark.parametrize("rule", TOKEN_RULES)
 def test_no_rule_leaves_the_grammar(rule: str):
-    for drafter, temperature in product(("model", "ngram"), (0.0, 1.0)):
+    drafters = ("model", "ngram", *(["tree"] if verify.make(rule).supports_trees else []))
+    for drafter, temperature in product(drafters, (0.0, 1.0)):
         texts = [spelled(tokens) for tokens in written(rule, PATTERN, drafter, draws=6, temperature=temperature)]
         assert all(re.fullmatch(PATTERN, text) for text in texts), texts
 

@@ -11,6 +11,7 @@ import torch
 
 from semspec import verify
 from semspec.draft import CascadeDrafter, EarlyExit, ModelDrafter, NgramDrafter, NoDrafter
+from semspec.draft.growing import TreeOptions
 from semspec.draft.model import NO_EARLY_EXIT
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Decoder, Job
@@ -37,6 +38,7 @@ EVERYTHING = LogitOptions(
     bad_words=("ba",),
     allowed_token_ids=(0, 1, 2, 4),
 )
+TREE = TreeOptions(size=7, top=3)
 SPELLING = {"ba": [2, 0], " ba": [0, 2, 0]}
 
 
@@ -60,6 +62,8 @@ def written(
         "exiting": lambda: ModelDrafter(draft, EarlyExit(min_p=0.5)),
         "ngram": NgramDrafter,
         "cascade": lambda: CascadeDrafter(draft, NgramDrafter(), 3, NO_EARLY_EXIT),
+        "tree": lambda: ModelDrafter(draft, tree=TREE),
+        "ngram tree": lambda: NgramDrafter(tree=TREE),
     }
     tasks = []
     for seed in range(draws):
@@ -84,7 +88,7 @@ def allowed(tokens: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("drafter", ["model", "exiting", "ngram", "cascade"])
+@pytest.mark.parametrize("drafter", ["model", "exiting", "ngram", "cascade", "tree", "ngram tree"])
 def test_exact_writes_what_none_writes_with_every_option(drafter: str, temperature: float):
     o = EVERYTHING
     alone = written("none", o, draws=12, temperature=temperature)
@@ -99,6 +103,9 @@ def test_exact_writes_what_none_writes_with_every_option(drafter: str, temperatu
 def test_no_rule_accepts_what_is_not_allowed(rule: str, drafter: str):
     for temperature in (0.0, 1.0):
         assert all(map(allowed, written(rule, EVERYTHING, drafter, draws=8, temperature=temperature)))
+        if verify.make(rule).supports_trees:
+            drafts = "tree" if drafter == "model" else "ngram tree"
+            assert all(map(allowed, written(rule, EVERYTHING, drafts, draws=4, temperature=temperature)))
 
 
 # -- distributions

@@ -1,0 +1,158 @@
+"""The loop with drafts that branch: the text is the target's, caches hold it after every round, and whatever else is
+asked for is that of the accepted path."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import semspec
+from semspec import verify
+from semspec.draft import ModelDrafter, NgramDrafter
+from semspec.draft.growing import TreeOptions
+from semspec.errors import BadRequest
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.thinking import Thinking
+from semspec.types import Drafter, Sampling
+from tests.fakes import FakeRunner, chain
+from tests.loop.test_decoder import PROMPT, VOCAB, decode
+
+LANGUAGE = chain(VOCAB, seed=2, sharpness=1.0)
+OTHER = chain(VOCAB, seed=7)
+RULES = ["exact", "fly:window=1", "sampling", "traversal"]
+TREE = TreeOptions(12, 0, 3)
+HOT = Sampling(0.7, seed=11)
+
+
+def slipping(context: list[int]) -> list[float]:
+    """A draft whose second guess is often right."""
+    return [own + 0.4 * other for own, other in zip(LANGUAGE(context), OTHER(context), strict=True)]
+
+
+def drafters(draft: FakeRunner) -> dict[str, Drafter]:
+    return {"tree": ModelDrafter(draft, tree=TREE), "ngram": NgramDrafter(tree=TREE), "chain": ModelDrafter(draft)}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["tree", "ngram"])
+def test_exact_writes_the_targets_text(kind: str, sampling: Sampling) -> None:
+    target, draft = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB)
+    alone = decode(target, NgramDrafter(), "none", n=60, sampling=sampling)[0]
+    for couple in ("exact", "exact:couple=true"):
+        tokens, events, stats = decode(target, drafters(draft)[kind], couple, n=60, sampling=sampling)
+        assert tokens == alone and not (target.held or draft.held)
+        assert stats.accepted and sum(e.drafted for e in events) == stats.drafted > stats.accepted
+
+
+def test_a_tree_accepts_more_than_its_first_path() -> None:
+    target, draft = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB)
+    tau = {kind: decode(target, drafters(draft)[kind], n=200)[2].tau for kind in ("tree", "chain")}
+    assert tau["tree"] > tau["chain"] + 0.3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 9), st.integers(1, 20), st.integers(1, 30), st.sampled_from(RULES))
+def test_the_target_holds_its_text_after_every_round(seed: int, k: int, size: int, n: int, rule: str) -> None:
+    target, draft, stats = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB), Stats()
+    job = Job(PROMPT, verify.make(rule), k, n, Sampling(0.8, seed=seed))
+    decoder = Decoder(job, target, ModelDrafter(draft, tree=TreeOptions(size, 0, 3)), stats)
+    executor = Executor(budget=16)  # the prompt and a tree do not fit into one pass
+    task = executor.submit(decoder.decode(), stats)
+    while not task.done:
+        executor.tick()
+        if decoder.round and target.held and not decoder.target.length(decoder.slot) > len(decoder.context):
+            assert target.held[decoder.slot] == decoder.context[: len(target.held[decoder.slot])]
+    assert task.error is None and not (target.held or draft.held)
+    assert len(decoder.context) == len(PROMPT) + n
+
+
+def test_a_batch_gets_what_each_gets_alone() -> None:
+    rules = ["exact", "sampling", "traversal", "fly:window=1", "typical", "none"]
+
+    def run(which: list[int]) -> dict[int, list[int]]:
+        target, draft, executor, tasks = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB), Executor(), {}
+        for i in which:
+            stats, job = Stats(), Job(PROMPT[: 2 + i % 3], verify.make(rules[i]), 4, 30, Sampling(0.8, seed=i))
+            one = drafters(draft)["tree" if i % 3 else "chain"]
+            tasks[i] = executor.submit(Decoder(job, target, one, stats).decode(), stats)
+        executor.run()
+        assert not any(task.error for task in tasks.values()) and not (target.held or draft.held)
+        return {i: [t for e in task.events for t in e.tokens] for i, task in tasks.items()}
+
+    together = run(list(range(len(rules))))
+    for i in range(len(rules)):
+        assert run([i])[i] == together[i]
+
+
+def test_a_sequence_may_be_cancelled_anywhere() -> None:
+    for ticks in range(1, 12):
+        target, draft, executor, stats = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB), Executor(), Stats()
+        job = Job(PROMPT, verify.make("exact"), 4, 60)
+        task = executor.submit(Decoder(job, target, drafters(draft)["tree"], stats).decode(), stats)
+        for _ in range(ticks):
+            executor.tick()
+        executor.cancel(task)
+        assert not (target.held or draft.held)
+
+
+def test_logprobs_are_those_of_the_accepted_path() -> None:
+    target, draft = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB)
+    options = {"logprobs": 2, "sampling": HOT, "n": 40}
+    alone = [lp for e in decode(target, NgramDrafter(), "none", **options)[1] for lp in e.logprobs or []]
+    events = decode(target, drafters(draft)["tree"], "exact", count_entropy=True, **options)[1]
+    assert any(e.accepted for e in events)
+    assert [lp for e in events for lp in e.logprobs or []] == alone
+
+
+def test_a_lossy_rule_keeps_to_one_side_of_the_end_of_thinking() -> None:
+    """What follows the end within a draft is cut, on every branch."""
+    end = 5
+    target, draft = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB)
+    thinking = Thinking(4, end, True, None, relax_only=True)
+    tokens, events, _ = decode(target, drafters(draft)["tree"], "accept-all", n=80, thinking=thinking)
+    assert end in tokens
+    for event in events:
+        drafted = event.tokens[: event.accepted]
+        assert end not in drafted[:-1]
+    after = tokens.index(end) + 1
+    late = [o for e in events for o in e.origins][after:]
+    assert "relaxed" not in late
+
+
+@pytest.fixture(scope="module")
+def pair() -> semspec.Pair:
+    return semspec.load("pocket")
+
+
+QUESTIONS = [
+    "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have?",
+    "Ben has 3 boxes of 7 marbles. He gives away 5. How many marbles does Ben have?",
+]
+
+
+def test_the_pocket_pair(pair: semspec.Pair) -> None:
+    prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    for temperature in (0.0, 0.7):
+        options = {"temperature": temperature, "seed": 4, "max_new_tokens": 60}
+        alone = pair.generate(prompts, verifier="none", **options)
+        for drafter in ("model:tree=30,top=6", "ngram:tree=12"):
+            found = pair.generate(prompts, verifier="exact", drafter=drafter, num_draft_tokens=5, **options)
+            assert [r.tokens for r in found] == [r.tokens for r in alone]
+        options |= {"drafter": "model:tree=20", "num_draft_tokens": 4}
+        assert pair.generate(prompts[0], verifier="traversal", **options).lossless
+    loose = {"verifier": "typical", "drafter": "model:tree=30", "num_draft_tokens": 8, "max_new_tokens": 80}
+    why = [relaxed for event in pair.stream(prompts[0], **loose) for relaxed in event.relaxed.values()]
+    assert why and all(relaxed.reason.startswith("p ") for relaxed in why)
+
+
+def test_what_cannot_branch_is_refused_in_words(pair: semspec.Pair) -> None:
+    with pytest.raises(BadRequest, match="block' cannot verify drafts that branch; take exact, sampling, traversal"):
+        pair.generate(QUESTIONS[0], verifier="block", drafter="model:tree=9")
+    with pytest.raises(BadRequest, match="semantic' cannot verify drafts that branch"):
+        pair.generate(QUESTIONS[0], verifier="semantic", drafter="model:tree=9")
+    with pytest.raises(BadRequest, match="draft_min_p"):
+        pair.generate(QUESTIONS[0], verifier="exact", drafter="model:tree=9", draft_min_p=0.5)
+    assert pair.generate(QUESTIONS[0], verifier="none", drafter="model:tree=9", max_new_tokens=3).text
