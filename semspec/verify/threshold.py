@@ -2,7 +2,7 @@
 
     p(y_j) >= single,   or   u <= p(y_j) / acc   for a coin u
 Source: SGLang's speculative_accept_threshold_single and _acc, which start at 1 and 1, where nothing is relaxed. There
-p accumulates over a tree's siblings; a draft here is a chain, so each token has its own. The coin is the target's own
+p accumulates over a tree's siblings; here each token has its own. The coin is the target's own
 draw and, if that is another token, a second toss, so that together they accept y_j with probability p / acc, and a
 rejected token is replaced by what the target drew: p without y_j. When greedy, only `single` counts, and p is the
 target's probability at temperature 1 (SGLang's greedy path has no thresholds at all).

@@ -69,7 +69,7 @@ def test_every_registered_rule_declares_itself() -> None:
 
 def test_only_rules_that_compare_distributions_ask_for_draft_logits() -> None:
     asking = {name for name, rule in REGISTRY.items() if rule.needs_draft_logits}
-    assert asking == {"sampling", "block", "ensemble", "cascade-rule", "adaptive", "top-or-ratio", "ears"}
+    assert asking == {"sampling", "block", "traversal", "ensemble", "cascade-rule", "adaptive", "top-or-ratio", "ears"}
 
 
 def test_only_none_does_without_drafts() -> None:
