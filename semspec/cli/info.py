@@ -53,7 +53,8 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     device, context = model.device, model.context
     kinds = [model.dtype, model.draft_dtype or model.dtype]
     contexts = [None if context is None else min(context, s.context) for s in sources]
-    plans = [s.plan(device, kind, slots, n) for s, kind, n in zip(sources, kinds, contexts, strict=False)]
+    asked = [(device, kind, slots, n) for kind, n in zip(kinds, contexts, strict=False)]
+    plans = [sources[0].plan_as_target(*asked[0]), *(s.plan(*a) for s, a in zip(sources[1:], asked[1:], strict=True))]
     found: dict[str, Any] = {
         "models": [facts(source, plan) for source, plan in zip(sources, plans, strict=True)],
         "memory": {"line": describe(plans), "bytes": sum(plan.total for plan in plans), "fits": True},

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from semspec.loop.replayable import NotReplayable, Watch
+from semspec.model.graph_memory import RULE_BUFFERS, RULE_ROWS
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.types import Verdict, VerifyRequest
 from semspec.verify.base import Rule
@@ -30,38 +31,7 @@ log = logging.getLogger(__name__)
 
 SEQUENCES = 32  # at most. They are never padded: a sequence without rows of its own would share another's.
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-ROWS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    12,
-    14,
-    16,
-    18,
-    20,
-    24,
-    28,
-    32,
-    36,
-    40,
-    48,
-    56,
-    64,
-    72,
-    80,
-    96,
-    112,
-    128,
-    144,
-    160,
-)
+ROWS = (*range(1, 11), *range(12, 21, 2), *range(24, 41, 4), *range(48, 81, 8), *range(96, RULE_ROWS + 1, 16))
 SHAPES = 64  # that are remembered, and graphs at most
 PATIENCE = 2  # verifications of a shape before it is captured: a capture takes as long as ten of them
 TABLES = 8 * SEQUENCES * (3 * TOKENS[-1] + 9) + 16 * ROWS[-1]  # bytes of numbers and options, at most
@@ -123,8 +93,8 @@ class RuleGraphs:
             height = layout.sequences if name == "state" else layout.rows
             if name == "draft" or (isinstance(name, tuple) and name[0] == "draft"):
                 height = layout.draft_rows
-            most = SEQUENCES if name == "state" else ROWS[-1]
-            buffer = self._buffer((name, *own[0].shape[1:]), (most, *own[0].shape[1:]), _kind(own), device)
+            most = SEQUENCES if name == "state" else next(size for size in RULE_BUFFERS if size >= height)
+            buffer = self._buffer(name, (most, *own[0].shape[1:]), _kind(own), device)
             torch.cat(own, out=buffer[: sum(map(len, own))])
             tensors[name] = buffer[:height]
         bytes_, (numbers, columns) = self._buffer("tables", (TABLES,), torch.uint8, device), tables(requests, layout)
@@ -148,7 +118,7 @@ class RuleGraphs:
         )
 
     def _buffer(self, name: Hashable, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        key = (name, dtype, device)
+        key = (name, size, dtype, device)
         if key not in self._buffers:
             self._buffers[key] = torch.zeros(size, dtype=dtype, device=device)
         return self._buffers[key]

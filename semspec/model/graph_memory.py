@@ -21,6 +21,9 @@ LONG = torch.long.itemsize
 SAMPLING = 64  # bytes for each entry of the vocabulary while a token is sampled: sorted, indexed, summed, in float32
 WORKSPACE = 2 * 32 * 2**20  # of cuBLAS, on the stream of passes and on that of captures
 PARTS = 256 * 128  # rows that the programs of attention hold, on a GPU of that many processors
+RULE_ROWS = 160  # of a verification in a graph, at most; larger ones run one operation at a time
+RULE_BUFFERS = (40, RULE_ROWS)  # rows for which logits of both models are kept; a larger batch takes the larger buffer
+RULE_ENTRY = 40  # bytes for each entry of the vocabulary and row: what rules make of both models' logits, in float32
 POOLED = 2  # sizes about double from bucket to bucket, so all of them together take twice the largest
 
 
@@ -39,6 +42,14 @@ def graph_bytes(shape: Shape | None, device: torch.device, itemsize: int, slots:
         + POOLED * pool
         + WORKSPACE
     )
+
+
+def rule_bytes(vocab: int, device: torch.device, slots: int) -> int:
+    """Of the graphs of rules (semspec.loop.rule_graphs), and of the logits that they read; a pair has them once."""
+    if device.type != "cuda":
+        return 0
+    rows = min(RULE_ROWS, slots * (MAX_QUERIES + 1))
+    return vocab * (sum(min(size, rows) for size in RULE_BUFFERS) * 2 * FLOAT + rows * RULE_ENTRY)
 
 
 def static_bytes(shape: Shape, itemsize: int, context: int) -> int:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from semspec.errors import ModelError
 from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
+from semspec.model.graph_memory import rule_bytes
 from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import Precision, choose_context, choose_device
@@ -64,6 +65,13 @@ class Source:
     @property
     def stop(self) -> frozenset[int]:
         return stop_of(self.config)
+
+    def plan_as_target(
+        self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0
+    ) -> MemoryPlan:
+        """With what rules need beside it."""
+        plan = self.plan(device, dtype, slots, context, transposed_layers)
+        return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab, plan.device, slots))
 
     def plan(self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0) -> MemoryPlan:
         """See MemoryPlan.of for `transposed_layers`."""
