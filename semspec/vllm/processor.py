@@ -38,7 +38,9 @@ class TokenRules(LogitsProcessor):
                 )
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        return self.engine.begin(req_idx, sampling_params, int(self.states.prompt_len.np[req_idx]))
+        prompt, name = int(self.states.prompt_len.np[req_idx]), self.states.index_to_req_id.get(req_idx, "")
+        resumed = int(self.states.prefill_len.np[req_idx]) > prompt  # it has written something already
+        return self.engine.begin(req_idx, sampling_params, prompt, name, resumed)
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         slots = ctx.idx_mapping_np.tolist()

@@ -26,6 +26,7 @@ from semspec.vllm.request import Choice
 from semspec.vllm.watch import Watch
 
 RAISED = 1e9  # above any logit, and finite at any temperature
+REMEMBERED = 8  # requests that have left, for each slot: vLLM does not say whether they will come back
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Loose:
     state: Tensor | None = None
     strict: bool = False  # it repeats itself, and vLLM's own sampler has taken over
     followed: bool = False  # its markers of thinking are followed
+    name: str = ""  # vLLM's, where a request may leave its slot and come back
 
 
 class Rounds:
@@ -67,24 +69,45 @@ class Rounds:
         self.requests: dict[int, Loose] = {}
         self.relaxed = torch.zeros((), dtype=torch.long, device=device)
         self._serial = 0
+        self._left: dict[str, Loose] = {}  # the last to leave a slot, latest last
+        self._remembered = REMEMBERED * slots
         self._open = torch.zeros(slots, dtype=torch.bool, device=device)  # inside the thinking
         self._seen = torch.zeros(slots, dtype=torch.long, device=device)  # committed tokens that this knows of
         self._watch = Watch(self.relaxed, reports)
 
-    def begin(self, slot: int, choice: Choice | None, params: Callable[[int], Sampling], prompt: int) -> bool:
-        """A request enters this slot. Returns whether a rule of ours verifies it."""
+    def begin(
+        self, slot: int, choice: Choice | None, params: Callable[[int], Sampling], prompt: int, name: str = "",
+        resumed: bool = False,
+    ) -> bool:  # fmt: skip
+        """A request enters this slot. Returns whether a rule of ours verifies it. One that is resumed, after it had to
+        leave its slot to others, goes on with what its rule knew: a budget is not given twice."""
         self.end(slot)
         self._serial += 1
         if choice is None:
             return False
+        if resumed and (before := self._leave(name)) is not None:
+            before.followed = False  # its text is read again, since markers are followed by slot
+            self.requests[slot] = before
+            return True
         rule = choice.rule.bind(self.resources).for_draft_length(self.draft_tokens)
         if choice.thinking_only and self.resources.thinking is None:
             raise BadRequest("this model has no markers of thinking, so nothing may be relaxed")
-        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt)
+        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt, name=name)
         return True
 
     def end(self, slot: int) -> None:
-        self.requests.pop(slot, None)
+        request = self.requests.pop(slot, None)
+        if request is not None and request.name:
+            self._left.pop(request.name, None)
+            self._left[request.name] = request
+            if len(self._left) > self._remembered:
+                del self._left[next(iter(self._left))]
+
+    def _leave(self, name: str) -> Loose | None:
+        """A request that is no longer where it was: its slot has another by now, or nobody yet."""
+        for slot in [slot for slot, request in self.requests.items() if request.name == name]:
+            self.end(slot)
+        return self._left.pop(name, None)
 
     def stats(self) -> dict[str, int]:
         """Relaxed tokens, and requests that repeated themselves, since the engine was started."""

@@ -61,8 +61,9 @@ class Engine:
         if self.default is not None and self.drafts == "ids":
             self._refuse_without_draft(self.default)
 
-    def begin(self, slot: int, params: Any, prompt: int) -> bool:
-        """A request enters; returns whether a rule of ours verifies it. It was admitted, so nothing is refused here."""
+    def begin(self, slot: int, params: Any, prompt: int, name: str = "", resumed: bool = False) -> bool:
+        """A request enters, or comes back; returns whether a rule of ours verifies it. It was admitted, so nothing is
+        refused here."""
         try:
             if slot >= self._slots:
                 raise SemspecError(f"more than {self._slots} requests are known at a time")
@@ -71,7 +72,7 @@ class Engine:
                 choice = Choice.of(self.settings.of_request(params.extra_args))
             if choice is not None and (self.drafts == "ids" or (self.drafts == "sampled" and not params.temperature)):
                 self._refuse_without_draft(choice)
-            return self.rounds.begin(slot, choice, lambda serial: self._sampling(params, serial), prompt)
+            return self.rounds.begin(slot, choice, lambda serial: self._sampling(params, serial), prompt, name, resumed)
         except SemspecError as error:
             log.warning("a request is decoded strictly: %s", error)
             self.rounds.end(slot)

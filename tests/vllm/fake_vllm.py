@@ -47,12 +47,15 @@ class FakeVllm:
     def run(self, requests: list[Request]) -> None:
         slots = {id(r): 3 * i % 16 for i, r in enumerate(requests)}
         for r in requests:
-            r.tokens = [*r.prompt, *greedy(self.target, r.prompt, 1)]
-            self.rounds.begin(slots[id(r)], r.choice, lambda _, r=r: r.sampling, len(r.prompt))
+            self.begin(r, slots[id(r)])
         live = list(requests)
         while live:
             self.step(live, [slots[id(r)] for r in live])
             live = [r for r in live if len(r.tokens) < len(r.prompt) + r.length]
+
+    def begin(self, r: Request, slot: int, name: str = "", resumed: bool = False) -> None:
+        r.tokens = r.tokens if resumed else [*r.prompt, *greedy(self.target, r.prompt, 1)]
+        self.rounds.begin(slot, r.choice, lambda _: r.sampling, len(r.prompt), name, resumed)
 
     def step(self, live: list[Request], slots: list[int]) -> None:
         drafts = [greedy(self.draft, r.tokens, self.k - i % 2) for i, r in enumerate(live)]  # lengths differ

@@ -13,6 +13,7 @@ from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
 from semspec.types import Sampling
 from semspec.verify import REGISTRY, Rule, make
+from semspec.vllm.rounds import REMEMBERED
 from semspec.vllm.watch import EVERY
 from tests.fakes import FakeRunner, chain, greedy, script
 from tests.vllm.fake_vllm import FakeVllm, Request, choice_of, resources
@@ -106,6 +107,37 @@ def test_a_loop_ends_the_relaxing() -> None:
     assert guarded.tokens[late:] == greedy(TARGET, guarded.tokens[:late], len(guarded.tokens) - late), (
         "the target's own"
     )
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize("slot", [0, 5])
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_request_that_is_resumed_goes_on_with_its_budget(heat: float, slot: int, taken: bool) -> None:
+    """vLLM lets requests go when memory runs out, and begins them again in any slot, with what they have written."""
+    rule = make("regret:budget=1.5,slope=2,mismatches=9")
+    whole, cut = (Request([3, 4, 5], choice_of(rule), Sampling(heat, seed=7), N) for _ in range(2))
+    fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED))
+    fake.run([whole])
+    expected, fake = fake.rounds.stats(), FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED))
+    fake.begin(cut, 0, "a")
+    for _ in range(3):
+        fake.step([cut], [0])
+    assert fake.rounds.requests[0].state is not None and float(fake.rounds.requests[0].state) > 0, "something is spent"
+    if taken:
+        fake.begin(Request([1], choice_of(make("accept-all"))), 0, "b")
+    fake.begin(cut, slot, "a", resumed=True)
+    while len(cut.tokens) < len(whole.tokens):
+        fake.step([cut], [slot])
+    assert cut.tokens == whole.tokens and fake.rounds.stats() == expected
+    fake.begin(Request([3, 4, 5], choice_of(rule)), slot, "a")
+    assert fake.rounds.requests[slot].state is None, "one of the same name that has written nothing is another"
+
+
+def test_few_requests_are_remembered() -> None:
+    fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED))
+    for i in range(1000):
+        fake.begin(Request([3], choice_of(make("accept-all"))), i % 16, str(i))
+    assert len(fake.rounds._left) == 16 * REMEMBERED and "980" in fake.rounds._left
 
 
 def test_a_slot_forgets_its_last_request() -> None:
