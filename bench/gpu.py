@@ -6,6 +6,7 @@
     python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
     python bench/gpu.py --only paper                 # the paper's sparse plan at 32B/1.5B, with operations and bytes
     python bench/gpu.py --only experts,ffn           # the same with experts and with channels left out
+    python bench/gpu.py --only trees,long_trees      # drafts that branch, and a draft head
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
     python bench/gpu.py --only arms,step,batch       # which of several ways is fastest, and steps made with it
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have

@@ -30,6 +30,8 @@ ASIDE = (
     "products",
     "quantised",
     "judgement",
+    "trees",
+    "long_trees",
     "transformers",
 )  # only if asked for
 
@@ -243,6 +245,16 @@ class Bench(Table):
         from bench.gpu_rules import judgement
 
         judgement(self)
+
+    def section_trees(self) -> None:
+        from bench.gpu_trees import trees
+
+        trees(self)
+
+    def section_long_trees(self) -> None:
+        from bench.gpu_trees import long_trees
+
+        long_trees(self)
 
     def section_transformers(self) -> None:
         from bench.gpu_transformers import time_transformers
