@@ -1,7 +1,8 @@
-"""The KV cache in slots: a fixed buffer, one sequence per slot, lengths on the host.
+"""The KV cache in slots: a fixed buffer of pages, one sequence per slot, lengths on the host.
 
 Truncation is O(1): it sets a length, and the next pass overwrites what lies after it. A slot may be truncated to any
-length, so layers with a window keep all positions too, not only their window.
+length, so layers with a window keep all positions too, not only their window. Here every slot is one page;
+`paged_cache.py` has slots of many.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from semspec.errors import SemspecError
+from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.config import Shape
 
 
@@ -20,9 +23,7 @@ class Slots:
     def __init__(self, slots: int, capacity: int) -> None:
         self.capacity = capacity
         self.lengths = [0] * slots
-        self.intact = [
-            0
-        ] * slots  # leading tokens not rewritten since a user of derived data (sparse.means) last set this
+        self.intact = [0] * slots  # leading tokens not rewritten since sparse.block_statistics last set this
         self._free = list(range(slots))[::-1]
 
     @property
@@ -63,9 +64,22 @@ class Slots:
                     f"slot {slot} is full: {start} tokens and {count} more exceed its capacity of {self.capacity}; "
                     "load the model with a larger context"
                 )
+        self.reserve(tokens)
         for start, (slot, count) in zip(starts, tokens, strict=True):
             self.lengths[slot] = start + count
         return starts
+
+    def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
+        """Make sure that so many more tokens of each slot can be written, before a pass does; here they always can."""
+
+    def lacks(self, tokens: Sequence[tuple[int, int]]) -> bool:
+        """Whether there is no room for so many more tokens of these slots, though none exceeds its capacity."""
+        return False
+
+    def pretend(self, slot: int, length: int) -> None:
+        """Hold so many tokens, whatever they are: for measuring time, where contents do not matter."""
+        self.truncate(slot, 0)
+        self.extend([(slot, length)])
 
 
 def kv_bytes_per_token(depth: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -74,11 +88,19 @@ def kv_bytes_per_token(depth: int, kv_heads: int, head_dim: int, dtype: torch.dt
 
 
 class Cache(Slots):
+    """One page for each slot, as long as its capacity: a CPU's attention reads a slot as it lies in memory."""
+
+    tables: Tensor | None = None  # [slots, W] of a paged cache: its pages
+
     def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(slots, capacity)
-        buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
+        self._allocate(shape, slots, capacity, device, dtype)
+
+    def _allocate(self, shape: Shape, pages: int, page: int, device: torch.device, dtype: torch.dtype) -> None:
+        buffer = (shape.depth, pages, shape.kv_heads, page, shape.head_dim)
         self.keys = torch.zeros(buffer, device=device, dtype=dtype)
         self.values = torch.zeros(buffer, device=device, dtype=dtype)
+        # Made once, since making views takes time too.
         self._views = [
             [(k, v) for k, v in zip(*layer, strict=True)] for layer in zip(self.keys, self.values, strict=True)
         ]
@@ -97,6 +119,18 @@ class Cache(Slots):
                 buffer[:, slot, :, start + same : start + len(rows)] = buffer[:, slot, :, at]
         super().keep(slot, start, rows)
 
-    def view(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [kv heads, capacity, head_dim] of one slot; made once, since making views takes time too."""
-        return self._views[layer][slot]
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values [count, kv heads, head_dim] into a slot that has been extended; returns all of the
+        slot's, [kv heads, its tokens or more, head_dim]."""
+        return write(*self._views[layer][chunk.slot], chunk, k, v)
+
+    def between(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [depth, kv heads, tokens, head_dim] of some of a slot's tokens, in all layers."""
+        return self.keys[:, slot, :, start:end], self.values[:, slot, :, start:end]
+
+
+def write(keys: Tensor, values: Tensor, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """New keys and values [count, kv heads, d] into a sequence's own, [kv heads, capacity, d]."""
+    new = slice(chunk.start, chunk.start + chunk.count)
+    keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
+    return keys, values

@@ -88,14 +88,16 @@ class FusedForward:
             if layer.query_norm is not None and layer.key_norm is not None:
                 norms = (layer.query_norm, layer.key_norm)
             spec = layer.attention_spec
-            rope = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps)
+            rope, tables = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps), self.cache.tables
             scale_and_window = (s.attention_scale, spec.window)
             if queries == 1 and self.flags.turn and metadata.tree is None:
-                attended = k.rope_cache_attend(qkv, keys, values, *where, *rope, *scale_and_window)
+                attended = k.rope_cache_attend(qkv, keys, values, *where, *rope, *scale_and_window, tables=tables)
             else:
-                q = k.rope_and_cache(qkv, keys, values, *where, *rope, tree=metadata.tree)
+                q = k.rope_and_cache(qkv, keys, values, *where, *rope, metadata.tree, tables)
                 chosen = None if sparsity is None or sparsity.blocks is None else sparsity.blocks(i, q, *where)
-                attended = k.attend(q, keys, values, *where, *scale_and_window, metadata.tree, chosen=chosen)
+                attended = k.attend(
+                    q, keys, values, *where, *scale_and_window, metadata.tree, chosen=chosen, tables=tables
+                )
             added = self._product(layer.out, attended.view(batch * queries, -1), parts=True)
             added = self._feed(i, layer, x, added, metadata.counts, sparsity)
             inner = layer.ffn_out_norm

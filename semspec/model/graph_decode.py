@@ -72,6 +72,7 @@ class GraphDecode:
         starts = cache.extend([(r.slot, len(r.tokens)) for r in requests])
         # The last token written is not fed, so one more fits than the slot has positions left.
         left = [min(r.n, cache.capacity - cache.lengths[r.slot] + 1) for r in requests]
+        cache.reserve([(r.slot, n - 1) for r, n in zip(requests, left, strict=True)])
         chunks = self._launch(requests, starts, left, Mode.of(requests, vocab))
         answers = []
         for b, r in enumerate(requests):

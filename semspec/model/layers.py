@@ -33,8 +33,8 @@ class Layer:
 
 
 class KeysAndValues(Protocol):
-    def view(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [kv heads, capacity, head_dim] of one slot, to be read and written."""
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values into a sequence's slot; returns all of the slot's. See `cache.Cache`."""
         ...
 
 
@@ -128,7 +128,7 @@ class LayerMath:
         masks = metadata.masks(layer.attention_spec)
         for n, (chunk, (begin, mask)) in enumerate(zip(metadata.chunks, masks, strict=True)):
             rows, end = slice(row, row := row + chunk.count), chunk.start + chunk.count
-            keys, values = write(cache, i, chunk, k[rows], v[rows])
+            keys, values = cache.write(i, chunk, k[rows], v[rows])
             seen = (keys[:, begin:end], values[:, begin:end])
             own = q[rows].transpose(0, 1).to(keys.dtype)
             outs.append(layer_ops.attend(i, n, own, *seen, mask, self.shape.attention_scale))
@@ -144,11 +144,3 @@ class LayerMath:
             qk = torch.cat([self.norm(q, layer.query_norm), self.norm(k, layer.key_norm)], dim=1)
         q, k = metadata.rotate(qk, layer.attention_spec).split([s.heads, s.kv_heads], dim=1)
         return q, k, v
-
-
-def write(cache: KeysAndValues, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """New keys and values into a sequence's slot; returns all of the slot's, [kv heads, capacity, head_dim]."""
-    keys, values = cache.view(layer, chunk.slot)
-    new = slice(chunk.start, chunk.start + chunk.count)
-    keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
-    return keys, values

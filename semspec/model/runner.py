@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from semspec.model.graph_decode import GraphDecode
 from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
+from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.rows import after_prefill, chunks_of, last_rows, split_rows
 from semspec.model.transformer import Transformer
@@ -27,11 +29,22 @@ class ModelRunner:
 
     trees = True
 
-    def __init__(self, transformer: Transformer, slots: int, capacity: int, vocab: int | None = None) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        slots: int,
+        capacity: int,
+        vocab: int | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        """`tokens`: that all slots hold together, at most, where the cache is paged: on a GPU."""
         self.transformer, self.shape = transformer, transformer.shape
         self.depth = self.shape.depth
         self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
-        self.cache = Cache(self.shape, slots, capacity, transformer.device, transformer.attention_dtype)
+        where = (transformer.device, transformer.attention_dtype)
+        paged = transformer.device.type == "cuda"
+        make = partial(PagedCache, tokens=tokens) if paged else Cache
+        self.cache: Cache = make(self.shape, slots, capacity, *where)
         self.capacity = capacity
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
         self.sparsity: Sparsity | None = None  # what passes that score drafts leave out

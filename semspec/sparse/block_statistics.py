@@ -18,8 +18,9 @@ class BlockStatistics:
 
     def __init__(self, cache: Cache, block: int, values: bool = False, variances: bool = False) -> None:
         self.cache, self.block = cache, block
-        depth, slots, kv_heads, capacity, size = cache.keys.shape
-        self.keys = cache.keys.new_zeros(depth, slots, kv_heads, capacity // block, size)
+        depth, _, kv_heads, _, size = cache.keys.shape
+        slots = len(cache.lengths)
+        self.keys = cache.keys.new_zeros(depth, slots, kv_heads, cache.capacity // block, size)
         self.values = torch.zeros_like(self.keys) if values else None
         self.variances = torch.zeros_like(self.keys) if variances else None
         self._computed = [0] * slots  # blocks, by slot
@@ -42,13 +43,11 @@ class BlockStatistics:
             # A draft fills a block or two: all layers at once, one launch on a GPU. A prompt fills many: layer by
             # layer, since intermediate results take memory.
             depth = self.keys.shape[0] if end - start <= BATCHED_BLOCKS else 1
-            for cached, means, variances in (
-                (self.cache.keys, self.keys, self.variances),
-                (self.cache.values, self.values, None),
-            ):
+            keys, values = self.cache.between(slot, start * self.block, end * self.block)
+            for cached, means, variances in ((keys, self.keys, self.variances), (values, self.values, None)):
                 if means is None:
                     continue
-                for i, some in enumerate(cached[:, slot, :, start * self.block : end * self.block].split(depth)):
+                for i, some in enumerate(cached.split(depth)):
                     at = (slice(i * depth, (i + 1) * depth), slot, slice(None), slice(start, end))
                     # Half precision would overflow or lose digits in the sums.
                     wide = torch.float32 if some.element_size() < 4 else some.dtype

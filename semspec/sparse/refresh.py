@@ -52,8 +52,8 @@ class CacheRefresh:
         length = self.cache.lengths[slot]
         if not self.every or stale is None or stale.passes < self.every or length <= stale.start:
             return request
-        at = (slice(None), slot, slice(None), slice(stale.start, length))
-        self._replaced[slot] = (stale.start, self.cache.keys[at].clone(), self.cache.values[at].clone())
+        keys, values = self.cache.between(slot, stale.start, length)
+        self._replaced[slot] = (stale.start, keys.clone(), values.clone())
         self.cache.truncate(slot, stale.start)
         return replace(request, tokens=stale.tokens[: length - stale.start] + request.tokens)
 
@@ -88,8 +88,6 @@ class CacheRefresh:
             self._stale[target] = replace(stale, tokens=stale.tokens[: length - stale.start])
 
     def _measure(self, start: int, keys: Tensor, values: Tensor, slot: int) -> None:
-        def error(buffer: Tensor, old: Tensor) -> float:
-            new = buffer[:, slot, :, start : start + old.shape[2]].float()
-            return float((new - old.float()).norm() / new.norm())
-
-        self.errors.append(CacheError(keys.shape[2], error(self.cache.keys, keys), error(self.cache.values, values)))
+        halves = zip(self.cache.between(slot, start, start + keys.shape[2]), (keys, values), strict=True)
+        errors = [float((new.float() - old.float()).norm() / new.float().norm()) for new, old in halves]
+        self.errors.append(CacheError(keys.shape[2], *errors))

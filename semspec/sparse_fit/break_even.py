@@ -97,7 +97,7 @@ def time_ratio(runner: ModelRunner, slot: int, start: int, draft: Sequence[int],
     while len(times[True]) < 4 or (time.perf_counter() - start_time < SECONDS and len(times[True]) < 50):
         for is_sparse in times:
             runner.sparsity = sparse if is_sparse else None
-            runner.cache.lengths[slot] = start  # the contents do not matter, only the length
+            runner.cache.pretend(slot, start)
             _wait(runner)
             started = time.perf_counter()
             runner.score([Score(runner, slot, list(draft), len(draft))])

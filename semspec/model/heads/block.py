@@ -21,7 +21,7 @@ from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.config import AttentionSpec, Shape
 from semspec.model.heads.config import HeadTensors, head_shape, layer_ids, read_json
 from semspec.model.heads.eagle import TargetParts, head_folder
-from semspec.model.layers import KeysAndValues, LayerMath, LayerReader, write
+from semspec.model.layers import KeysAndValues, LayerMath, LayerReader
 from semspec.model.placement import Precision
 from semspec.model.weight_loader import WeightLoader
 from semspec.model.weights import Checkpoint
@@ -110,7 +110,7 @@ class BlockHead(LayerMath):
             row = 0
             for chunk in chunks:
                 rows = slice(row, row := row + chunk.count)
-                write(cache, i, chunk, k[rows], v[rows])
+                cache.write(i, chunk, k[rows], v[rows])
 
     def fill(self, tokens: Tensor, chunks: list[SequenceChunk], cache: KeysAndValues) -> Tensor:
         """Blocks after the tokens [B] that begin them -> logits of the target's tokens [B, block - 1, V]"""

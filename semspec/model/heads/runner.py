@@ -17,6 +17,7 @@ from torch import Tensor
 
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
+from semspec.model.cache import write
 from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
@@ -100,9 +101,9 @@ class StateRunner(ABC):
     def copy(self, source: int, target: int, length: int) -> None:
         raise SemspecError("a draft head's slots are not copied")
 
-    def view(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
-        s = self._slots[slot]
-        return s.keys[layer], s.values[layer]
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = self._slots[chunk.slot]
+        return write(s.keys[layer], s.values[layer], chunk, k, v)
 
     @abstractmethod
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...

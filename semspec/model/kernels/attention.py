@@ -1,4 +1,4 @@
-"""Attention of a few new tokens of each sequence over its slot of the cache, in Triton.
+"""Attention of a few new tokens of each sequence over its part of the cache, in Triton.
 
 Scoring a draft or decoding has 1 to 64 queries over a cache of any length: all the time goes into reading keys and
 values once. So the cache of one key head is split among many programs (flash-decoding), each program holds the queries
@@ -6,6 +6,9 @@ of all heads that share that key head in one tile, and a second launch joins the
 one captured launch serves a cache as it grows. Where only some blocks of the cache are selected (semspec.sparse), the
 splits share those, and nothing else is read but, if wanted, the means of the others: each is one more position, with
 the logarithm of a block's size added to its score.
+
+A paged cache is a pool of pages, and a table says which hold a sequence. A tile of keys lies in one page, so it costs
+one look at the table. Without tables every slot is one page.
 """
 
 from __future__ import annotations
@@ -32,12 +35,14 @@ def attend(
     tree: TreeMask | None = None,
     tiles: Tiles | None = None,
     chosen: SelectedBlocks | None = None,
+    tables: Tensor | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
-    q of B sequences, padded to Q; keys and values [slots, kv heads, capacity, d] hold the new tokens already. Sequence
-    b lies in slot slots[b]; its first counts[b] queries are at starts[b] and after. Later rows are zero. Query i
-    attends to all before it, within `window` tokens including itself, or as its `tree` says.
+    q of B sequences, padded to Q; keys and values [pages, kv heads, positions, d] hold the new tokens already. Sequence
+    b lies in page slots[b], or in those that row slots[b] of `tables` [slots, W] lists; its first counts[b] queries are
+    at starts[b] and after. Later rows are zero. Query i attends to all before it, within `window` tokens including
+    itself, or as its `tree` says.
 
     Where blocks are `chosen`, queries attend to the listed ones of those that are whole before the first new token, to
     everything after the last whole block, and to the others as `SelectedBlocks.rest` says.
@@ -46,10 +51,11 @@ def attend(
     batch, queries, heads, size = q.shape
     if tiles is None:
         card, kv_heads = card_of(q.device), keys.shape[1]
-        reach = 0 if chosen or window else keys.shape[2]  # both read little of a cache, and blocks come in small tiles
+        longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
+        reach = 0 if chosen or window else longest  # both read little of a cache, and blocks come in small tiles
         tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, tree, None, tiles, chosen)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, tree, None, tiles, tables, chosen)
     return out
 
 
@@ -67,6 +73,7 @@ def rope_cache_attend(
     scale: float,
     window: int | None = None,
     tiles: Tiles | None = None,
+    tables: Tensor | None = None,
 ) -> Tensor:
     """`elementwise.rope_and_cache` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
 
@@ -79,7 +86,7 @@ def rope_cache_attend(
         card, kv_heads = card_of(qkv.device), keys.shape[1]
         tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
     out = qkv.new_empty((batch, queries, heads, size))
-    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (cos_sin, norms, eps), tiles)
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (cos_sin, norms, eps), tiles, tables)
     return out
 
 
@@ -94,6 +101,7 @@ def _launch(
     tree: TreeMask | None,
     rope: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
+    tables: Tensor | None,
     chosen: SelectedBlocks | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
@@ -116,11 +124,13 @@ def _launch(
         assert mean_keys.stride() == mean_values.stride() and mean_keys.stride()[2:] == (size, 1)
         assert marks.shape == lists.shape and marks.is_contiguous()
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, *where, bases, lineages, depths, lists, listed, out, parts, sums,
-        cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
-        queries, lists.shape[-1], keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
+        q, keys, values, where[0] if tables is None else tables, *where, bases, lineages, depths, lists, listed,
+        out, parts, sums, cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
+        queries, lists.shape[-1], 0 if tables is None else tables.stride(0),
+        keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
         mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, TREE=tree is not None,
-        SPAN=span, REST=rest is not None, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
+        PAGE=0 if tables is None else keys.shape[2], SPAN=span, REST=rest is not None,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
         ROPE=rope is not None, NORMED=norms is not None, HALF=0 if cos_sin is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
         **early(q.device),
@@ -133,13 +143,14 @@ def _launch(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["queries", "width", "window"])
+@triton.jit(do_not_specialize=["queries", "width", "table_width", "window"])
 def _attend(
-    q, keys, values, slots, starts, counts, bases, lineages, depths, lists, listed, out, parts, sums,
+    q, keys, values, tables, slots, starts, counts, bases, lineages, depths, lists, listed, out, parts, sums,
     cos, sin, query_norm, key_norm, marks, mean_keys, mean_values, eps,
-    queries, width, slot_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride, scale, window,
-    WINDOWED: tl.constexpr, TREE: tl.constexpr, SPAN: tl.constexpr, REST: tl.constexpr, ROPE: tl.constexpr,
-    NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    queries, width, table_width, page_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride,
+    scale, window, WINDOWED: tl.constexpr, TREE: tl.constexpr, PAGE: tl.constexpr, SPAN: tl.constexpr,
+    REST: tl.constexpr, ROPE: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
@@ -170,7 +181,7 @@ def _attend(
         own = root + tl.load(depths + b * queries + query, mask=inside, other=0).to(tl.int32)
     first = 0  # what any of these queries attends to: positions from here to the end
     if WINDOWED:
-        first = tl.maximum(root - window + 1, 0)
+        first = tl.maximum(root - window + 1, 0) // BLOCK_N * BLOCK_N  # tiles begin where those of a page do
     end = start + count
     tail = 0  # the first position after the last whole block
     blocks = 0  # positions in selected blocks
@@ -184,11 +195,18 @@ def _attend(
     stop = tl.minimum(begin + each, end)
     stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)  # a tile without a query reads nothing
 
-    base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
+    slot = tl.load(slots + b).to(tl.int64)
+    table = tables + slot * table_width
+    base = kv * head_stride
+    if not PAGE:
+        base += slot * page_stride
     if ROPE:
         if (begin <= start) & (start < stop):
             key = source + (heads + kv + tl.zeros([1, 1], tl.int32)) * D
             here = base + start.to(tl.int64) * position_stride + d[None, :]
+            if PAGE:
+                page = tl.load(table + start // PAGE).to(tl.int64)
+                here += page * page_stride - (start // PAGE * PAGE).to(tl.int64) * position_stride
             known = (d < D)[None, :]
             rotated = _rotated(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
             tl.store(keys + here, rotated, mask=known)
@@ -201,13 +219,21 @@ def _attend(
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
+        lead = at  # the tile's first position, if it has no gaps
         if SPAN and SPAN % BLOCK_N == 0:  # all of a tile lies in one block, or after the blocks
             number = tl.load(lists + mine * width + at // SPAN, mask=at < blocks, other=0).to(tl.int32)
-            n += tl.where(at < blocks, (number - at // SPAN) * SPAN, tail - blocks)
+            lead += tl.where(at < blocks, (number - at // SPAN) * SPAN, tail - blocks)
+            n = lead + tl.arange(0, BLOCK_N)
         elif SPAN:
             number = tl.load(lists + mine * width + n // SPAN, mask=n < blocks, other=0).to(tl.int32)
             n = tl.where(n < blocks, number * SPAN + n % SPAN, tail + n - blocks)
         where = base + n.to(tl.int64) * position_stride
+        if PAGE and PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0:  # and in one page
+            page = tl.load(table + lead // PAGE).to(tl.int64)
+            where += page * page_stride - (lead // PAGE * PAGE).to(tl.int64) * position_stride
+        elif PAGE:
+            page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
+            where += page * page_stride - (n // PAGE * PAGE).to(tl.int64) * position_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         score = tl.dot(tile, k, input_precision="ieee") * scale
         seen = n[None, :] <= own[:, None]
@@ -229,7 +255,7 @@ def _attend(
         stop = tl.minimum(begin + each, full)
         stop = tl.where(count > block * BLOCK_M // GROUP, stop, begin)
         used = used | (begin < full)
-        base = tl.load(slots + b).to(tl.int64) * mean_slot_stride + kv * mean_head_stride
+        base = slot * mean_slot_stride + kv * mean_head_stride
         often = tl.log2(tl.full([1, 1], SPAN, tl.float32))  # a mean stands for so many positions
         for at in range(begin, stop, BLOCK_N):
             n = at + tl.arange(0, BLOCK_N)

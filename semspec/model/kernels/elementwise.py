@@ -44,12 +44,13 @@ def rope_and_cache(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     tree: TreeMask | None = None,
+    tables: Tensor | None = None,
 ) -> Tensor:
     """Returns rotated queries [B, Q, heads, d]; rotated keys, and values, are written to the cache.
 
-    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts and counts are as in `attend`;
-    cos_sin are [capacity, half of the rotated dimensions], float32; with norms, the heads of queries and keys are
-    normed before they are rotated. Where sequences end with trees, tokens are rotated to their depths.
+    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts, counts and tables are as in
+    `attend`; cos_sin are [capacity, half of the rotated dimensions], float32; with norms, the heads of queries and keys
+    are normed before they are rotated. Where sequences end with trees, tokens are rotated to their depths.
     """
     batch, queries, all_heads, size = qkv.shape
     kv_heads = keys.shape[1]
@@ -60,8 +61,9 @@ def rope_and_cache(
     rest = size - 2 * half
     bases, depths = (starts, starts) if tree is None else (tree.bases, tree.depths)
     _rope_and_cache[(batch * queries, all_heads)](
-        qkv, out, keys, values, slots, starts, counts, bases, depths,
-        cos, sin, query_norm, key_norm, eps, queries, keys.stride(0), keys.stride(1), keys.stride(2),
+        qkv, out, keys, values, slots if tables is None else tables, slots, starts, counts, bases, depths,
+        cos, sin, query_norm, key_norm, eps, queries, 0 if tables is None else tables.stride(0),
+        keys.stride(0), keys.stride(1), keys.stride(2), PAGE=0 if tables is None else keys.shape[2],
         HEADS=heads, KV_HEADS=kv_heads, D=size, HALF=half, REST=rest,
         BLOCK_HALF=triton.next_power_of_2(max(half, 1)), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
         NORMED=norms is not None, TREE=tree is not None, num_warps=1, **early(qkv.device),
@@ -146,10 +148,10 @@ def _add_norm(
     tl.store(normed + at, wide * scale, mask=inside)
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["queries", "table_width"])
 def _rope_and_cache(
-    qkv, out, keys, values, slots, starts, counts, bases, depths, cos, sin, query_norm, key_norm, eps,
-    queries, slot_stride, head_stride, position_stride,
+    qkv, out, keys, values, tables, slots, starts, counts, bases, depths, cos, sin, query_norm, key_norm, eps,
+    queries, table_width, page_stride, head_stride, position_stride, PAGE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, TREE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +188,11 @@ def _rope_and_cache(
     else:
         kv = (head - HEADS) % KV_HEADS
         cache = keys if head < HEADS + KV_HEADS else values
-        target = cache + tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride + position * position_stride
+        page = tl.load(slots + b).to(tl.int64)
+        if PAGE:
+            page = tl.load(tables + page * table_width + position // PAGE, mask=inside, other=0).to(tl.int64)
+            position = position % PAGE
+        target = cache + page * page_stride + kv * head_stride + position * position_stride
     tl.store(target + i, one, mask=rotated)
     tl.store(target + HALF + i, two, mask=rotated)
     tl.store(target + 2 * HALF + j, rest, mask=passed)

@@ -27,6 +27,7 @@ def attend(
     window: int | None = None,
     tree: TreeMask | None = None,
     chosen: SelectedBlocks | None = None,
+    tables: Tensor | None = None,
 ) -> Tensor:
     group = q.shape[2] // keys.shape[1]
     out = torch.zeros_like(q)
@@ -34,9 +35,9 @@ def attend(
         if not count:
             continue
         end = start + count
-        k = keys[slot, :, :end].repeat_interleave(group, 0)  # [heads, end, d]
-        v = values[slot, :, :end].repeat_interleave(group, 0)
         position = torch.arange(end, device=q.device)
+        at = _places(keys, tables, slot, position)
+        k, v = (half[at].transpose(0, 1).repeat_interleave(group, 0) for half in (keys, values))  # [heads, end, d]
         own = position[start:, None]
         mask = position <= own  # [count, end]
         if window is not None:
@@ -85,6 +86,7 @@ def rope_and_cache(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     tree: TreeMask | None = None,
+    tables: Tensor | None = None,
 ) -> Tensor:
     queries, kv_heads = qkv.shape[1], keys.shape[1]
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
@@ -97,9 +99,9 @@ def rope_and_cache(
         cos, sin = (table[at][:, :, None].to(qkv.dtype) for table in cos_sin)  # [B, Q, 1, half]
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     for b, slot in enumerate(slots.tolist()):
-        at, rows = position[b, inside[b]], inside[b]
-        keys[slot, :, at] = k[b, rows].transpose(0, 1).to(keys.dtype)
-        values[slot, :, at] = v[b, rows].transpose(0, 1).to(values.dtype)
+        rows = inside[b]
+        places = _places(keys, tables, slot, position[b, rows])
+        keys[places], values[places] = k[b, rows].to(keys.dtype), v[b, rows].to(values.dtype)
     return q.contiguous()
 
 
@@ -116,9 +118,17 @@ def rope_cache_attend(
     eps: float,
     scale: float,
     window: int | None = None,
+    tables: Tensor | None = None,
 ) -> Tensor:
-    q = rope_and_cache(qkv, keys, values, slots, starts, counts, cos_sin, heads, norms, eps)
-    return attend(q, keys, values, slots, starts, counts, scale, window)
+    q = rope_and_cache(qkv, keys, values, slots, starts, counts, cos_sin, heads, norms, eps, tables=tables)
+    return attend(q, keys, values, slots, starts, counts, scale, window, tables=tables)
+
+
+def _places(cache: Tensor, tables: Tensor | None, slot: int, at: Tensor) -> tuple[Tensor, slice, Tensor]:
+    """Where positions [n] of a slot lie, as an index: what it picks is [n, kv heads, d]."""
+    if tables is None:
+        return torch.full_like(at, slot), slice(None), at
+    return tables[slot, at // cache.shape[2]].long(), slice(None), at % cache.shape[2]
 
 
 def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
