@@ -156,7 +156,7 @@ def draft_arms(bench: Bench) -> None:
         runner = ways.by(arm)
 
         def roll(n: int) -> None:
-            runner.cache.lengths[0] = context
+            runner.cache.pretend(0, context)
             runner.decode([Decode(runner, 0, [3], n, Sampling(), 0)])
 
         if bench.device.type == "cuda":
@@ -166,7 +166,7 @@ def draft_arms(bench: Bench) -> None:
 
     def same(runner: ModelRunner) -> None:
         """A way that gives other logits is not faster but wrong."""
-        runner.cache.lengths[0] = context
+        runner.cache.pretend(0, context)
         rolled = runner.decode([Decode(runner, 0, [3], 1, Sampling(), 0, keep_logits=True)])[0].logits
         assert rolled is not None
         exact.append(rolled[0].float())
@@ -184,7 +184,7 @@ def pass_arms(bench: Bench, which: str, context: int, tokens: int, what: str, ar
         runner = ways.by(arm)
 
         def score() -> None:
-            runner.cache.lengths[0] = context - tokens
+            runner.cache.pretend(0, context - tokens)
             runner.score([Score(runner, 0, list(range(1, tokens + 1)), tokens)])
 
         return bench.ms(score, repeats=5, warm=1)

@@ -74,12 +74,12 @@ def break_down(bench: Bench) -> None:
 
     def roll(slots: int = 1) -> None:
         for slot in range(slots):
-            draft.cache.lengths[slot] = context
+            draft.cache.pretend(slot, context)
         draft.decode([Decode(draft, slot, [3], 8, Sampling(), 0) for slot in range(slots)])
 
     def score(slots: int = 1) -> None:
         for slot in range(slots):
-            target.cache.lengths[slot] = context
+            target.cache.pretend(slot, context)
         target.score([Score(target, slot, list(range(1, 10)), 9) for slot in range(slots)])
 
     def both() -> None:

@@ -25,6 +25,7 @@ from semspec.model.kernels import (
     reference_kernels,
     triton_kernels,
 )  # fmt: skip
+from semspec.model.paged_cache import PAGE
 from semspec.sampling.draw import SamplingUse
 from semspec.sampling.noise import exponential, key
 from semspec.sparse.attention import block_lists
@@ -53,6 +54,20 @@ def near(ours: Tensor, exact: Tensor, most: float, what: str = "") -> None:
     assert off < most, f"{what} is off by {off:.1e} of its size; at most {most:.1e} is right"
 
 
+def paged(cache: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The same contents in pages that lie anywhere, and their tables."""
+    slots, _, capacity, _ = cache[0].shape
+    width = -(-capacity // PAGE)
+    order = torch.randperm(slots * width, device=cache[0].device).view(slots, width)
+    pools = []
+    for half in cache:
+        filled = torch.nn.functional.pad(half, (0, 0, 0, width * PAGE - capacity))
+        pool = filled.new_empty(slots * width, filled.shape[1], PAGE, filled.shape[3])
+        pool[order.flatten()] = filled.unflatten(2, (width, PAGE)).transpose(1, 2).flatten(0, 1)
+        pools.append(pool)
+    return pools, order.int()
+
+
 def attention(
     device: torch.device, dtype: torch.dtype, lengths: list[int], queries: int, kv_heads: int, group: int, size: int,
     window: int | None = None, tree: bool = False,
@@ -74,6 +89,9 @@ def attention(
         lines = (seen << torch.arange(queries, device=device)).sum(-1)
         mask = TreeMask(starts, lines, torch.randint(0, queries, (batch, queries), device=device))
     ours = kernels(device).attend(q, *cache, slots, starts, counts, size**-0.5, window, mask)
+    pools, tables = paged(cache)
+    same = kernels(device).attend(q, *pools, slots, starts, counts, size**-0.5, window, mask, tables=tables)
+    assert torch.equal(same, ours), "a paged cache gives other bits"
     for b in range(batch):  # one by one: the reference takes much more memory
         one = [x[b : b + 1] for x in (slots, starts, counts)]
         marks = None if mask is None else TreeMask(*(x[b : b + 1] for x in mask))
@@ -135,6 +153,10 @@ def chosen_blocks(device: torch.device, means: bool) -> None:
                         half[slot, :, length // span :] = float("nan")
                 chosen = chosen._replace(rest=BlockMeans(keep.to(torch.int8), made[0], made[1]))
             ours = kernels(device).attend(q, *cache, *places, size**-0.5, chosen=chosen)
+            pools, tables = paged(cache)
+            same = kernels(device).attend(q, *pools, *places, size**-0.5, chosen=chosen, tables=tables)
+            assert torch.equal(same, ours), "a paged cache gives other bits"
+            del pools
             for b, (slot, length) in enumerate(zip([2, 0, 1], lengths, strict=True)):
                 own = [half[slot : slot + 1, :, : length + queries].double() for half in cache]
                 one = [places[0][:1] * 0, *(x[b : b + 1] for x in places[1:])]
@@ -174,7 +196,12 @@ def small_kernels(device: torch.device) -> None:
         cache = [torch.randn(3, 2, 100, 96, device=device, dtype=dtype) for _ in range(2)]
         exact_cache = [half.double() for half in cache]
         turns = (angles.cos(), angles.sin())
+        pools, tables = paged(cache)
         ours = k.rope_and_cache(qkv, *cache, *places, turns, 10, norms, 1e-6)
+        same = k.rope_and_cache(qkv, *pools, *places, turns, 10, norms, 1e-6, tables=tables)
+        assert torch.equal(same[0], ours[0]), "a paged cache gives other bits"
+        for pool, half in zip(pools, cache, strict=True):
+            assert torch.equal(pool[tables.long()].transpose(1, 2).flatten(2, 3)[:, :, :100], half), "written elsewhere"
         exact = reference.rope_and_cache(
             qkv.double(), *exact_cache, *places, (turns[0].double(), turns[1].double()), 10,
             (norms[0].double(), norms[1].double()), 1e-6,

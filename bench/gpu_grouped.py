@@ -130,7 +130,7 @@ def experts(bench: Bench) -> None:
 
     def score(sparsity: Any, tokens: int = TOKENS) -> None:
         runner.sparsity = sparsity
-        runner.cache.lengths[0] = context - tokens
+        runner.cache.pretend(0, context - tokens)
         bench.score_once(runner, tokens)
 
     def made(betas: Tensor, most: int) -> Any:

@@ -44,7 +44,7 @@ class Bench(Table):
     ) -> float:
         def work() -> None:
             for slot in range(slots):
-                runner.cache.lengths[slot] = context - tokens
+                runner.cache.pretend(slot, context - tokens)
             self.score_once(runner, tokens, slots)
 
         return self.ms(work, repeats)
@@ -59,7 +59,7 @@ class Bench(Table):
 
         def work() -> None:
             for slot in range(slots):
-                runner.cache.lengths[slot] = context
+                runner.cache.pretend(slot, context)
             runner.decode([Decode(runner, slot, [3, 4], n, drawn, 0, keep_logits=keep) for slot in range(slots)])
 
         return self.ms(work)
@@ -143,7 +143,7 @@ class Bench(Table):
 
             def scores() -> None:
                 for _ in range(several):
-                    target.cache.lengths[0] = context
+                    target.cache.pretend(0, context)
                     target.score([Score(target, 0, list(range(1, k + 2)), k + 1)])
 
             short, long = (self.roll_at(draft, context, n) for n in (8, 72))

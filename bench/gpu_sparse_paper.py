@@ -55,7 +55,7 @@ def channels(runner: ModelRunner, network: FfnPlan) -> dict[str, torch.Tensor]:
     """Shares of channels below the threshold, of a token and of all tokens of a pass; one dense pass is watched."""
     observer = Observer(runner, AttentionPlan(block=64, dense_below=1 << 30))
     runner.sparsity = observer
-    runner.cache.lengths[0] = 64
+    runner.cache.pretend(0, 64)
     runner.score([Score(runner, 0, list(range(1, TOKENS + 1)), TOKENS)])
     runner.sparsity = None
     seen = observer.observations

@@ -78,8 +78,11 @@ class Slots:
 
     def pretend(self, slot: int, length: int) -> None:
         """Hold so many tokens, whatever they are: for measuring time, where contents do not matter."""
-        self.truncate(slot, 0)
-        self.extend([(slot, length)])
+        held = self.lengths[slot]
+        if length > held:
+            self.extend([(slot, length - held)])
+        else:
+            self.truncate(slot, length)
 
 
 def kv_bytes_per_token(depth: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

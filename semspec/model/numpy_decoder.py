@@ -79,7 +79,7 @@ class NumpyDecoder:
         layers = transformer.layers
         if transformer.shape.mixture is not None or ACTIVATE[transformer.shape.activation] not in _ACTIVATE:
             return None
-        if transformer.device.type != "cpu" or transformer.dtype != torch.float32:
+        if transformer.device.type != "cpu" or transformer.dtype != torch.float32 or cache.tables is not None:
             return None
         head = transformer.head.inner if isinstance(transformer.head, LimitedHead) else transformer.head
         linears = [head, *(linear for layer in layers for linear in (layer.qkv, layer.out))]

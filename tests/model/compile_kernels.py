@@ -16,7 +16,7 @@ from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, m
 from semspec.sampling.kernels import filter, race
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
-CACHE = {"slot_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
+CACHE = {"table_width": "i32", "page_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
 PLACES = {"slots": WHOLE, "starts": WHOLE, "counts": WHOLE}
 
 
@@ -48,20 +48,24 @@ def built(
 
 def main() -> None:
     attend = {
-        "q": HALF, "keys": HALF, "values": HALF, **PLACES,
+        "q": HALF, "keys": HALF, "values": HALF, "tables": SHORT, **PLACES,
         "bases": WHOLE, "lineages": WHOLE, "depths": WHOLE, "lists": WHOLE, "listed": WHOLE,
         "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE,
         "query_norm": HALF, "key_norm": HALF, "marks": "*i8", "mean_keys": HALF, "mean_values": HALF, "eps": "fp32",
         "queries": "i32", "width": "i32", **CACHE, "mean_slot_stride": "i64", "mean_head_stride": "i32",
         "scale": "fp32", "window": "i32",
     }  # fmt: skip
-    still: dict[str, Any] = {"ROPE": False, "NORMED": False, "HALF": 0, "SPAN": 0, "REST": False}
+    still: dict[str, Any] = {"ROPE": False, "NORMED": False, "HALF": 0, "PAGE": 64, "SPAN": 0, "REST": False}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
         constants = {"WINDOWED": False, "TREE": False, "GROUP": 5, "D": size, "BLOCK_D": size, "SPLITS": t.splits}
         constants |= {"BLOCK_M": t.rows, "BLOCK_N": t.keys} | still
         results[f"attend {queries}"] = built(attention._attend, attend, constants, t.warps, t.stages)
+        one = attend | {"tables": WHOLE}  # a page for each slot
+        results[f"attend {queries}, one page"] = built(
+            attention._attend, one, constants | {"PAGE": 0}, t.warps, t.stages
+        )
         few = attend | {"lists": "*i32", "listed": "*i32"}
         for span in (16, 64) if queries in (9, 17) else ():
             made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
@@ -89,12 +93,13 @@ def main() -> None:
         warps=16,
     )
     rope = {
-        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, **PLACES, "bases": WHOLE, "depths": WHOLE,
+        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, "tables": SHORT, **PLACES,
+        "bases": WHOLE, "depths": WHOLE,
         "cos": WIDE, "sin": WIDE, "query_norm": HALF, "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
     }  # fmt: skip
     constants = {"HEADS": 40, "KV_HEADS": 8, "D": 128, "HALF": 48, "REST": 32, "BLOCK_HALF": 64, "BLOCK_REST": 32}
     results["rope_and_cache"] = built(
-        elementwise._rope_and_cache, rope, constants | {"NORMED": True, "TREE": True}, warps=1
+        elementwise._rope_and_cache, rope, constants | {"PAGE": 64, "NORMED": True, "TREE": True}, warps=1
     )
     results["gated"] = built(
         elementwise._act_and_mul, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True}
