@@ -63,7 +63,7 @@ def lazy_bytes(shape: Shape, itemsize: int, batch: int) -> int:
     """Taken when a size is first needed: inputs of passes, logits and states of decodes, and states of one layer."""
     batches = [size for size in BATCHES if size <= batch]
     scores = [(b, q) for b in batches for q in QUERIES if b * q <= MAX_ROWS]
-    numbers = sum(b * (q + 5) for b, q in scores) + sum(batches) * (FIELDS + MAX_QUERIES + CHUNK)
+    numbers = sum(b * (3 * q + 6) for b, q in scores) + sum(batches) * (FIELDS + MAX_QUERIES + CHUNK)
     options = 4 * sum(batches) * FLOAT
     logits = CHUNK * sum(batches) * (shape.vocab * FLOAT + shape.width * itemsize)
     states = sum(b * q for b, q in scores) * shape.width * itemsize

@@ -216,6 +216,9 @@ def _attend(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if PAGE and not SPAN:  # pages are looked up one tile ahead, and nothing waits for them
+        next_to = begin if PAGE % BLOCK_N == 0 else begin + tl.arange(0, BLOCK_N)
+        ahead = tl.load(table + next_to // PAGE, mask=next_to < stop, other=0)
     for at in range(begin, stop, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         there = n < stop
@@ -228,12 +231,16 @@ def _attend(
             number = tl.load(lists + mine * width + n // SPAN, mask=n < blocks, other=0).to(tl.int32)
             n = tl.where(n < blocks, number * SPAN + n % SPAN, tail + n - blocks)
         where = base + n.to(tl.int64) * position_stride
-        if PAGE and PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0:  # and in one page
-            page = tl.load(table + lead // PAGE).to(tl.int64)
-            where += page * page_stride - (lead // PAGE * PAGE).to(tl.int64) * position_stride
-        elif PAGE:
-            page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
-            where += page * page_stride - (n // PAGE * PAGE).to(tl.int64) * position_stride
+        if PAGE:
+            to = lead if PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0 else n  # one page for the tile, or one for each
+            if not SPAN:
+                page = ahead
+                ahead = tl.load(table + (to + BLOCK_N) // PAGE, mask=to + BLOCK_N < stop, other=0)
+            elif PAGE % BLOCK_N == 0 and SPAN % BLOCK_N == 0:
+                page = tl.load(table + to // PAGE)
+            else:
+                page = tl.load(table + to // PAGE, mask=there, other=0)
+            where += page.to(tl.int64) * page_stride - (to // PAGE * PAGE).to(tl.int64) * position_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         score = tl.dot(tile, k, input_precision="ieee") * scale
         seen = n[None, :] <= own[:, None]
