@@ -11,6 +11,7 @@
     python bench/gpu.py --only arms,step,batch       # which of several ways is fastest, and steps made with it
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
     python bench/gpu.py --only judgement             # rules after a pass: in graphs or not, filters bisected or sorted
+    python bench/gpu.py --only load                  # pages of the cache, batches up to 64, prompts in pieces
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
 
 Prints one table, and as its last line JSON, which also goes to the file named by --out. The limit is the bytes that a

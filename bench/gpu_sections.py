@@ -33,6 +33,7 @@ ASIDE = (
     "trees",
     "long_trees",
     "transformers",
+    "load",
 )  # only if asked for
 
 
@@ -260,3 +261,8 @@ class Bench(Table):
         from bench.gpu_transformers import time_transformers
 
         time_transformers(self)
+
+    def section_load(self) -> None:
+        from bench.gpu_load import load
+
+        load(self)

@@ -1,0 +1,69 @@
+"""Many sequences at a time: attention over pages against one page a slot, steps of batches, prompts in pieces."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from bench.gpu_tune import CASES, HEAD, Case, graphed
+from semspec.model.kernels.attention import attend
+from semspec.model.paged_cache import PAGE
+from semspec.types import Score
+
+if TYPE_CHECKING:
+    from bench.gpu import Bench
+
+BATCHES = (1, 8, 32, 64)
+PEAK = 790e12  # floating-point operations a second that an H200 reaches with large products
+PIECES = (512, 1024, 2048, 8192)  # tokens of a prompt in one pass
+
+
+def load(bench: Bench) -> None:
+    if bench.device.type == "cuda":
+        for name, shape in CASES.items():
+            pages(bench, name, Case(bench, *shape))
+    for batch in BATCHES:
+        bench.section_step(batch, name=f"load: batch {batch}, one K=8 step")
+        if bench.device.type == "cuda":
+            print(f"    {torch.cuda.max_memory_allocated() / 1e9:.1f} GB at most", flush=True)
+    bench.drop("draft")
+    prefill(bench)
+
+
+def pages(bench: Bench, name: str, case: Case) -> None:
+    """The same launches over pages that lie anywhere."""
+    layers, slots, heads, context, _ = case.keys.shape
+    order = torch.randperm(slots * (context // PAGE), device=bench.device).int().view(slots, -1)
+
+    def launch() -> None:
+        for i in range(layers):
+            keys, values = (half[i].view(-1, heads, PAGE, HEAD) for half in (case.keys, case.values))
+            attend(case.q, keys, values, *case.places, HEAD**-0.5, tiles=case.chosen, tables=order)
+
+    bench.add(f"attention, {name}, one page a slot", case.ms(case.chosen), case.read)
+    bench.add(f"attention, {name}, pages of {PAGE}", graphed(bench, launch, case.chosen) / layers, case.read)
+
+
+def prefill(bench: Bench) -> None:
+    """A prompt of 8,192 tokens in pieces of several sizes, as a share of the card's arithmetic."""
+    total = PIECES[-1] if bench.device.type == "cuda" else PIECES[0]
+    runner = bench.runner("target", 1, total + PAGE)
+    shape = runner.shape
+    dense = 2 * (shape.parameters - shape.vocab * shape.width * (1 if shape.tied else 2)) * total
+    attention = 2 * total * total * shape.depth * shape.heads * shape.head_dim  # causal: half of the square
+    for piece in (p for p in PIECES if p <= total):
+        times = []
+        for _ in range(3):
+            runner.truncate(0, 0)
+            bench.wait()
+            began = time.perf_counter()
+            for start in range(0, total, piece):
+                runner.score([Score(runner, 0, [1 + i % 200 for i in range(start, start + piece)], 0)])
+            bench.wait()
+            times.append(time.perf_counter() - began)
+        share = (dense + attention) / statistics.median(times) / PEAK
+        bench.add(f"prefill of {total} in pieces of {piece}", 1000 * statistics.median(times), share_of_peak=share)
+        print(f"    {share:.1%} of {PEAK / 1e12:.0f} TFLOP/s", flush=True)
