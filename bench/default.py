@@ -117,8 +117,8 @@ def main() -> None:
     asked = parser.parse_args()
     pair, prompts, how = models(asked)
     names = list(ARMS)
-    for name in names:  # warm-up
-        seconds(pair, prompts[0], min(24, asked.tokens), 0, ARMS[name] | how)
+    for arm in (*ARMS.values(), *({"num_draft_tokens": n} for n in (1, 2, 3, 4, 6, 12, 16))):  # graphs are captured
+        seconds(pair, prompts[0], min(24, asked.tokens), 0, arm | how)
     taken: dict[str, list[float]] = {name: [] for name in names}
     same = True
     for turn in range(asked.rounds):

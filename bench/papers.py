@@ -1,6 +1,7 @@
 """What each of our deviations from the papers is worth: their rules to the letter beside ours, on the pocket pair.
 
-    OMP_NUM_THREADS=1 python -m bench.papers table OUT --processes 16             # 1,000 problems; about 5 minutes
+    OMP_NUM_THREADS=1 python -m bench.papers table OUT --processes 16             # 1,000 problems; about 15 minutes
+    python -m bench.papers table OUT --processes 8 --device cuda                  # the same beside each other on a GPU
     python -m bench.papers replay OUT --device cuda                               # strict presets at 32B/1.5B shapes
 
 `table` first fits the probes of SemanticSpec as its released code does, and with one thing changed at a time. It then
@@ -56,13 +57,13 @@ PROBES: dict[str, dict[str, Any]] = {
 REPLAYED = ["fly:k=15", STRICT_FLY, "semantic:paper=true", "top-or-ratio:k=20"]
 
 
-def collect_part(out: Path, seed: int, problems: int) -> Path:
+def collect_part(out: Path, seed: int, problems: int, device: str) -> Path:
     """Samples of some problems, labelled by their canonical meaning."""
     torch.set_num_threads(1)
     what = config.Config(
         n=problems, per_problem=3, first_steps=False, delimiters="released", max_new_tokens=400, seed=seed
     )
-    folder = collect(what, out / f"part-{seed}", load("pocket", slots=32, context=1024, device="cpu", dtype="float32"))
+    folder = collect(what, out / f"part-{seed}", load("pocket", slots=32, context=1024, device=device, dtype="float32"))
     task = tasks.make("pocket").for_fitting()
     sorts = cluster.make("canonical", cluster.Source(parser(task)))
     label(folder, sorts, {"clusters": "canonical", "own": "apart"}, truth(task), operation(task))
@@ -77,11 +78,13 @@ def train_one(folder: Path, out: Path, name: str, model: str) -> dict[str, Any]:
     return {"probe": name, "model": model, "data": found.data, "metrics": found.metrics}
 
 
-def answer(settings: dict[str, Any], n: int, part: int, parts: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def answer(
+    settings: dict[str, Any], n: int, part: int, parts: int, device: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One share of the problems with every arm."""
     torch.set_num_threads(1)
     mine = tasks.make("pocket").problems(n, 0)[part::parts]
-    here = {"max_new_tokens": 400, "context": 1024, "device": "cpu", "dtype": "float32"}
+    here = {"max_new_tokens": 400, "context": 1024, "device": device, "dtype": "float32"}
     bench = Bench(Config("pocket", batch=64, n=len(mine), seed=part, **here, **settings))
     bench.problems = mine
     samples = [
@@ -92,29 +95,31 @@ def answer(settings: dict[str, Any], n: int, part: int, parts: int) -> tuple[dic
     return bench._about(), samples
 
 
-def fit_probes(pool: ProcessPoolExecutor, out: Path, processes: int, problems: int) -> list[dict[str, Any]]:
+def fit_probes(
+    pool: ProcessPoolExecutor, out: Path, processes: int, problems: int, device: str
+) -> list[dict[str, Any]]:
     """All of PROBES, on one collection."""
-    seeds = [(out / "fit", 1000 + i, max(3, problems // processes)) for i in range(processes)]
+    seeds = [(out / "fit", 1000 + i, max(3, problems // processes), device) for i in range(processes)]
     parts = list(pool.map(collect_part, *zip(*seeds, strict=True)))
     joined = join([Folder(path) for path in parts], out / "fit" / "all").path
     which = [(joined, out / "probes", name, model) for name in PROBES for model in ("target", "draft")]
     return list(pool.map(train_one, *zip(*which, strict=True)))
 
 
-def table(out: Path, n: int, processes: int, fitted_on: int, match: str) -> None:
+def table(out: Path, n: int, processes: int, fitted_on: int, match: str, device: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     folders = {name: str(out / "probes" / name) for name in PROBES}
     names = {method.format(**folders): method.format(**{k: k for k in folders}) for method in SAMPLED}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         document: dict[str, Any] = {"runs": [], "versus": [], "fits": []}
         if fitted_on:
-            document["fits"] = fit_probes(pool, out, processes, fitted_on)
+            document["fits"] = fit_probes(pool, out, processes, fitted_on, device)
         for methods, against, how in (
             (list(names), "semantic", {"temperature": 0.6, "top_p": 0.95}),
             (GREEDY, GREEDY[0], {}),
         ):
             kept = [m for m in methods if re.search(match, m) and (fitted_on or "probes=" not in m)]
-            shares = [({"methods": kept, **how}, n, i, processes) for i in range(processes)]
+            shares = [({"methods": kept, **how}, n, i, processes, device) for i in range(processes)]
             found = list(pool.map(answer, *zip(*shares, strict=True)))
             run, samples = found[0][0], [sample for _, some in found for sample in some]
             for row in (*run["arms"], *samples):
@@ -163,10 +168,10 @@ if __name__ == "__main__":
         "--fitted-on", type=int, default=192, help="Problems that probes are fitted on; 0: no such arms."
     )
     options.add_argument("--match", default="", help="Only arms with this in their names, a regular expression.")
-    options.add_argument("--device", default="auto")
+    options.add_argument("--device", help="The CPU by default for `table`, else a GPU if there is one.")
     options.add_argument("--shape", default="32B/1.5B")
     given = options.parse_args()
     if given.what == "table":
-        table(given.out, given.problems or 1000, given.processes, given.fitted_on, given.match)
+        table(given.out, given.problems or 1000, given.processes, given.fitted_on, given.match, given.device or "cpu")
     else:
-        timed(given.out, given.problems or 24, given.device, given.shape)
+        timed(given.out, given.problems or 24, given.device or "auto", given.shape)

@@ -66,6 +66,7 @@ class Decoder:
         length = job.num_draft_tokens
         self.draft_length = FixedLength(length) if isinstance(length, int) else length
         self.undrafted = len(job.prompt)  # tokens that the drafter has not read
+        self.alone = 0  # rounds without a draft since the last one with
         self.states: dict[int, Tensor | None] = {}  # of this sequence, by the id of a rule
         self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
@@ -150,8 +151,11 @@ class Decoder:
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)
         else:
-            event = yield from self.decode_target(TARGET_ONLY_TOKENS, left)
+            # Rounds take time of their own: while drafts do not pay, there are no more of them than with `none`.
+            tokens = DECODE_TOKENS if self.alone > 1 else TARGET_ONLY_TOKENS
+            event = yield from self.decode_target(tokens, left)
             drafted = 0
+        self.alone = 0 if n else self.alone + 1
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}

@@ -65,13 +65,13 @@ PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, bef
 MAX_EXCESS = 1.25  # the same for what drafts are charged with: a slow moment of the machine is not theirs
 RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
 EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
-ALLOWANCE = 0.015  # share of the target's time alone that drafts may cost in the long run,
-RESERVE = 3.0  # and at first, in tokens of the target alone,
+ALLOWANCE = 0.01  # share of the target's time alone that drafts may cost in the long run,
+RESERVE = 2.0  # and at first, in tokens of the target alone,
 MAX_RESERVE = 12.0  # and after they have saved as much
 MAX_DRAFT_TOKENS = 16  # longest draft that is considered
 INITIAL_LENGTHS = (4, 2, 0)  # tried first; the first of them reads the prompt and is not timed
 INITIAL_LOOKUPS = (0, 2)
-TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft
+TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft; the decoder takes more after several such rounds
 MIN_SECONDS = 1e-9  # against division by zero
 
 

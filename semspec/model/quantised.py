@@ -42,6 +42,9 @@ class QuantisedLinear(Linear):
     original: Tensor | None = None  # a sample of the plain weights these were made from, if it was we who quantised
     # Of so many inputs, the low four bits of bytes are the first half's and the high four bits the second half's.
     run: int = 2
+    words: Tensor | None = (
+        None  # int32 [groups, out]: a zero and a scale each, whose views `zeros` and `scales` are then
+    )
 
     @property
     def size(self) -> tuple[int, int]:
@@ -130,7 +133,7 @@ class QuantisedLinear(Linear):
         zeros = (None, None) if whole.zeros is None else whole.zeros.chunk(2, -2)
         parts = zip(whole.codes.chunk(2, -2), whole.scales.chunk(2, -2), zeros, *optional, strict=True)
         one, two = (
-            replace(whole, codes=codes, scales=scales, zeros=zero, gain=gain, bias=bias, original=None)
+            replace(whole, codes=codes, scales=scales, zeros=zero, gain=gain, bias=bias, original=None, words=None)
             for codes, scales, zero, gain, bias in parts
         )
         return one, two
@@ -139,7 +142,7 @@ class QuantisedLinear(Linear):
         """Of stacked matrices, those of an index [n]."""
         codes = self.codes.view(torch.uint8)[index].view(self.codes.dtype)
         zeros, gain = (None if t is None else t[index] for t in (self.zeros, self.gain))
-        return replace(self, codes=codes, scales=self.scales[index], zeros=zeros, gain=gain)
+        return replace(self, codes=codes, scales=self.scales[index], zeros=zeros, gain=gain, words=None)
 
     def with_rows(self, rows: int) -> QuantisedLinear:
         """The same with blocks of fewer outputs, which divide those of before."""
@@ -149,7 +152,7 @@ class QuantisedLinear(Linear):
             return scales.repeat_interleave(times, -2)[..., :count, :].contiguous()
 
         zeros = None if self.zeros is None else more(self.zeros)
-        return replace(self, scales=more(self.scales), zeros=zeros, block=(rows, self.block[1]))
+        return replace(self, scales=more(self.scales), zeros=zeros, block=(rows, self.block[1]), words=None)
 
 
 def group_of(device: torch.device) -> int:
@@ -177,6 +180,8 @@ def _quantised(weight: Tensor, kind: Kind, group: int) -> tuple[Tensor, ...]:
     if kind == "int4":
         scales = ((high - low) / LARGEST[kind]).clamp_(min=1e-12).bfloat16()  # codes are chosen for the rounded scale
         zeros = (-low / scales.float()).half()
+        if weight.device.type != "cpu":  # there, whole zeros cost nothing, others do
+            zeros = zeros.round()
         codes = (grouped / scales.float()[..., None]).add_(zeros.float()[..., None])
         return pack_nibbles(codes.round_().clamp_(0, LARGEST[kind]).to(torch.uint8).flatten(1)), scales, zeros
     scales = (torch.maximum(high, -low) / LARGEST[kind]).clamp_(min=1e-12)

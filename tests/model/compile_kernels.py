@@ -128,20 +128,26 @@ def quantising(card: tiles.Card) -> dict[str, Any]:
     """The matrices of a 32B model, and one with small groups."""
     results = {}
     operands = {"x": HALF, "codes": "*u8", "scales": WIDE, "zeros": WIDE, "gain": WIDE, "bias": HALF, "out": HALF}
-    operands |= {"rows": "i32", "outputs": "i32", "out_stride": "i32"}
-    layouts = (("fp8", 0, 1, False), ("fp8", 128, 128, False), ("int4", 128, 1, True), ("fp4", 16, 1, False))
+    operands |= {"rows": "i32", "outputs": "i32", "out_stride": "i32", "scale_row": "i32", "scale_group": "i32"}
+    layouts = (
+        ("fp8", 0, 1, 0), ("fp8", 128, 128, 0), ("int4", 128, 1, 1), ("int4", 32, 1, 1), ("int4", 128, 1, 2),
+        ("fp4", 16, 1, 0),
+    )  # fmt: skip
     cases = ((9, (55296, 5120), False), (72, (5120, 27648), True))
     for (kind, group, out, zeros), (rows, size, parts) in product(layouts, cases):
-        halves, several = 2 if kind in ("int4", "fp4") else 1, 4 if 0 < group < 128 else 0
+        halves, depth = 2 if kind in ("int4", "fp4") else 1, max(32, min(128, group or 128))
         weights = (size[0], size[1] // halves)
-        cut = quantised.QuantisedConfig.of(weights, rows, card, parts, not parts, 128, halves, several)
+        cut = quantised.QuantisedConfig.of(weights, rows, card, parts, not parts, depth, halves)
         constants = {
             "INPUTS": size[1], "BLOCK_M": cut.rows, "BLOCK_N": cut.columns, "BLOCK_K": cut.depth,
             "KIND": codes.KINDS[kind], "GROUP": group, "GROUP_OUT": out, "ZEROS": zeros, "GAIN": True,
             "SPLITS": cut.splits, "BIASED": True, "GATED": not parts, "SILU": True, "SWAP": cut.rows > 64, "ASM": True,
+            "UNROLL": cut.unroll, "STAGES": cut.stages,
         }  # fmt: skip
         types = operands | ({"out": WIDE} if cut.splits > 1 else {})
-        name = f"{kind}, groups of {group}, {rows} rows"
+        if zeros == 1:
+            types |= {"zeros": SHORT, "scales": HALF}
+        name = f"{kind}, groups of {group}, zeros {zeros}, {rows} rows"
         results[name] = built(quantised._quantised_product, types, constants, cut.warps, cut.stages)
     return results
 

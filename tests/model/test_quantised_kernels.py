@@ -50,6 +50,29 @@ def monkeypatch_module() -> pytest.MonkeyPatch:
     patch.undo()
 
 
+@pytest.mark.parametrize("group", [32, 128])
+def test_zeros_that_are_no_whole_numbers(monkeypatch_module: pytest.MonkeyPatch, group: int) -> None:
+    linear = noise("int4", (48, 256), (1, group, True, False), DEVICE)
+    assert linear.zeros is not None
+    linear.zeros += 0.25
+    exact = linear.dequantised(torch.float64)
+    quantised.prepare(linear)
+    assert linear.words is None
+    torch.testing.assert_close(dequantise(linear, torch.float32).double(), exact, rtol=1e-6, atol=1e-9)
+    products(linear, exact, torch.randn(9, 256, device=DEVICE))
+
+
+def test_a_scale_and_a_zero_share_a_word() -> None:
+    for group, dtype in ((128, torch.bfloat16), (32, torch.float16)):
+        linear = noise("int4", (48, 256), (1, group, True, False), DEVICE)
+        assert linear.zeros is not None and linear.scales.dtype == dtype
+        before = linear.zeros.clone(), linear.scales.clone()
+        quantised.prepare(linear)
+        assert linear.words is not None and linear.words.shape == (256 // group, 48)
+        assert torch.equal(linear.zeros.float(), before[0]) and torch.equal(linear.scales, before[1])
+        assert linear.zeros.untyped_storage().data_ptr() == linear.scales.untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("fault", ["codes", "scales", "zeros"])
 def test_a_planted_fault_is_found(monkeypatch_module: pytest.MonkeyPatch, fault: str) -> None:
     linear = noise("int4", (64, 256), (1, 128, True, False), DEVICE)

@@ -62,6 +62,25 @@ fma.rn.bf16x2 $2, s, f, c;
 fma.rn.bf16x2 $3, t, f, c;
 }
 """)
+# 128 + the code, plus a number for each half: that of a zero, -(128 + zero).
+INT4_ZERO_ASM = tl.constexpr("""
+{
+.reg .b32 a, b, s, t, f;
+mov.b32 f, 0x3f803f80;
+prmt.b32 a, $4, 0, 0x4140;
+prmt.b32 b, $4, 0, 0x4342;
+shr.b32 s, a, 4;
+shr.b32 t, b, 4;
+lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 s, s, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
+fma.rn.bf16x2 $0, a, f, $5;
+fma.rn.bf16x2 $1, b, f, $6;
+fma.rn.bf16x2 $2, s, f, $7;
+fma.rn.bf16x2 $3, t, f, $8;
+}
+""")
 # e2m1's exponent is a bfloat16's but for a factor of 2^126.
 FP4_ASM = tl.constexpr("""
 {
@@ -117,6 +136,21 @@ def half_codes(raw, dtype: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr):
         pair = tl.inline_asm_elementwise(FP4_ASM, "=r,=r,=r,=r,r", [raw], (tl.bfloat16, tl.bfloat16), True, 4)
     else:
         pair = _half(raw & 15, dtype, KIND), _half(raw >> 4, dtype, KIND)
+    return pair
+
+
+@triton.jit
+def half_codes_less(raw, low, high, dtype: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr):
+    """The same less zeros, whole numbers below 128 that are broadcast to the codes."""
+    if ASM and KIND == INT4:
+        low, high = (-128.0 - low).to(tl.bfloat16), (-128.0 - high).to(tl.bfloat16)
+        pair = tl.inline_asm_elementwise(
+            INT4_ZERO_ASM, "=r,=r,=r,=r,r,r,r,r,r", [raw, low, high], (tl.bfloat16, tl.bfloat16), True, 4
+        )
+    else:
+        one, two = half_codes(raw, tl.float32, KIND, False)
+        MIDDLE: tl.constexpr = 8.0 if KIND == INT4 else 0.0  # is subtracted already
+        pair = (one - (low - MIDDLE)).to(dtype), (two - (high - MIDDLE)).to(dtype)
     return pair
 
 

@@ -17,9 +17,10 @@ def dequantise(linear: QuantisedLinear, dtype: torch.dtype) -> Tensor:
     halves = 2 if linear.kind in ("int4", "fp4") else 1
     out = torch.empty((outputs, inputs), device=linear.codes.device, dtype=dtype)
     zeros, gain = linear.zeros, linear.gain
+    assert zeros is None or zeros.stride() == linear.scales.stride()
     _dequantise[(outputs, triton.cdiv(inputs // halves, 1024))](
         linear.codes.view(torch.uint8), linear.scales, linear.scales if zeros is None else zeros,
-        linear.scales if gain is None else gain, out, INPUTS=inputs, KIND=KINDS[linear.kind],
+        linear.scales if gain is None else gain, out, *linear.scales.stride(), INPUTS=inputs, KIND=KINDS[linear.kind],
         GROUP=min(linear.block[1], inputs), GROUP_OUT=linear.block[0], HALF_RUN=linear.run // 2,
         ZEROS=zeros is not None, GAIN=gain is not None, BLOCK=1024, num_warps=4,
     )  # fmt: skip
@@ -28,48 +29,36 @@ def dequantise(linear: QuantisedLinear, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def _dequantise(
-    codes, scales, zeros, gain, out, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_OUT: tl.constexpr, HALF_RUN: tl.constexpr, ZEROS: tl.constexpr, GAIN: tl.constexpr, BLOCK: tl.constexpr,
+    codes, scales, zeros, gain, out, scale_row, scale_group, INPUTS: tl.constexpr, KIND: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_OUT: tl.constexpr, HALF_RUN: tl.constexpr, ZEROS: tl.constexpr, GAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     HALVES: tl.constexpr = 1 if KIND < INT4 else 2
     MIDDLE: tl.constexpr = 8.0 if KIND == INT4 else 0.0  # is subtracted from codes of int4 already
     row, i = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < INPUTS // HALVES
     raw = tl.load(codes + row.to(tl.int64) * (INPUTS // HALVES) + i, mask=inside, other=0)
-    own = row // GROUP_OUT * tl.cdiv(INPUTS, GROUP)
+    own = row // GROUP_OUT * scale_row
     times = 1.0
     if GAIN:
         times = tl.load(gain + row)
     if KIND < INT4:
         low = whole_codes(raw, tl.float32, KIND, False)
-        _store(out, low, scales, zeros, own, times, row, i, inside, INPUTS, GROUP, ZEROS, MIDDLE)
+        _store(out, low, scales, zeros, own, scale_group, times, row, i, inside, INPUTS, GROUP, ZEROS, MIDDLE)
     else:
         low, high = half_codes(raw, tl.float32, KIND, False)
         at = i // HALF_RUN * (2 * HALF_RUN) + i % HALF_RUN
-        _store(out, low, scales, zeros, own, times, row, at, inside, INPUTS, GROUP, ZEROS, 8.0 if KIND == INT4 else 0.0)
-        _store(
-            out,
-            high,
-            scales,
-            zeros,
-            own,
-            times,
-            row,
-            at + HALF_RUN,
-            inside,
-            INPUTS,
-            GROUP,
-            ZEROS,
-            8.0 if KIND == INT4 else 0.0,
-        )
+        _store(out, low, scales, zeros, own, scale_group, times, row, at, inside, INPUTS, GROUP, ZEROS, MIDDLE)
+        at += HALF_RUN
+        _store(out, high, scales, zeros, own, scale_group, times, row, at, inside, INPUTS, GROUP, ZEROS, MIDDLE)
 
 
 @triton.jit
 def _store(
-    out, value, scales, zeros, own, times, row, at, inside,
+    out, value, scales, zeros, own, scale_group, times, row, at, inside,
     INPUTS: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    scale = tl.load(scales + own + at // GROUP, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(scales + own + at // GROUP * scale_group, mask=inside, other=0.0).to(tl.float32)
     if ZEROS:
-        value -= tl.load(zeros + own + at // GROUP, mask=inside, other=0.0).to(tl.float32) - MIDDLE
+        value -= tl.load(zeros + own + at // GROUP * scale_group, mask=inside, other=0.0).to(tl.float32) - MIDDLE
     tl.store(out + row.to(tl.int64) * INPUTS + at, value * scale * times, mask=inside)
