@@ -52,12 +52,12 @@ def cuts(case: Case) -> list[QuantisedConfig]:
     taken = QuantisedConfig.of((outputs, inputs // halves), 9, card, parts, gated, 128 if halves == 2 else 256, halves)
     found = [taken]
     depths = (128,) if halves == 2 else (128, 256)
-    for columns, depth, warps, stages in product((16, 32, 64, 128), depths, (2, 4, 8), (4, 6)):
+    for columns, depth, warps, stages in product((32, 64, 128) if parts else (16, 32, 64), depths, (2, 4, 8), (4, 6)):
         bytes_each = columns * (2 if gated else 1) + 2 * halves * 16
         for splits in (1, 2, 4, 8) if parts else (1,):
             programs = outputs // (2 if gated else 1) / columns * splits
-            few = programs < 0.8 * card.processors or programs > 16 * card.processors
-            if few or stages * depth * bytes_each > card.shared or not 8 <= columns // warps <= 32:
+            few = not 0.9 <= programs / card.processors <= (6 if parts else 16)
+            if few or stages * depth * bytes_each > card.shared or columns // warps not in (8, 16):
                 continue
             if parts and inputs // halves // splits < 2 * depth:
                 continue
