@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
     parser.add_argument("--choices", type=parse, default=DEFAULT_FLAGS, help="as in gate=0,turn=0 or small=0")
     parser.add_argument("--batch", type=int, default=8, help="sequences of the section batch")
+    parser.add_argument("--cuts", type=Path, help="what bench/gpu_tune_quantised.py found, for the section quantised")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")
     asked = parser.parse_args()

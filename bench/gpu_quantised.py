@@ -20,6 +20,10 @@ BARS = {  # milliseconds that must be reached on an H200 at a context of 2,048
 
 def quantised(bench: Bench) -> None:
     """A 32B model in three ways, one at a time, then 70B: two do not fit beside each other."""
+    if bench.asked.cuts:
+        from bench.gpu_tune_quantised import use
+
+        use(bench.asked.cuts)
     bench.vocab["draft"] = SMALL_VOCAB
     bench.drop("target", "draft")
     for weights in ("int4", "fp8"):

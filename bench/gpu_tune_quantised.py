@@ -2,7 +2,8 @@
 
     python bench/gpu_tune_quantised.py --processes 14 --out tune.json     # compiled side by side, then timed one by one
 
-Prints, for each matrix, what `QuantisedConfig.of` takes and the best cuts found. Write what wins into it.
+Prints, for each matrix, what `QuantisedConfig.of` takes and the best cuts found. Write what wins into it; before that,
+`bench/gpu.py --only quantised --cuts tune.json` times whole passes with them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +27,7 @@ from bench.gpu_checks_quantised import noise
 from semspec.bench.shapes import SHAPES
 from semspec.model.config import Shape
 from semspec.model.kernels.quantised import QuantisedConfig, prepare, quantised_product
-from semspec.model.kernels.tiles import card_of
+from semspec.model.kernels.tiles import Card, card_of
 from semspec.model.quantised import Kind, QuantisedLinear
 
 LAYOUTS: dict[Kind, tuple[int, int, bool, bool]] = {"fp8": (1, 0, False, False), "int4": (1, 128, True, False)}
@@ -123,6 +124,23 @@ def timed(case: Case, rows: int, repeats: int) -> list[tuple[float, QuantisedCon
     return found
 
 
+def use(path: Path) -> None:
+    """Take the best cuts of a report instead of what `QuantisedConfig.of` says."""
+    found, before = {}, QuantisedConfig.of
+    for row in json.loads(path.read_text()):
+        (_, kind, _, (outputs, inputs)), halves = row["case"], 2 if row["case"][1] == "int4" else 1
+        key = outputs, inputs // halves, halves, row["parts"], row["gated"]
+        found[key] = QuantisedConfig(**row["best"][0]["cut"])
+
+    def of(
+        size: tuple[int, int], rows: int, card: Card, split: bool, gated: bool, depth: int, halves: int, item: int = 2
+    ) -> QuantisedConfig:
+        known = found.get((*size, halves, split, gated)) if rows <= 16 else None
+        return known or before(size, rows, card, split, gated, depth, halves, item)
+
+    QuantisedConfig.of = staticmethod(of)  # type: ignore[method-assign]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="32B,1.5B")
@@ -130,6 +148,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--rows", default="9")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     todo = list(cases(asked.models.split(","), asked.kinds.split(",")))
@@ -137,6 +156,8 @@ def main() -> None:
     print(f"{len(jobs)} cuts of {len(todo)} matrices", flush=True)
     with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
         list(pool.map(compile_share, [jobs[i :: asked.processes] for i in range(asked.processes)]))
+    if asked.compile_only:
+        return
     report: list[dict[str, Any]] = []
     for rows, case in product([int(n) for n in asked.rows.split(",")], todo):
         taken, *_ = found = timed(case, rows, asked.repeats)
@@ -146,9 +167,16 @@ def main() -> None:
         print(f"{name}, {rows} rows: {taken[0]:.1f} us, {read / taken[0] / 1e6:.2f} TB/s: {taken[1]}")
         for time, cut in found[:4]:
             print(f"    {time:.1f} us, {read / time / 1e6:.2f} TB/s: {cut}", flush=True)
-        best = [{"us": time, "cut": str(cut)} for time, cut in found[:12]]
+        best = [{"us": time, "cut": asdict(cut)} for time, cut in found[:12]]
         report.append(
-            {"case": [*case[:3], list(case[3])], "rows": rows, "taken": taken[0], "now": str(taken[1]), "best": best}
+            {
+                "case": [*case[:3], list(case[3])],
+                "rows": rows,
+                "taken": taken[0],
+                "parts": case[4],
+                "gated": case[5],
+                "best": best,
+            }
         )
     if asked.out:
         asked.out.write_text(json.dumps(report, indent=1) + "\n")
