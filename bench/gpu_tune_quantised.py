@@ -128,7 +128,7 @@ def use(path: Path) -> None:
     """Take the best cuts of a report instead of what `QuantisedConfig.of` says."""
     found, before = {}, QuantisedConfig.of
     for row in json.loads(path.read_text()):
-        (_, kind, _, (outputs, inputs)), halves = row["case"], 2 if row["case"][1] == "int4" else 1
+        (_, _kind, _, (outputs, inputs)), halves = row["case"], 2 if row["case"][1] == "int4" else 1
         key = outputs, inputs // halves, halves, row["parts"], row["gated"]
         found[key] = QuantisedConfig(**row["best"][0]["cut"])
 
