@@ -106,9 +106,10 @@ class Profile:
                     "calibrate one for this pair with `semspec calibrate`"
                 )
 
-    def drift(self, stats: Stats, sampling: Any) -> Drift:
+    def drift(self, stats: Stats, sampling: Any, processed: Sequence[str] = ()) -> Drift:
+        """`processed`: options that change logits; no calibration has any."""
         names = ("temperature", "top_k", "top_p", "min_p")
-        otherwise = tuple(name for name in names if getattr(sampling, name) != getattr(self, name))
+        otherwise = (*(name for name in names if getattr(sampling, name) != getattr(self, name)), *processed)
         entropy, drafted = stats.mean_entropy, stats.drafted
         return Drift(
             self.acceptance.deviations(stats.acceptance_rate) if drafted else None,

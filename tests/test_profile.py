@@ -92,6 +92,19 @@ def test_a_pair_checks_the_profile_of_a_request(pair: semspec.Pair) -> None:
         pair.generate("hello", Options(**replace(own, draft="other").settings()))
 
 
+def test_options_that_were_not_calibrated_are_named(pair: semspec.Pair) -> None:
+    target, draft = pair.resources.fingerprints
+    own = Options(**replace(PROFILE, target=target, draft=draft).settings(), max_new_tokens=6)
+    for more, named in (
+        ({}, ()), ({"temperature": 0.7, "seed": 1}, ("temperature",)), ({"presence_penalty": 0.5}, ("penalties",)),
+        ({"logit_bias": {5: 1.0}, "min_tokens": 2}, ("min_tokens", "logit_bias")),
+        ({"bad_words": ("x",)}, ("bad_words",)),
+        ({"structured_outputs": {"regex": "[a-z]+"}}, ("structured_outputs",)),
+    ):  # fmt: skip
+        drift = pair.generate("hello", replace(own, **more)).drift
+        assert drift is not None and drift.otherwise == named and (drift.unlike or not named)
+
+
 # -- over HTTP
 
 

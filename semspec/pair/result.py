@@ -66,6 +66,10 @@ class Ticket:
             self.events += new
             return new
 
+    def _drift(self) -> Drift | None:
+        processed = [] if self.job.processors is None else [one.option for one in self.job.processors.each]
+        return None if self.profile is None else self.profile.drift(self.stats, self.job.sampling, processed)
+
     def result(self) -> Result:
         finish = next((event.finish_reason for event in reversed(self.events)), None)
         return Result(
@@ -80,7 +84,7 @@ class Ticket:
             verifier=self.job.rule.name,
             seed=self.job.sampling.seed,
             prompt_tokens=len(self.job.prompt),
-            drift=None if self.profile is None else self.profile.drift(self.stats, self.job.sampling),
+            drift=self._drift(),
         )
 
 

@@ -27,6 +27,7 @@ NOT_NUMBERS = (
 class LogitsProcessor(ABC):
     """Of one sequence. `tokens` are its new tokens, without the prompt."""
 
+    option = "logits processors"  # what a request asks for it by
     error = ""  # why no token can follow any more, in words
 
     @abstractmethod
@@ -110,6 +111,8 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 class Penalties(LogitsProcessor):
     """OpenAI's presence and frequency penalties, on new tokens; CTRL's repetition penalty, on the prompt's as well."""
 
+    option = "penalties"
+
     def __init__(self, prompt: Sequence[int], presence: float, frequency: float, repetition: float) -> None:
         self.presence, self.frequency, self.repetition = presence, frequency, repetition
         self._prompt = sorted(set(prompt)) if repetition != 1.0 else []
@@ -150,6 +153,8 @@ class Penalties(LogitsProcessor):
 class Bias(LogitsProcessor):
     """A number added to the logits of some tokens."""
 
+    option = "logit_bias"
+
     def __init__(self, bias: dict[int, float]) -> None:
         self._ids, self._values = torch.tensor(list(bias)), torch.tensor(list(bias.values()))
 
@@ -160,6 +165,8 @@ class Bias(LogitsProcessor):
 
 class OnlyTokens(LogitsProcessor):
     """No others may follow."""
+
+    option = "allowed_token_ids"
 
     def __init__(self, allowed: Sequence[int], vocab: int) -> None:
         self.allowed = frozenset(allowed)
@@ -203,6 +210,8 @@ class Forbids(LogitsProcessor):
 class MinTokens(Forbids):
     """Nothing that ends the text may come before so many tokens."""
 
+    option = "min_tokens"
+
     def __init__(self, count: int, stop: list[int]) -> None:
         self.count, self.stop = count, stop
 
@@ -212,6 +221,8 @@ class MinTokens(Forbids):
 
 class BadWords(Forbids):
     """Sequences of tokens that may not be completed."""
+
+    option = "bad_words"
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self.words = sorted({tuple(word) for word in words})

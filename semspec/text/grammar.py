@@ -22,6 +22,8 @@ Mask = np.ndarray[Any, np.dtype[np.uint8]]  # one bit for each token, the first 
 
 
 class GrammarProcessor(LogitsProcessor):
+    option = "structured_outputs"
+
     def __init__(
         self,
         matcher: Any,
