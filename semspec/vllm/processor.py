@@ -22,8 +22,9 @@ class TokenRules(LogitsProcessor):
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self.states = req_states
         self.engine = Engine(
-            vllm_config, req_states.max_num_reqs, req_states.vocab_size, req_states.device, self.drafts
-        )
+            vllm_config, req_states.max_num_reqs, req_states.vocab_size, req_states.device, self.drafts,
+            text_in=lambda slot: req_states.all_token_ids.gpu[slot],
+        )  # fmt: skip
         self.draft_rows: Tensor | None = None  # [slots, K, V] before temperature; set by semspec's worker
 
     @classmethod
@@ -38,9 +39,8 @@ class TokenRules(LogitsProcessor):
                 )
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        prompt, name = int(self.states.prompt_len.np[req_idx]), self.states.index_to_req_id.get(req_idx, "")
-        resumed = int(self.states.prefill_len.np[req_idx]) > prompt  # it has written something already
-        return self.engine.begin(req_idx, sampling_params, prompt, name, resumed)
+        prompt, has = (int(length.np[req_idx]) for length in (self.states.prompt_len, self.states.prefill_len))
+        return self.engine.begin(req_idx, sampling_params, prompt, has if has > prompt else 0)
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         slots = ctx.idx_mapping_np.tolist()
@@ -63,7 +63,7 @@ class TokenRules(LogitsProcessor):
                 slots, logits, first, counts, ids, position,
                 tokens_at=lambda at, index: self.states.all_token_ids.gpu[ctx.idx_mapping[at].long()[:, None], index],
                 reading=frozenset(i for i, slot in enumerate(slots) if bounds[i] <= prefilled[slot]),
-                draft_logits=draft_logits, first_draft=first_draft,
+                lengths=bounds.tolist(), draft_logits=draft_logits, first_draft=first_draft,
             )
         )  # fmt: skip
         return logits

@@ -8,7 +8,8 @@ depends on a clock or on the rank: with tensor parallelism every rank decides by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,6 @@ from semspec.vllm.request import Choice
 from semspec.vllm.watch import Watch
 
 RAISED = 1e9  # above any logit, and finite at any temperature
-REMEMBERED = 8  # requests that have left, for each slot: vLLM does not say whether they will come back
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Step:
     position: Tensor  # [B] index in its sequence of the first draft token
     tokens_at: Callable[[Tensor, Tensor], Tensor]  # batch places [B'], indices [B', n] -> committed tokens
     reading: frozenset[int] = frozenset()  # batch places that still read their prompt, and have no draft
+    lengths: Sequence[int] = ()  # of texts, at most; where they are not known, nobody leaves a slot and comes back
     gaps: bool = False  # tokens of steps without any draft are committed without our being asked
     draft_logits: Tensor | None = None  # [D, V] as DraftBatch wants them
     first_draft: Tensor | None = None  # [B]
@@ -58,56 +59,67 @@ class Loose:
     state: Tensor | None = None
     strict: bool = False  # it repeats itself, and vLLM's own sampler has taken over
     followed: bool = False  # its markers of thinking are followed
-    name: str = ""  # vLLM's, where a request may leave its slot and come back
+    length: int = 0  # tokens of its text, at most
+    resumed: int = 0  # tokens it came with, if it had to leave its slot before; 0 once that is settled
+    text: Tensor | None = None  # on leaving its slot
 
 
 class Rounds:
-    def __init__(self, resources: Resources, slots: int, draft_tokens: int, reports: bool = True) -> None:
-        """`reports`: this rank counts; the others would count the same again."""
+    def __init__(
+        self, resources: Resources, slots: int, draft_tokens: int, reports: bool = True,
+        text_in: Callable[[int], Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """`reports`: this rank counts; the others would count the same again. `text_in`: the tokens in a slot, until
+        another request's are written there; for engines that let requests leave their slots."""
         device = resources.target.device
         self.resources, self.draft_tokens = resources, draft_tokens
         self.requests: dict[int, Loose] = {}
         self.relaxed = torch.zeros((), dtype=torch.long, device=device)
         self._serial = 0
-        self._left: dict[str, Loose] = {}  # the last to leave a slot, latest last
-        self._remembered = REMEMBERED * slots
+        self._text_in = text_in
+        self._left: deque[Loose] = deque(maxlen=slots)  # vLLM does not say which of them will come back
         self._open = torch.zeros(slots, dtype=torch.bool, device=device)  # inside the thinking
         self._seen = torch.zeros(slots, dtype=torch.long, device=device)  # committed tokens that this knows of
         self._watch = Watch(self.relaxed, reports)
 
     def begin(
-        self, slot: int, choice: Choice | None, params: Callable[[int], Sampling], prompt: int, name: str = "",
-        resumed: bool = False,
-    ) -> bool:  # fmt: skip
-        """A request enters this slot. Returns whether a rule of ours verifies it. One that is resumed, after it had to
-        leave its slot to others, goes on with what its rule knew: a budget is not given twice."""
+        self, slot: int, choice: Choice | None, params: Callable[[int], Sampling], prompt: int, resumed: int = 0
+    ) -> bool:
+        """A request enters this slot. Returns whether a rule of ours verifies it. `resumed`: it comes back with so many
+        tokens."""
         self.end(slot)
         self._serial += 1
         if choice is None:
             return False
-        if resumed and (before := self._leave(name)) is not None:
-            before.followed = False  # its text is read again, since markers are followed by slot
-            self.requests[slot] = before
-            return True
         rule = choice.rule.bind(self.resources).for_draft_length(self.draft_tokens)
         if choice.thinking_only and self.resources.thinking is None:
             raise BadRequest("this model has no markers of thinking, so nothing may be relaxed")
-        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt, name=name)
+        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt, resumed=resumed)
         return True
 
     def end(self, slot: int) -> None:
         request = self.requests.pop(slot, None)
-        if request is not None and request.name:
-            self._left.pop(request.name, None)
-            self._left[request.name] = request
-            if len(self._left) > self._remembered:
-                del self._left[next(iter(self._left))]
+        if request is not None and request.length and self._text_in is not None:
+            request.text = self._text_in(slot)[: request.length].clone()
+            self._left.append(request)
 
-    def _leave(self, name: str) -> Loose | None:
-        """A request that is no longer where it was: its slot has another by now, or nobody yet."""
-        for slot in [slot for slot, request in self.requests.items() if request.name == name]:
-            self.end(slot)
-        return self._left.pop(name, None)
+    def _recall(self, step: Step) -> None:
+        """A request that had to leave its slot goes on with what its rule knew: a budget is not given twice. vLLM does
+        not say which request it was, so its text does; two with one text and one rule know the same."""
+        gone = [slot for slot in self.requests if slot not in step.slots]  # their slots are not taken yet
+        for slot in step.slots:
+            request = self.requests.get(slot)
+            if request is None or not request.resumed or self._text_in is None:
+                continue
+            for other in gone:
+                self.requests[other].text = self._text_in(other)
+            now, length = self._text_in(slot)[: request.resumed], request.resumed
+            request.resumed = 0
+            for before in (*self._left, *(self.requests[other] for other in gone)):
+                alike = (before.choice, before.prompt) == (request.choice, request.prompt) and before.length >= length
+                if alike and before.text is not None and torch.equal(before.text[:length], now):
+                    request.round, request.state, request.strict = before.round, before.state, before.strict
+                    request.sampling = before.sampling
 
     def stats(self) -> dict[str, int]:
         """Relaxed tokens, and requests that repeated themselves, since the engine was started."""
@@ -115,6 +127,10 @@ class Rounds:
 
     def decide(self, step: Step) -> None:
         groups: dict[tuple[Rule, bool], list[int]] = {}
+        self._recall(step)
+        for slot, length in zip(step.slots, step.lengths, strict=False):
+            if slot in self.requests:
+                self.requests[slot].length = length
         for place, slot in enumerate(step.slots):
             request = self.requests.get(slot)
             if request is None or request.strict or place in step.reading:

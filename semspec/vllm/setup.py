@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -33,8 +33,9 @@ class Engine:
     """An engine's settings and the rounds of its requests."""
 
     def __init__(
-        self, config: Any, slots: int, vocab: int, device: torch.device, drafts: Literal["ids", "sampled", "all"]
-    ) -> None:
+        self, config: Any, slots: int, vocab: int, device: torch.device, drafts: Literal["ids", "sampled", "all"],
+        text_in: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """`drafts`: whose draft's probabilities are known, nobody's, those of sampled requests or everybody's."""
         check_version()
         speculative, model = config.speculative_config, config.model_config
@@ -56,12 +57,13 @@ class Engine:
             slots,
             speculative.num_speculative_tokens,
             reports=get_tensor_model_parallel_rank() == 0,
+            text_in=text_in,
         )
         self.default = Choice.of(self.settings, trusted=True)
         if self.default is not None and self.drafts == "ids":
             self._refuse_without_draft(self.default)
 
-    def begin(self, slot: int, params: Any, prompt: int, name: str = "", resumed: bool = False) -> bool:
+    def begin(self, slot: int, params: Any, prompt: int, resumed: int = 0) -> bool:
         """A request enters, or comes back; returns whether a rule of ours verifies it. It was admitted, so nothing is
         refused here."""
         try:
@@ -72,7 +74,7 @@ class Engine:
                 choice = Choice.of(self.settings.of_request(params.extra_args))
             if choice is not None and (self.drafts == "ids" or (self.drafts == "sampled" and not params.temperature)):
                 self._refuse_without_draft(choice)
-            return self.rounds.begin(slot, choice, lambda serial: self._sampling(params, serial), prompt, name, resumed)
+            return self.rounds.begin(slot, choice, lambda serial: self._sampling(params, serial), prompt, resumed)
         except SemspecError as error:
             log.warning("a request is decoded strictly: %s", error)
             self.rounds.end(slot)

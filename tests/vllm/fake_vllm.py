@@ -41,7 +41,9 @@ class FakeVllm:
         """`gap`: tokens after each step that the target writes alone, without asking anybody, as V1 does."""
         self.gap = gap
         self.target, self.draft, self.vocab, self.k = target, draft, vocab, k
-        self.rounds = Rounds(resources, 16, k, reports=False)
+        self.texts: dict[int, Tensor] = {}  # by slot; staged ones are written when all requests of a step have entered
+        self.staged: dict[int, Tensor] = {}
+        self.rounds = Rounds(resources, 16, k, reports=False, text_in=lambda slot: self.texts[slot])
         self.untouched = True  # rows of strict requests have stayed as they were
 
     def run(self, requests: list[Request]) -> None:
@@ -53,9 +55,10 @@ class FakeVllm:
             self.step(live, [slots[id(r)] for r in live])
             live = [r for r in live if len(r.tokens) < len(r.prompt) + r.length]
 
-    def begin(self, r: Request, slot: int, name: str = "", resumed: bool = False) -> None:
+    def begin(self, r: Request, slot: int, resumed: bool = False) -> None:
         r.tokens = r.tokens if resumed else [*r.prompt, *greedy(self.target, r.prompt, 1)]
-        self.rounds.begin(slot, r.choice, lambda _: r.sampling, len(r.prompt), name, resumed)
+        self.staged[slot] = torch.tensor(r.tokens + [-1] * 500)
+        self.rounds.begin(slot, r.choice, lambda _: r.sampling, len(r.prompt), len(r.tokens) if resumed else 0)
 
     def step(self, live: list[Request], slots: list[int]) -> None:
         drafts = [greedy(self.draft, r.tokens, self.k - i % 2) for i, r in enumerate(live)]  # lengths differ
@@ -67,6 +70,8 @@ class FakeVllm:
         before = logits.clone()
         history = torch.tensor([r.tokens + [0] * (longest - len(r.tokens)) for r in live])
         padded = [draft + [0] * (self.k - len(draft)) for draft in drafts]
+        self.texts |= self.staged
+        self.staged = {}
         self.rounds.decide(
             Step(
                 slots,
@@ -77,6 +82,7 @@ class FakeVllm:
                 torch.tensor([len(r.tokens) for r in live]),
                 lambda at, index: history[at[:, None], index],
                 gaps=self.gap > 0,
+                lengths=[len(r.tokens) + self.k + 1 for r in live],
             )
         )
         for r, draft, start in zip(live, drafts, first, strict=True):
@@ -84,6 +90,8 @@ class FakeVllm:
             self.untouched &= r.choice is not None or torch.equal(logits[own], before[own])
             r.accepted += self.sample(r, draft, logits[own])
             r.tokens += greedy(self.target, r.tokens, self.gap) if self.gap else []
+        for r, slot in zip(live, slots, strict=True):
+            self.texts[slot][: len(r.tokens)] = torch.tensor(r.tokens)
 
     def sample(self, request: Request, draft: list[int], rows: Tensor) -> int:
         """vLLM's sampler: a draft token is accepted with the probability it has; only certainties in these tests."""
