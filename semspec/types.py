@@ -235,6 +235,15 @@ class Runner(Protocol):
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        """Whether there is no room now for so many more tokens of these slots; None: of one not acquired yet."""
+
+    def preempt(self, slot: int) -> bool:
+        """Give its room to others. Its user does not notice, if `lost` is fed before anything else; False: none won."""
+
+    def lost(self, slot: int) -> list[int]:
+        """What a preempted slot is to be fed again."""
+
 
 @dataclass(slots=True, eq=False)  # these are what a decoding generator may yield, and loop/executor.py answers
 class Acquire:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from semspec.model.decode import decode_by_score
+from semspec.model.room import EnoughRoom
 from semspec.tree import path
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -39,7 +40,7 @@ class Pass:
 
 
 @dataclass
-class FakeRunner:
+class FakeRunner(EnoughRoom):
     logits: Logits
     vocab: int
     slots: int = 8
@@ -47,6 +48,7 @@ class FakeRunner:
     clock: Clock = field(default_factory=Clock)
     seconds: float = 1.0  # per pass, or per token of a roll
     depth: int = 2
+    room: int | None = None  # tokens that all slots hold together
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     trees: bool = True
 
@@ -62,6 +64,10 @@ class FakeRunner:
         slot = min(set(range(self.slots)) - self.held.keys())
         self.held[slot] = []
         return slot
+
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        held = sum(map(len, self.held.values())) + sum(count for _, count in tokens)
+        return self.room is not None and held > self.room
 
     def release(self, slot: int) -> None:
         del self.held[slot]
@@ -98,6 +104,7 @@ class FakeRunner:
             if i >= len(request.tokens) - request.kept_states:
                 rows.append(self.logits(line))
         assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
+        assert self.room is None or sum(map(len, self.held.values())) <= self.room, "a pass that there is no room for"
         logits = torch.tensor(rows).view(len(rows), self.vocab)
         kept = logits[len(logits) - request.keep :]
         return ScoreOutput(kept, {layer: logits + layer for layer in request.layers})

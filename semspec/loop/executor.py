@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from semspec.errors import SemspecError
+from semspec.loop.passes import fitting, ragged, reads
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
-from semspec.loop.work import DecodeWork, ScoreWork, Task, Work
+from semspec.loop.work import AgainWork, DecodeWork, ScoreWork, Task, Work
 from semspec.sampling.draw import logprobs_of, next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
@@ -36,8 +37,6 @@ from semspec.types import (
     Verdict,
     VerifyRequest,
 )
-
-MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
 
 
 class Executor:
@@ -121,10 +120,16 @@ class Executor:
             self._advance(live)
         # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
         # of a batch would alternate for ever, and each round would cost two target passes.
+        stuck = True
         for runner in sorted(self._work, key=lambda runner: not self._drafts(runner)):
             if self._work[runner]:
-                busy += self._pass(self._work[runner])
+                seconds = self._pass(self._work[runner])
+                stuck &= seconds is None
+                busy += seconds or 0.0
                 self._advance(live)
+        if stuck and any(self._work.values()):
+            why = "the cache has no room for what runs, and nothing in it can give way; load more cache tokens"
+            self._end(self.tasks[-1], SemspecError(why))
         share = max(self.clock() - start - busy, 0.0) / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share
@@ -177,9 +182,12 @@ class Executor:
         needed = [sum(other is runner for other in request.runners) for runner in request.runners]
         if any(runner.free < n for runner, n in zip(request.runners, needed, strict=True)):
             return False
+        prompts = request.prompts or [()] * len(needed)
+        if any(runner.lacks([(None, len(prompt))]) for runner, prompt in zip(request.runners, prompts, strict=True)):
+            return False
         slots: list[int] = []
         try:
-            for runner, prompt in zip(request.runners, request.prompts or [()] * len(needed), strict=True):
+            for runner, prompt in zip(request.runners, prompts, strict=True):
                 slots.append(runner.acquire(prompt))
         except BaseException as error:
             for runner, slot in zip(request.runners, slots, strict=False):
@@ -267,10 +275,13 @@ class Executor:
     def _drafts(self, runner: int) -> bool:
         return any(item.request.drafting for item in self._work[runner])
 
-    def _pass(self, work: list[Work]) -> float:
-        """One pass on one runner. Returns the seconds it took."""
+    def _pass(self, work: list[Work]) -> float | None:
+        """One pass on one runner. Returns the seconds it took; None: it has no room for any of this."""
         runner = work[0].request.runner
-        reading = [w for w in work if isinstance(w, ScoreWork) or w.waiting > self.chunk]
+        work = fitting(runner, work, self.tasks)
+        if not work:
+            return None
+        reading = any(reads(runner, item, self.chunk) for item in work)
         start = self.clock()
         served = self._ragged_pass(runner, work) if reading else self._decode(runner, work)
         seconds = self.clock() - start
@@ -278,17 +289,8 @@ class Executor:
             item.task.stats.seconds["draft" if item.request.drafting else "score"] += seconds / len(served)
         return seconds
 
-    def _ragged_pass(self, runner: Runner, work: list[Work]) -> list[Work]:
-        """Prompt chunks, score rows and one row for each decoding sequence, up to the budget."""
-        rounds = [w for w in work if w.waiting <= MAX_ROUND_TOKENS]
-        prompts = [w for w in work if w.waiting > MAX_ROUND_TOKENS]
-        budget, chunks = self.budget, []
-        for item in rounds + prompts:  # rounds go first, but leave a share of the budget to prompts
-            limit = budget - (self.budget // 4 if prompts and item.waiting <= MAX_ROUND_TOKENS else 0)
-            if limit > 0:
-                chunk = item.next_pass(limit)
-                budget -= len(chunk.tokens)
-                chunks.append((item, chunk))
+    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Sequence[Work | AgainWork]:
+        chunks = ragged(runner, work, self.budget)
         try:
             rows = runner.score([chunk for _, chunk in chunks])
             decoding = [(w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.keep]
@@ -297,7 +299,7 @@ class Executor:
             self._fail((item.task for item, _ in chunks), error)
             return [item for item, _ in chunks]
         for (item, chunk), row in zip(chunks, rows, strict=True):
-            if not item.request.drafting:
+            if not item.request.drafting and not isinstance(item, AgainWork):
                 item.task.stats.target_passes += chunk.keep > 0
                 item.task.stats.cached_tokens += row.cached
             if isinstance(item, ScoreWork):
@@ -312,7 +314,7 @@ class Executor:
                 self._finish(runner, item)
         return [item for item, _ in chunks]
 
-    def _decode(self, runner: Runner, work: list[Work]) -> list[Work]:
+    def _decode(self, runner: Runner, work: list[Work]) -> Sequence[Work | AgainWork]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
         decodes = [w for w in work if isinstance(w, DecodeWork)]
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)

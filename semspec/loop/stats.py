@@ -27,6 +27,7 @@ class Stats:
     entropy_tokens: int = 0
     target_passes: int = 0  # that verified or generated; prefill does not count
     cached_tokens: int = 0  # of the prompt, that the target did not have to read
+    preempted: int = 0  # times that its cache entries were dropped for older sequences, and read again
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
     calls: Counter[str] = field(default_factory=Counter)  # round trips to servers: target, draft; and "draft lost"
 
@@ -91,6 +92,7 @@ class Stats:
             self.entropy_tokens + other.entropy_tokens,
             self.target_passes + other.target_passes,
             self.cached_tokens + other.cached_tokens,
+            self.preempted + other.preempted,
             {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
             self.calls + other.calls,
         )
@@ -118,5 +120,6 @@ class Stats:
             **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,
             "cached_tokens": self.cached_tokens,
+            "preempted": self.preempted,
             "seconds": dict(self.seconds),
         } | ({"calls": dict(self.calls)} if self.calls else {})

@@ -18,9 +18,16 @@ class ScoreWork:
         self.fed = 0
         self.parts: list[ScoreOutput] = []
 
+    scores = True
+
     @property
     def waiting(self) -> int:
         return len(self.request.tokens) - self.fed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that the slot will have more when this is done, at most."""
+        return self.waiting
 
     def next_pass(self, budget: int) -> Score:
         """The next chunk, with those of the requested rows that are in it. A tree is never cut."""
@@ -51,9 +58,15 @@ class DecodeWork:
         self.generated = 0
         self.stopped = False
 
+    scores = False
+
     @property
     def waiting(self) -> int:
         return len(self.feed)
+
+    @property
+    def remaining(self) -> int:
+        return self.waiting + max(self.request.n - self.generated - 1, 0)
 
     @property
     def finished(self) -> bool:
@@ -79,6 +92,14 @@ class DecodeWork:
 
 
 Work = ScoreWork | DecodeWork
+
+
+class AgainWork:
+    """Some of what a preempted slot has lost, fed before the work that waits for it."""
+
+    def __init__(self, item: Work, tokens: list[int]) -> None:
+        of = item.request
+        self.task, self.request = item.task, Score(of.runner, of.slot, tokens, 0, drafting=of.drafting)
 
 
 class Task:

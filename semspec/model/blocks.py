@@ -31,11 +31,11 @@ class BlockTables:
     def free(self) -> int:
         return len(self._free)
 
-    def needed(self, slot: int, length: int, count: int) -> int:
-        """Free blocks that it takes to write `count` tokens after the first `length` of a slot."""
+    def needed(self, slot: int | None, length: int, count: int) -> int:
+        """Free blocks that it takes to write `count` tokens after the first `length` of a slot; None: of a new one."""
         if not count:
             return 0
-        table, first = self.tables[slot], length // self.size
+        table, first = [] if slot is None else self.tables[slot], length // self.size
         shared = sum(self._users[block] > 1 for block in table[first : self._blocks(length + count)])
         return max(0, self._blocks(length + count) - len(table)) + shared
 

@@ -72,8 +72,8 @@ class Slots:
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         """Make sure that so many more tokens of each slot can be written, before a pass does; here they always can."""
 
-    def lacks(self, tokens: Sequence[tuple[int, int]]) -> bool:
-        """Whether there is no room for so many more tokens of these slots, though none exceeds its capacity."""
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        """See types.Runner; a slot's own capacity is another matter."""
         return False
 
     def pretend(self, slot: int, length: int) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # Tokens of one sequence; often a draft of 8 or 16 and one before.
 QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MAX_ROWS = 512  # of a padded pass
+MAX_ROWS = 1024  # of a padded pass: 64 checks of a draft of 8 read the weights once
 MAX_QUERIES = QUERIES[-1]  # a longer feed runs without graphs
 
 

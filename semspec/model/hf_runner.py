@@ -22,6 +22,7 @@ from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.cache import Slots
 from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
+from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 PROBE = [1, 2, 3, 4, 5, 6]
@@ -50,7 +51,7 @@ def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
         )
 
 
-class TransformersRunner:
+class TransformersRunner(EnoughRoom):
     """See types.Runner for the contract."""
 
     def __init__(self, model: PreTrainedModel, slots: int, capacity: int, vocab: int | None = None) -> None:

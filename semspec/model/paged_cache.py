@@ -55,14 +55,14 @@ class PagedCache(Cache):
         if not length:  # else its pages stay, for what is written instead
             self.blocks.shrink(slot, 0)
 
-    def lacks(self, tokens: Sequence[tuple[int, int]]) -> bool:
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
         if self._needed(tokens) <= self.blocks.free:
             return False
         self.blocks.shrink_all(self.lengths)
         return self._needed(tokens) > self.blocks.free
 
-    def _needed(self, tokens: Sequence[tuple[int, int]]) -> int:
-        return sum(self.blocks.needed(slot, self.lengths[slot], count) for slot, count in tokens)
+    def _needed(self, tokens: Sequence[tuple[int | None, int]]) -> int:
+        return sum(self.blocks.needed(slot, 0 if slot is None else self.lengths[slot], count) for slot, count in tokens)
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         if self.lacks(tokens):

@@ -38,7 +38,8 @@ class PrefixCache(RunnerWrapper):
         for slot in self._idle:
             self._index.add(slot)
         self._states: dict[int, RememberedStates] = {}  # by slot, where a drafter wanted them
-        self._lengths: dict[int, int] = {}  # of slots in use, as their users see them
+        self._lengths: dict[int, int] = {}  # of slots in use, as their users see them, if they are not preempted
+        self._lost: dict[int, list[int]] = {}  # what preempted slots held; their lengths are what is read again
         self.queries = self.hits = 0  # prompt tokens looked up, and found
         self.reused = 0  # tokens that the last acquired slot had
 
@@ -52,7 +53,9 @@ class PrefixCache(RunnerWrapper):
             self._idle.remove(slot)
         self._lengths[slot] = 0
         self._adopt(slot, prompt)
-        self.reused = min(common_prefix(self._index.tokens[slot], prompt), max(len(prompt) - 1, 0))
+        shared = common_prefix(self._index.tokens[slot], prompt)
+        self._cut(slot, shared)  # what nobody will use takes room
+        self.reused = min(shared, max(len(prompt) - 1, 0))
         return slot
 
     def _slot_for(self, prompt: Sequence[int]) -> int:
@@ -86,6 +89,8 @@ class PrefixCache(RunnerWrapper):
 
     def release(self, slot: int) -> None:
         del self._lengths[slot]
+        self._lost.pop(slot, None)
+        self.inner.truncate(slot, len(self._index.tokens[slot]))  # a pass that failed may have left more
         self._idle.append(slot)
 
     def close(self) -> None:
@@ -99,19 +104,51 @@ class PrefixCache(RunnerWrapper):
     def __del__(self) -> None:
         self.close()
 
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        """Idle slots give way, the least recently used first."""
+        tokens = [(slot, count if slot is None else count + len(self.lost(slot))) for slot, count in tokens]
+        while self.inner.lacks(tokens):
+            idle = next((slot for slot in self._idle if self._index.tokens[slot]), None)
+            if idle is None:
+                return True
+            self._cut(idle, 0)
+        return False
+
+    def preempt(self, slot: int) -> bool:
+        held = self._index.tokens[slot][: self._lengths[slot]]
+        if not held or min(held) < 0:  # a tree is no text that could be read again
+            return False
+        self._lost.setdefault(slot, held)
+        self._lengths[slot] = 0
+        self._cut(slot, 0)
+        return True
+
+    def lost(self, slot: int) -> list[int]:
+        return self._lost[slot][self._lengths[slot] :] if slot in self._lost else []
+
     def length(self, slot: int) -> int:
-        return self._lengths[slot]
+        return len(self._lost[slot]) if slot in self._lost else self._lengths[slot]
 
     def truncate(self, slot: int, length: int) -> None:
-        assert 0 <= length <= self._lengths[slot], "truncation beyond what the slot holds"
+        assert 0 <= length <= self.length(slot), "truncation beyond what the slot holds"
+        if slot in self._lost:
+            del self._lost[slot][length:]
+            length = min(length, self._lengths[slot])
+            self._settle(slot)
         if length == 0 < self._lengths[slot]:  # nothing of it is wanted again, nor what others have of its beginning
             for other in self._index.common(self._index.tokens[slot][:BLOCK]):
                 if other in self._idle:
-                    self._index.cut(other, 0)
+                    self._cut(other, 0)
                 else:
                     self._index.hide(other)
-            self._index.cut(slot, 0)
         self._lengths[slot] = length
+        if not length:
+            self._cut(slot, 0)
+
+    def _settle(self, slot: int) -> None:
+        """A preempted slot that has read all again is like any other."""
+        if slot in self._lost and len(self._lost[slot]) <= self._lengths[slot]:
+            del self._lost[slot]
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.inner.keep(slot, start, rows)
@@ -155,7 +192,7 @@ class PrefixCache(RunnerWrapper):
             remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
             if found < len(request.tokens):
-                self._cut(request.slot)
+                self._cut(request.slot, self._lengths[request.slot])
                 feeds.append(replace(rest(request, found), runner=self.inner))
         rows = self.inner.score(feeds) if feeds else []
         for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
@@ -164,6 +201,8 @@ class PrefixCache(RunnerWrapper):
             if feed.states:
                 first = self._lengths[feed.slot] - feed.kept_states
                 self._states.setdefault(feed.slot, RememberedStates()).append(first, row.hidden)
+        for request in requests:
+            self._settle(request.slot)
         fed = dict(zip((feed.slot for feed in feeds), rows, strict=True))
         nothing = ScoreOutput(torch.empty(0, self.vocab, device=self.device))
         made = [after(states, fed.get(r.slot, nothing)) for r, states in zip(requests, remembered, strict=True)]
@@ -171,7 +210,7 @@ class PrefixCache(RunnerWrapper):
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         for request in requests:
-            self._cut(request.slot)
+            self._cut(request.slot, self._lengths[request.slot])
         outputs = self.inner.decode([replace(request, runner=self.inner) for request in requests])
         for request, out in zip(requests, outputs, strict=True):
             if request.slot in self._states and len(request.tokens) == 1:  # rows are those of the tokens fed
@@ -197,12 +236,12 @@ class PrefixCache(RunnerWrapper):
             return {}
         return self._states[request.slot].between(at + first, at + found, request.layers)
 
-    def _cut(self, slot: int) -> None:
-        """Ready to be fed: the slot inside holds what its user thinks it holds."""
-        self.inner.truncate(slot, self._lengths[slot])
-        self._index.cut(slot, self._lengths[slot])
+    def _cut(self, slot: int, length: int) -> None:
+        """The slot inside holds so many tokens, as its user thinks, and is ready to be fed."""
+        self.inner.truncate(slot, length)
+        self._index.cut(slot, length)
         if slot in self._states:
-            self._states[slot] = self._states[slot].first(self._lengths[slot])
+            self._states[slot] = self._states[slot].first(length)
 
     def _append(self, slot: int, tokens: Sequence[int]) -> None:
         self._index.append(slot, tokens)

@@ -18,13 +18,14 @@ from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.paged_cache import PAGE, PagedCache
 from semspec.model.placement import Precision, choose_context, choose_device
+from semspec.model.room import EnoughRoom
 from semspec.model.rows import after_prefill, chunks_of, last_rows, split_rows
 from semspec.model.transformer import Transformer
 from semspec.model.weights import is_quantised, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 
-class ModelRunner:
+class ModelRunner(EnoughRoom):
     """See types.Runner for the contract."""
 
     trees = True
@@ -84,6 +85,9 @@ class ModelRunner:
     @property
     def free(self) -> int:
         return self.cache.free
+
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        return self.cache.lacks(tokens)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.cache.copy(source, target, length)

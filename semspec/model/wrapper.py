@@ -47,6 +47,15 @@ class RunnerWrapper:
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.inner.keep(slot, start, rows)
 
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        return self.inner.lacks(tokens)
+
+    def preempt(self, slot: int) -> bool:
+        return self.inner.preempt(slot)
+
+    def lost(self, slot: int) -> list[int]:
+        return self.inner.lost(slot)
+
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         return self.inner.score(requests)
 

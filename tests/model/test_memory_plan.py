@@ -17,7 +17,7 @@ from semspec.cli.main import app
 from semspec.errors import ModelError
 from semspec.model import Source, cpu_gemm, graph_memory, memory_plan, source
 from semspec.model.config import Shape
-from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner
+from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import reference_kernels
 from semspec.model.linear import DenseLinear
@@ -228,7 +228,7 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
             for slot in held:
                 runner.truncate(slot, 0)
     buffers = sum(buffer.nbytes for buffer in runner.graph_runner._buffers.values())
-    states = sum(b * q for b in BATCHES if b <= slots for q in QUERIES if b * q <= 512) * shape.width * 4
+    states = sum(b * q for b in BATCHES if b <= slots for q in QUERIES if b * q <= MAX_ROWS) * shape.width * 4
     assert graph_memory.lazy_bytes(shape, 4, slots) == buffers + states
 
 

@@ -21,6 +21,7 @@ from semspec.model.cache import write
 from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
+from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 FIRST_CAPACITY = 256  # pairs that a new slot has room for; it grows as its text does
@@ -43,7 +44,7 @@ class _Slot:
         return self.known + sum(len(part[0]) for part in self.waiting)
 
 
-class StateRunner(ABC):
+class StateRunner(EnoughRoom, ABC):
     """What all heads share: slots, and the states that they have been given."""
 
     trees = False

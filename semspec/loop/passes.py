@@ -1,0 +1,68 @@
+"""What a runner's next pass feeds: the sequences that its cache has room for, and how much of each.
+
+Older sequences come first. Where room is short, the youngest are preempted: their entries are dropped, and read again
+before anything else is fed to them, once there is room for all they need. Nothing of a text changes by that: its noise
+is a function of the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semspec.loop.work import AgainWork, Task, Work
+from semspec.types import Runner, Score
+
+MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
+
+
+def fitting(runner: Runner, work: list[Work], tasks: Sequence[Task]) -> list[Work]:
+    """Those that there is room for, perhaps none; some younger sequences may be preempted for them."""
+    if not runner.lacks(_needs(work)):
+        return work
+    age = {task: i for i, task in enumerate(tasks)}
+    taken = list[Work]()
+    for item in sorted(work, key=lambda item: age[item.task]):
+        younger = [task for task in reversed(tasks) if age[task] > age[item.task]]
+        while runner.lacks(_needs([*taken, item])):
+            victim = next((task for task in younger if _preempted(runner, task)), None)
+            if victim is None:
+                alone = not taken and not any(_holds(runner, task) for task in tasks if task is not item.task)
+                return [item] if alone else taken  # what does not even fit alone gets the runner's own words
+            victim.stats.preempted += 1
+        taken.append(item)
+    return taken
+
+
+def _holds(runner: Runner, task: Task) -> bool:
+    return any(owner is runner and runner.length(slot) > len(runner.lost(slot)) for owner, slot in task.slots)
+
+
+def _needs(work: Sequence[Work]) -> list[tuple[int | None, int]]:
+    return [(item.request.slot, item.remaining) for item in work]
+
+
+def _preempted(runner: Runner, task: Task) -> bool:
+    return any(runner.preempt(slot) for owner, slot in task.slots if owner is runner)
+
+
+def reads(runner: Runner, item: Work, chunk: int) -> bool:
+    """Whether it feeds more than a decode of a few tokens does."""
+    return item.scores or item.waiting > chunk or bool(runner.lost(item.request.slot))
+
+
+def ragged(runner: Runner, work: Sequence[Work], budget: int) -> list[tuple[Work | AgainWork, Score]]:
+    """Prompt chunks, score rows and one row for each decoding sequence, up to the budget. Rounds go first, but leave a
+    quarter of the budget to prompts."""
+    lost = {item: runner.lost(item.request.slot) for item in work}
+    prompts = [w for w in work if w.waiting + len(lost[w]) > MAX_ROUND_TOKENS]
+    rounds = [w for w in work if w.waiting + len(lost[w]) <= MAX_ROUND_TOKENS]
+    left, chunks = budget, list[tuple[Work | AgainWork, Score]]()
+    for item in rounds + prompts:
+        limit = left - (budget // 4 if prompts and item in rounds else 0)
+        if limit <= 0:
+            continue
+        again = AgainWork(item, lost[item][:limit]) if lost[item] else None
+        chunk = again.request if again else item.next_pass(limit)
+        left -= len(chunk.tokens)
+        chunks.append((again or item, chunk))
+    return chunks

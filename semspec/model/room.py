@@ -1,0 +1,18 @@
+"""Room in a cache, as the scheduler asks about it (types.Runner)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EnoughRoom:
+    """A runner whose slots always have room for what they may hold: nothing is preempted."""
+
+    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+        return False
+
+    def preempt(self, slot: int) -> bool:
+        return False
+
+    def lost(self, slot: int) -> list[int]:
+        return []

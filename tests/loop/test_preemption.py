@@ -1,0 +1,111 @@
+"""Caches that are too small for all who write: the youngest give way and go on later, and no text changes by that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import semspec
+from semspec.draft import ModelDrafter, NoDrafter
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.work import Task
+from semspec.model import ModelRunner
+from semspec.model.paged_cache import PagedCache
+from semspec.model.prefix_cache import PrefixCache
+from semspec.types import Sampling
+from tests.fakes import FakeRunner, greedy
+from tests.test_every_rule import DRAFT, RULES, TARGET, VOCAB, rule_of
+
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
+
+
+def answers(jobs: Sequence[Job], room: int | None, budget: int = 512) -> tuple[list[Task], list[PrefixCache]]:
+    inner = [FakeRunner(language, VOCAB, slots=4, capacity=90, room=room) for language in (TARGET, DRAFT)]
+    target, draft = (PrefixCache(runner) for runner in inner)
+    executor, tasks = Executor(budget=budget), list[Task]()
+    for job in jobs:
+        stats, drafter = Stats(), ModelDrafter(draft) if job.rule.speculates else NoDrafter()
+        tasks.append(executor.submit(Decoder(job, target, drafter, stats).decode(), stats))
+    executor.run()
+    assert target.free == draft.free == 4 and not target._lost and not draft._lost
+    return tasks, [target, draft]
+
+
+def written(tasks: Sequence[Task]) -> list[list[int]]:
+    for task in tasks:
+        if task.error is not None:
+            raise task.error
+    return [[token for event in task.events for token in event.tokens] for task in tasks]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(prompts, st.sampled_from(["none", "exact"])), min_size=3, max_size=6), st.integers(8, 60))
+def test_everybody_gets_the_whole_text_in_a_cache_for_two(jobs: list[tuple[list[int], str]], budget: int) -> None:
+    made = [Job(prompt, rule_of(name), 3, 40) for prompt, name in jobs]
+    tasks, _ = answers(made, room=100, budget=budget)
+    assert written(tasks) == [greedy(TARGET, job.prompt, 40) for job in made]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_rules_text_depends_on_room(name: str) -> None:
+    jobs = [Job([i, 2, 3] * 8, rule_of(name), 4, 40, Sampling(0.9 * (i % 2), seed=i), protected=None) for i in range(5)]
+    (plenty, _), (short, _) = answers(jobs, room=None), answers(jobs, room=100)
+    assert written(short) == written(plenty)
+    assert sum(task.stats.preempted for task in short) > 0 == sum(task.stats.preempted for task in plenty)
+
+
+def test_the_oldest_is_never_preempted_and_ends_first() -> None:
+    jobs = [Job([i, 2, 3] * 8, rule_of("exact"), 4, 50) for i in range(4)]
+    tasks, _ = answers(jobs, room=95)
+    assert tasks[0].stats.preempted == 0 < tasks[-1].stats.preempted
+
+
+def test_idle_slots_give_way_before_anybody_is_preempted() -> None:
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=100))
+    executor = Executor()
+    for start in range(3):
+        stats = Stats()
+        job = Job([start, 2, 3] * 10, rule_of("none"), 1, 20)
+        task = executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats)
+        executor.run()
+        assert written([task]) == [greedy(TARGET, job.prompt, 20)] and not stats.preempted
+
+
+def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text() -> None:
+    jobs = [Job([1, 2, 3] * 8, rule_of("exact"), 4, 30), Job([1] * 90, rule_of("none"), 4, 30)]
+    jobs.append(Job([4, 2, 3] * 8, rule_of("exact"), 4, 30))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=95))
+    executor, tasks = Executor(), list[Task]()
+    for job in jobs:
+        stats = Stats()
+        tasks.append(executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats))
+    executor.run()
+    assert isinstance(tasks[1].error, AssertionError) and "slot overflow" in str(tasks[1].error)
+    assert written([tasks[0], tasks[2]]) == [greedy(TARGET, job.prompt, 30) for job in (jobs[0], jobs[2])]
+
+
+@pytest.mark.parametrize("rule", ["none", "exact", "block", "fly"])
+def test_a_real_pair_in_few_pages(rule: str, target_folder: Path, draft_folder: Path, pair: semspec.Pair) -> None:
+    """Its cache is paged, and too small for all: the same tokens, and no page is lost."""
+    small = semspec.load(target_folder, draft_folder, device="cpu", slots=4, context=256)
+    for name in ("target", "draft"):
+        runner = getattr(small, name)
+        assert isinstance(runner, ModelRunner)
+        setattr(small, name, ModelRunner(runner.transformer, 4, 256, runner.vocab, tokens=300, page=8))
+    small = small.wrapped(PrefixCache)
+    texts = ["the quick brown fox " * n for n in (4, 5, 6, 7)]
+    options = {"verifier": rule, "max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 3}
+    results = small.generate(texts, **options)
+    assert [r.tokens for r in results] == [r.tokens for r in pair.generate(texts, **options)]
+    assert sum(r.stats.preempted for r in results) > 0
+    for cache in (small.target, small.draft):
+        assert isinstance(cache, PrefixCache)
+        cache.close()
+        pages = cache.inner.cache  # type: ignore[attr-defined]
+        assert isinstance(pages, PagedCache) and pages.blocks.free == pages.blocks.blocks
