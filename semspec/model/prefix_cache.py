@@ -141,9 +141,8 @@ class PrefixCache(RunnerWrapper):
                     self._cut(other, 0)
                 else:
                     self._index.hide(other)
-        self._lengths[slot] = length
-        if not length:
             self._cut(slot, 0)
+        self._lengths[slot] = length
 
     def _settle(self, slot: int) -> None:
         """A preempted slot that has read all again is like any other."""
