@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m bench.papers table OUT --processes 16             # 1,000 problems; about 15 minutes
     python -m bench.papers table OUT --processes 8 --device cuda                  # the same beside each other on a GPU
+    python -m bench.papers table OUT --sampled ears:k=8 --sampled confspec        # other arms in the place of all
     python -m bench.papers replay OUT --device cuda                               # strict presets at 32B/1.5B shapes
 
 `table` first fits the probes of SemanticSpec as its released code does, and with one thing changed at a time. It then
@@ -106,17 +107,17 @@ def fit_probes(
     return list(pool.map(train_one, *zip(*which, strict=True)))
 
 
-def table(out: Path, n: int, processes: int, fitted_on: int, match: str, device: str) -> None:
+def table(out: Path, n: int, processes: int, fitted_on: int, match: str, device: str, others: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     folders = {name: str(out / "probes" / name) for name in PROBES}
-    names = {method.format(**folders): method.format(**{k: k for k in folders}) for method in SAMPLED}
+    names = {method.format(**folders): method.format(**{k: k for k in folders}) for method in others or SAMPLED}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         document: dict[str, Any] = {"runs": [], "versus": [], "fits": []}
-        if fitted_on:
+        if fitted_on and not others:
             document["fits"] = fit_probes(pool, out, processes, fitted_on, device)
         for methods, against, how in (
             (list(names), "semantic", {"temperature": 0.6, "top_p": 0.95}),
-            (GREEDY, GREEDY[0], {}),
+            *([] if others else [(GREEDY, GREEDY[0], {})]),
         ):
             kept = [m for m in methods if re.search(match, m) and (fitted_on or "probes=" not in m)]
             shares = [({"methods": kept, **how}, n, i, processes, device) for i in range(processes)]
@@ -167,11 +168,13 @@ if __name__ == "__main__":
     options.add_argument(
         "--fitted-on", type=int, default=192, help="Problems that probes are fitted on; 0: no such arms."
     )
+    options.add_argument("--sampled", action="append", default=[], help="An arm at 0.6, instead; may be repeated.")
     options.add_argument("--match", default="", help="Only arms with this in their names, a regular expression.")
     options.add_argument("--device", help="The CPU by default for `table`, else a GPU if there is one.")
     options.add_argument("--shape", default="32B/1.5B")
     given = options.parse_args()
     if given.what == "table":
-        table(given.out, given.problems or 1000, given.processes, given.fitted_on, given.match, given.device or "cpu")
+        how = given.fitted_on, given.match, given.device or "cpu", given.sampled
+        table(given.out, given.problems or 1000, given.processes, *how)
     else:
         timed(given.out, given.problems or 24, given.device or "auto", given.shape)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from semspec.cli import arguments as args
 from semspec.cli.progress import bar, memory_line
+from semspec.cli.sparse_options import K, MoreTexts, TargetArguments, Texts
 from semspec.errors import BadRequest, cause
 
 app = typer.Typer(
@@ -18,23 +19,13 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Task = Annotated[str, typer.Option(help="Task, with options, e.g. pocket:long=true.", autocompletion=args.tasks)]
-N = Annotated[int, typer.Option("--problems", help="Number of problems.")]
-Seed = Annotated[int, typer.Option(help="Seed that chooses the problems.")]
-K = Annotated[int, typer.Option("--num-draft-tokens", "-k", help="Draft length.")]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Maximum tokens of an answer; the task's by default.")]
-
 
 @app.command()
+@args.spread
 def calibrate(
-    target: args.Target,
+    model: TargetArguments,
     out: Annotated[Path, typer.Option(help="Folder of the plan.")],
-    task: Task = "pocket:long=true",
-    n: N = 8,
-    data: args.Data = None,
-    seed: Seed = 0,
-    k: K = 8,
-    max_new_tokens: MaxNewTokens = None,
+    texts: Texts,
     preset: Annotated[
         str, typer.Option(help="default: ours; paper: the paper's rules. Options below change single parts.")
     ] = "default",
@@ -104,14 +95,8 @@ def calibrate(
     auto: Annotated[
         bool, typer.Option("--auto", help="Time it on this device, and turn off what is not faster.")
     ] = False,
-    device: args.Device = "auto",
-    dtype: args.Dtype = "auto",
-    context: args.Context = None,
-    quiet: args.NoMemoryLine = False,
 ) -> None:
     """Make a plan for a model from texts that it generates itself."""
-    from semspec import tasks
-    from semspec.pair.loading import load
     from semspec.sparse_fit import presets
     from semspec.sparse_fit.break_even import keep_what_pays
     from semspec.sparse_fit.calibrate import calibrate as run
@@ -121,13 +106,12 @@ def calibrate(
         rest=rest, reuse=reuse, shallow=shallow, ffn=ffn, ffn_threshold=ffn_threshold, ffn_by=ffn_by, experts=experts,
         quantile=quantile, refresh=refresh,
     )  # fmt: skip
-    problems = tasks.make(task, data)
-    pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))
+    problems, pair = texts.problems(), model.load()
     with bar("calibrate") as progress:
-        plan = run(pair, problems, n, config, seed, k, max_new_tokens, progress)
-    plan.made.update(task=task, preset=preset)
+        plan = run(pair, problems, texts.n, config, texts.seed, texts.k, texts.max_new_tokens, progress)
+    plan.made.update(task=texts.task, preset=preset)
     if auto:
-        plan = keep_what_pays(pair, problems, plan, seed, k)
+        plan = keep_what_pays(pair, problems, plan, texts.seed, texts.k)
     plan.save(out)
     Console(stderr=True, highlight=False).print(f"{out}: {plan}", markup=False)
     summary: dict[str, Any] = {"plan": str(out), "model": plan.model, "made": plan.made}
@@ -148,14 +132,9 @@ def calibrate(
 def quality(
     model: args.ModelArguments,
     sparse: Annotated[Path, typer.Option(help="Folder of the plan.")],
-    task: Task = "pocket:long=true",
-    n: N = 20,
-    data: args.Data = None,
-    seed: Seed = 0,
-    k: K = 8,
+    texts: MoreTexts,
     verifier: args.Verifier = "exact",
     drafter: args.Drafter = "auto",
-    max_new_tokens: MaxNewTokens = None,
     rho: Annotated[
         list[float] | None, typer.Option(help="Share of the KV cache to read beyond L0; may be repeated.")
     ] = None,
@@ -178,22 +157,23 @@ def quality(
     quiet: args.NoMemoryLine = False,
 ) -> None:
     """Measure what a plan costs: each part by itself and all together, against dense verification."""
-    from semspec import tasks
     from semspec.sparse.plan import SparsePlan
     from semspec.sparse_fit.quality import measure, select, variants
     from semspec.sparse_fit.table import on_screen
 
-    plan, problems = SparsePlan.load(sparse), tasks.make(task, data)
-    pair = model.load(min(slots, n), report=memory_line(quiet))
+    plan, problems = SparsePlan.load(sparse), texts.problems()
+    pair = model.load(min(slots, texts.n), report=memory_line(quiet))
     names = variants(
         plan, pair.target.depth, rho or (), most or (), always or (), dense_below or (), ffn_threshold or ()
     )
     plans = select(names, only or [])
-    document = {"task": task, "seed": seed, "k": k, "verifier": verifier, "drafter": drafter, "target": model.target}
+    document = {name: getattr(texts, name) for name in ("task", "seed", "k")}
+    document |= {"verifier": verifier, "drafter": drafter, "target": model.target}
     document |= {"label": label, "plan": str(plan), "dtype": model.dtype, "device": str(pair.target.device)}
-    ids = [problem.id for problem in problems.problems(n, seed)]
-    with bar(f"quality on {task}") as progress:
-        for rows in measure(pair, problems, n, plans, seed, k, verifier, max_new_tokens, drafter, progress):
+    ids = [problem.id for problem in problems.problems(texts.n, texts.seed)]
+    how = texts.seed, texts.k, verifier, texts.max_new_tokens, drafter
+    with bar(f"quality on {texts.task}") as progress:
+        for rows in measure(pair, problems, texts.n, plans, *how, progress):
             done = rows[0]["same_text"]["total"]
             document |= {"problems": done, "ids": ids[:done], "rows": rows}
             if out is not None:  # an interrupted run keeps what has been measured
@@ -205,16 +185,12 @@ def quality(
 
 
 @app.command()
+@args.spread
 def search(
-    target: args.Target,
+    model: TargetArguments,
     out: Annotated[Path, typer.Option(help="Folder of the plan.")],
     loss: Annotated[float, typer.Option(help="Limit of the KL divergence from dense verification, nats a token.")],
-    task: Task = "pocket:long=true",
-    n: N = 8,
-    data: args.Data = None,
-    seed: Seed = 0,
-    k: K = 8,
-    max_new_tokens: MaxNewTokens = None,
+    texts: Texts,
     preset: Annotated[str, typer.Option(help="Rules of the parts: default or paper, as of `calibrate`.")] = "default",
     dense_below: Annotated[int | None, typer.Option(help="L0. Default: 1024; paper: 4096.")] = None,
     block: Annotated[int | None, typer.Option(help="Tokens in a block. Default: 16; paper: 64.")] = None,
@@ -230,14 +206,8 @@ def search(
         list[int] | None, typer.Option(help="Numbers of experts to try, rising; may be repeated. Default: 1, 2, 3.")
     ] = None,
     by: Annotated[str, typer.Option(help="What to save: bytes or flops.")] = "bytes",
-    device: args.Device = "auto",
-    dtype: args.Dtype = "auto",
-    context: args.Context = None,
-    quiet: args.NoMemoryLine = False,
 ) -> None:
     """Find what to skip of blocks, channels and experts together for a given loss."""
-    from semspec import tasks
-    from semspec.pair.loading import load
     from semspec.sparse_fit import presets
     from semspec.sparse_fit.search import Grid, in_words
     from semspec.sparse_fit.search import search as run
@@ -246,11 +216,11 @@ def search(
         raise BadRequest(f"a loss of {loss} and a cost in {by!r}: give a loss above 0, and bytes or flops")
     given = {"rhos": (1.0, rho), "channels": (0.0, ffn), "experts": (0, experts)}
     grid = Grid(**{name: (off, *levels) for name, (off, levels) in given.items() if levels})
-    config, problems = presets.config(preset, dense_below=dense_below, block=block), tasks.make(task, data)
-    pair = load(target, device=device, dtype=dtype, slots=1, context=context, report=memory_line(quiet))
+    config, problems = presets.config(preset, dense_below=dense_below, block=block), texts.problems()
+    pair, how = model.load(), (texts.seed, texts.k, texts.max_new_tokens)
     with bar("search") as progress:
-        plan = run(pair, problems, n, loss, config, grid, seed, k, max_new_tokens, by, progress)
-    plan.made.update(task=task, preset=preset)
+        plan = run(pair, problems, texts.n, loss, config, grid, *how, by, progress)
+    plan.made.update(task=texts.task, preset=preset)
     plan.save(out)
     for line in in_words(plan):
         Console(stderr=True, highlight=False).print(line, soft_wrap=True)
