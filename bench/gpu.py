@@ -113,7 +113,7 @@ def write(report: dict[str, Any], out: Path | None) -> None:
 
 
 def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
-    from bench.gpu_checks_rules import CHECKS
+    from bench.gpu_checks_trees import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}

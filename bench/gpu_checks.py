@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from bench.gpu_checks_kernels import CHECKS, check, error, kernels, near
-from semspec import tree
-from semspec.draft.growing import fixed_shape
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
@@ -116,41 +114,6 @@ def courses(
 
 for name in DENSE:
     CHECKS[f"logits of {name}"] = lambda device, family=name: family_check(family, device)
-
-
-def tree_course(one: ModelRunner) -> list[Tensor]:
-    """Logits of trees of several sizes, in one pass and level by level, and of what follows their accepted paths."""
-    said = []
-    for size, before in ((63, 120), (10, 1), (40, 500 - 64)):
-        parents = tree.preorder(fixed_shape(size, 9, 5))[1]
-        tokens, slots = text(size, size), [one.acquire() for _ in range(3)]
-        one.score([Score(one, slot, text(i, before)[: before - i], 0) for i, slot in enumerate(slots) if before > i])
-        requests = [
-            Score(one, slots[0], tokens, size, parents=parents),
-            Score(one, slots[1], tokens[:5], 5),
-            Score(one, slots[2], tokens[:9], 9, parents=parents[:9]),
-        ]
-        said += [rows.logits.float().cpu() for rows in one.score(requests)]
-        (rows,) = one.score([Score(one, slots[2], tokens[9:], size - 9, parents=parents)]) if size > 9 else (None,)
-        said += [] if rows is None else [rows.logits.float().cpu()]
-        one.keep(slots[0], one.length(slots[0]) - size, tree.path(parents, size - 1))
-        said += [rows.logits.float().cpu() for rows in one.score([Score(one, slots[0], text(7, 4), 4)])]
-        for slot in slots:
-            one.release(slot)
-    return said
-
-
-@check
-def trees_are_the_same_everywhere(device: torch.device) -> None:
-    """Float32 against a CPU, with and without windows, positions and norms of heads; half no rougher than plain."""
-    half = torch.bfloat16 if device.type == "cuda" else torch.float16
-    for family in ("llama3.1", "qwen3", "gemma3", "smollm3"):
-        exact = tree_course(runner(family, torch.device("cpu"), torch.float32, plain=True))
-        for plain in (True, False):
-            for ours, theirs in zip(tree_course(runner(family, device, torch.float32, plain)), exact, strict=True):
-                near(ours, theirs, 1e-3, f"{family}, {'plain' if plain else 'captured'}")
-        rough, mine = (tree_course(runner(family, device, half, plain)) for plain in (True, False))
-        no_rougher(mine, rough, exact, f"{family} in {half}")
 
 
 @check

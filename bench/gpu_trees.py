@@ -54,15 +54,15 @@ class RandomHead(RandomWeights):
         return (self.tokens,)
 
 
-def random_head(target: ModelRunner) -> HeadRunner:
+def head_of(target: ModelRunner, weights: RandomHead) -> HeadRunner:
     """A head of one layer of the target's sizes, with its own tokens."""
-    s, tokens = target.shape, min(HEAD_TOKENS, target.vocab)
+    s, tokens = target.shape, weights.tokens
     config = LlamaConfig(
         hidden_size=s.width, num_hidden_layers=1, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
         intermediate_size=s.ffn, vocab_size=tokens, head_dim=s.head_dim, max_position_embeddings=target.capacity,
     )  # fmt: skip
     how = HeadConfig(Shape.of(config), usual_layers(target.depth), True, True, False, False)
-    head = EagleHead(how, RandomHead(tokens), TargetParts.of(target), target.device)  # type: ignore[arg-type]
+    head = EagleHead(how, weights, TargetParts.of(target), target.device)  # type: ignore[arg-type]
     return HeadRunner(head, target.vocab, target.capacity)
 
 
@@ -93,7 +93,7 @@ def trees(bench: Bench) -> None:
     deepest = max(range(len(parents)), key=lambda i: (len(lines[i]), i))
     bench.add("target pass, tree of 60", score_tree(bench, target, context, parents, first), read)
     bench.add("the same, another path moved together", score_tree(bench, target, context, parents, deepest), read)
-    head = random_head(target)
+    head = head_of(target, RandomHead(min(HEAD_TOKENS, target.vocab)))
     slot = head.acquire()
     made = torch.randn(context, target.shape.width, device=bench.device, dtype=bench.dtype)
     head.observe(slot, dict.fromkeys(head.layers, made))

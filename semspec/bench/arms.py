@@ -59,7 +59,7 @@ def _no_referee(so_far: str, step: str) -> bool:
 
 def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str = "auto") -> Arm:
     """A method from "exact", "exact:k=4,drafter=ngram", "fly:window=4,k=15", "block:k=auto,draft_min_p=0.4",
-    "exact:k=8,sparse=plan"."""
+    "exact:k=8,sparse=plan", "exact:k=6,drafter=model:tree=30;top=4"."""
     if (profile := read_profile(spec)) is not None:
         return replace(
             parse_arm(profile.verifier, profile.num_draft_tokens, profile.drafter), name=spec, profile=profile
@@ -77,7 +77,7 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
                 )
             num_draft_tokens = length if automatic else int(length)
         elif key.strip() == "drafter":
-            drafter = value.strip()
+            drafter = value.strip().replace(";", ",")
         elif key.strip() == "sparse":
             bounds["sparse"] = value.strip()
         elif key.strip() in DRAFT_OPTIONS:

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from semspec import tree
+from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.cache import Cache
 from semspec.model.fused_forward import BatchMetadata, FusedForward, covers
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, Kernels, TreeMask, triton_kernels
 from semspec.model.layer_ops import Sparsity
+from semspec.model.rows import chunks_of
 from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
 
@@ -85,7 +87,7 @@ class GraphRunner:
             none = [0] * len(requests)
             flat += [*(marks or none), *padding, *(pairs or none), *padding]
         if trees:
-            flat += tree_numbers(requests, starts, batch, queries)
+            flat += tree_numbers(chunks_of(requests, starts), batch, queries)
         self.fill(buffer, flat)
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
@@ -127,15 +129,14 @@ class GraphRunner:
         buffer[: len(numbers)].copy_(host, non_blocking=True)
 
 
-def tree_numbers(requests: Sequence[Score], starts: Sequence[int], batch: int, queries: int) -> list[int]:
+def tree_numbers(chunks: Sequence[SequenceChunk], batch: int, queries: int) -> list[int]:
     """The numbers of a TreeMask, one tensor after the other. A sequence's tree begins with its pass, or before that."""
     bases, lineages, depths = list[int](), list[list[int]](), list[list[int]]()
-    for r, start in zip(requests, starts, strict=True):
-        new = len(r.tokens)
-        line = tree.after_chain(max(new - len(r.parents), 0), r.parents)
-        bases.append(start + new - len(line))
-        lineages.append([bits - (bits >> 63 << 64) for bits in tree.lineages(line)[-new:]])  # signed
-        depths.append(tree.depths(line)[-new:])
+    for chunk in chunks:
+        line = tree.after_chain(max(chunk.count - len(chunk.parents), 0), chunk.parents)
+        bases.append(chunk.start + chunk.count - len(line))
+        lineages.append([bits - (bits >> 63 << 64) for bits in tree.lineages(line)[-chunk.count :]])  # signed
+        depths.append(tree.depths(line)[-chunk.count :])
     return pad([bases], 1, batch) + pad(lineages, batch, queries) + pad(depths, batch, queries)
 
 

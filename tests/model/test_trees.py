@@ -15,6 +15,7 @@ from torch import Tensor
 
 from semspec import tree
 from semspec.model import ModelRunner, Source
+from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.graph_runner import tree_numbers
 from semspec.model.prefix_cache import PrefixCache
 from semspec.types import Draft, Runner, Score
@@ -150,8 +151,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Runners:
 
 
 def test_numbers_of_a_mask_have_64_bits() -> None:
-    request = Score(FakeRunner(chain(5), 5), 0, [1] * 64, 64, parents=tuple(range(-1, 62)))
-    bases, *numbers = tree_numbers([request], [7], 1, 64)
+    bases, *numbers = tree_numbers([SequenceChunk(0, 7, 64, tuple(range(-1, 62)))], 1, 64)
     assert bases == 7 and numbers[63] == -1 and numbers[62] == 2**63 - 1 and numbers[64:] == list(range(64))
 
 

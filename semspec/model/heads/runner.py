@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from semspec.model.cache import write
 from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
+from semspec.model.heads.graphs import HeadGraphs
 from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -38,6 +40,7 @@ class _Slot:
     waiting: list[list[Tensor]] = field(default_factory=list)  # and those that are not yet, by part and layer
     own: Tensor | None = None  # what the head made beyond: states of the last token and a tree, or the rows of a block
     read: int = 0  # leading states whose keys and values a block head has stored
+    row: int = -1  # of the pool, where keys and values lie in one
 
     @property
     def observed(self) -> int:
@@ -138,6 +141,9 @@ class StateRunner(EnoughRoom, ABC):
             return
         more = max(FIRST_CAPACITY, 2 * have, pairs) - have
         s.states = torch.cat([s.states, s.states.new_zeros(more, s.states.shape[1])])
+        self._make_room(s, len(s.states), more)
+
+    def _make_room(self, s: _Slot, pairs: int, more: int) -> None:
         room = s.keys.new_zeros(*s.keys.shape[:2], more, s.keys.shape[3])
         s.keys, s.values = torch.cat([s.keys, room], 2), torch.cat([s.values, room], 2)
 
@@ -146,10 +152,38 @@ class HeadRunner(StateRunner):
     head: EagleHead
     trees = True
 
+    def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
+        super().__init__(head, vocab, capacity, layers)
+        self.graphs = HeadGraphs.of(
+            head, capacity
+        )  # how short passes are run; None: every operation is launched by itself
+
+    def acquire(self, prompt: Sequence[int] = ()) -> int:
+        slot = super().acquire(prompt)
+        if self.graphs is not None:
+            self._slots[slot].row = self.graphs.pool.take()
+        return slot
+
+    def release(self, slot: int) -> None:
+        if self.graphs is not None:
+            self.graphs.pool.give_back(self._slots[slot].row)
+        super().release(slot)
+
+    def view(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        if self.graphs is None:
+            return super().view(layer, slot)
+        pool, row = self.graphs.pool, self._slots[slot].row
+        return pool.keys[layer, row], pool.values[layer, row]
+
+    def _make_room(self, s: _Slot, pairs: int, more: int) -> None:
+        if self.graphs is None:
+            return super()._make_room(s, pairs, more)
+        self.graphs.pool.reserve(pairs)
+
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self._combine([self._slots[r.slot] for r in requests])
-        chunks, tokens, states, wanted, row = list[SequenceChunk](), list[int](), list[Tensor](), list[int](), 0
+        chunks, tokens, states, keeps = list[SequenceChunk](), list[list[int]](), list[Tensor](), list[int]()
         for r in requests:
             s = self._slots[r.slot]
             read = r.tokens if s.length else r.tokens[1:]
@@ -158,16 +192,13 @@ class HeadRunner(StateRunner):
             if read:
                 chunks.append(SequenceChunk(r.slot, start, len(read), r.parents))
                 states.append(self._states(s, start, len(read)) if not r.parents else self._states_of_parents(s, r))
-            tokens += read
-            row += len(read)
-            wanted += range(row - r.keep, row)
+                tokens.append(read)
+                keeps.append(r.keep)
             assert r.keep <= len(read), "a row for the first token of a text, which has no state before it"
         logits = torch.empty(0, self.vocab, device=self.device)
         own = torch.empty(0)
         if tokens:
-            at = torch.tensor(wanted, dtype=torch.long, device=self.device)
-            ids = torch.tensor(tokens, device=self.device)
-            logits, own = self.head.forward(ids, torch.cat(states), chunks, self, at)
+            logits, own = self._forward(tokens, states, chunks, keeps)
         outputs, row = [], 0
         for r in requests:
             s, rows = self._slots[r.slot], slice(row, row := row + r.keep)
@@ -178,6 +209,26 @@ class HeadRunner(StateRunner):
                 s.own = own[row - 1 : row] if r.keep else None
             outputs.append(ScoreOutput(logits[rows, : self.vocab]))
         return outputs
+
+    def _forward(
+        self, tokens: list[list[int]], states: list[Tensor], chunks: list[SequenceChunk], keeps: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and own states of the last tokens of each chunk, one chunk after the other."""
+        if self.graphs is None or not self.graphs.fits(chunks):
+            ends = list(accumulate(c.count for c in chunks))
+            wanted = [row for end, keep in zip(ends, keeps, strict=True) for row in range(end - keep, end)]
+            at = torch.tensor(wanted, dtype=torch.long, device=self.device)
+            ids = torch.tensor([token for own in tokens for token in own], device=self.device)
+            return self.head.forward(ids, torch.cat(states), chunks, self, at)
+        rows = [replace(c, slot=self._slots[c.slot].row) for c in chunks]
+        made = self.graphs.forward(tokens, states, rows)  # copied away, since the next pass writes there
+        logits, own = (
+            torch.cat(
+                [half[b, c.count - keep : c.count] for b, (c, keep) in enumerate(zip(chunks, keeps, strict=True))]
+            )
+            for half in made
+        )
+        return logits, own
 
     def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
         slot = self.acquire()
