@@ -75,7 +75,7 @@ def score_tree(bench: Bench, target: ModelRunner, context: int, parents: tuple[i
     tokens, kept = list(range(1, len(parents) + 2)), tree.path(parents, last)
 
     def work() -> None:
-        target.cache.lengths[0] = context - 1
+        target.cache.pretend(0, context - 1)
         target.score([Score(target, 0, tokens, len(tokens), parents=parents)])
         target.keep(0, context, kept)
 

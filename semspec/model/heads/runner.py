@@ -169,11 +169,11 @@ class HeadRunner(StateRunner):
             self.graphs.pool.give_back(self._slots[slot].row)
         super().release(slot)
 
-    def view(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.graphs is None:
-            return super().view(layer, slot)
-        pool, row = self.graphs.pool, self._slots[slot].row
-        return pool.keys[layer, row], pool.values[layer, row]
+            return super().write(layer, chunk, k, v)
+        pool, row = self.graphs.pool, self._slots[chunk.slot].row
+        return write(pool.keys[layer, row], pool.values[layer, row], chunk, k, v)
 
     def _make_room(self, s: _Slot, pairs: int, more: int) -> None:
         if self.graphs is None:
