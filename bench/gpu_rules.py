@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench.gpu_breakdown import table, trace
 from semspec.loop.rule_graphs import PATIENCE, RuleGraphs
-from semspec.sampling import draw
+from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, choose, process
 from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
 from semspec.verify import REGISTRY, Rule, make
@@ -66,13 +66,13 @@ def requests(
 
 @contextmanager
 def without_kernels(off: bool = True) -> Iterator[None]:
-    found = draw.kernels_for
+    found = noise.kernels_for
     if off:
-        draw.kernels_for = lambda logits: None  # type: ignore[assignment]
+        noise.kernels_for = lambda tensor: None
     try:
         yield
     finally:
-        draw.kernels_for = found
+        noise.kernels_for = found
 
 
 def judgement(bench: Bench) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
-from types import ModuleType
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,11 +80,44 @@ def columns_of(options: Sequence[Sampling], repeats: Sequence[int], use: Samplin
     return torch.tensor([row for row, n in zip(own, repeats, strict=False) for _ in range(n)]).reshape(-1, 4).float()
 
 
+class Processed:
+    """Rows of logits [R, V] with temperature, then top-k, top-p and min-p applied, in the form that is asked for."""
+
+    def __init__(self, logits: Tensor, rows: SamplingRows) -> None:
+        self._raw, self._rows = logits, rows
+
+        self._kernels = None if rows.all_greedy else noise.kernels_for(logits)
+
+    @cached_property
+    def _filter(self) -> Any:
+        assert self._kernels is not None
+        return self._kernels.Filter(self._raw, self._rows.columns, self._rows.use)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[R, V] float32, excluded tokens at -inf"""
+        return self._filter.logits() if self._kernels else _processed_rows(self._raw.float(), self._rows)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """[R, V]"""
+        return self._filter.probs() if self._kernels else self.logits.softmax(-1)
+
+    def choose(self, key: Tensor, at: Tensor | None = None) -> Tensor:
+        """A draw from each row, or from each of the rows `at` [N], by keys of their own [N]: [N]; -1 where there is NaN
+        in a row. Of rows that sample."""
+        if self._kernels is not None:
+            drawn: Tensor = self._kernels.draw(self._filter, key, at)
+            return drawn
+        return choose(self.logits if at is None else self.logits[at], key)
+
+
 def process(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Apply temperature, then top-k, top-p and min-p. [R, V] -> [R, V] float32, excluded tokens at -inf."""
-    if not rows.all_greedy and (kernels := kernels_for(logits)):
-        return kernels.process(logits, rows.columns, rows.use)
-    logits = logits.float()
+    return Processed(logits, rows).logits
+
+
+def _processed_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.all_greedy:
         return _only_best(logits)
     temperature, top_k, top_p, min_p = rows.columns.unbind(1)
@@ -100,19 +131,6 @@ def process(logits: Tensor, rows: SamplingRows) -> Tensor:
         below = scaled - scaled.amax(-1, keepdim=True) < min_p.log()[:, None]
         scaled = scaled.masked_fill(below, NEG_INF)
     return scaled if greedy is None else torch.where(greedy[:, None], _only_best(logits), scaled)
-
-
-def kernels_for(logits: Tensor) -> ModuleType | None:
-    """The same in Triton, for a GPU that has it: `semspec.sampling.kernels`."""
-    return _kernels() if logits.is_cuda else None
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    try:
-        return import_module("semspec.sampling.kernels")
-    except ImportError:  # there is none for this platform
-        return None
 
 
 def _only_best(logits: Tensor) -> Tensor:
@@ -133,12 +151,11 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
 
 
-def choose(log_weights: Tensor, key: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Draw one index per row in proportion to exp(log_weights). [R, V], [R] -> [R]; -1 where a row has NaN in it.
-    With rows [N], some of them, perhaps several times, each with a key of its own: [R, V], [N] -> [N]."""
-    if kernels := kernels_for(log_weights):
-        return kernels.choose(log_weights, key, rows)
-    log_weights = log_weights if rows is None else log_weights[rows]
+def choose(log_weights: Tensor, key: Tensor) -> Tensor:
+    """Draw one index per row in proportion to exp(log_weights). [R, V], [R] -> [R]; -1 where a row has NaN in it."""
+    if kernels := noise.kernels_for(log_weights):
+        drawn: Tensor = kernels.choose(log_weights, key)
+        return drawn
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
 

@@ -12,6 +12,9 @@ with the same noise mostly draw the same token.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,8 +59,23 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def kernels_for(tensor: Tensor) -> ModuleType | None:
+    """`semspec.sampling.kernels`, for tensors on a GPU, if there is Triton."""
+    return _kernels() if tensor.is_cuda else None
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    try:
+        return import_module("semspec.sampling.kernels")
+    except ImportError:  # there is none for this platform
+        return None
+
+
 def key(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
     """64 bits that differ for every (seed, position, stream). int64 tensors that broadcast against each other."""
+    if kernels := kernels_for(position):
+        return kernels.keys(seed, position, stream)
     golden = signed(MULTIPLIERS[0])
     x = _mix(seed + golden)
     x = _mix(x + position * golden + golden)
@@ -77,6 +95,8 @@ def key_of(seed: int, position: int, stream: int) -> int:
 
 def uniform(seed: Tensor, position: Tensor, stream: Tensor) -> Tensor:
     """Numbers in (0, 1), float32, for acceptance tests."""
+    if kernels := kernels_for(position):
+        return kernels.keys(seed, position, stream, uniform=True)
     return (_shift(key(seed, position, stream), 64 - BITS).to(torch.float32) + 0.5) / float(1 << BITS)
 
 

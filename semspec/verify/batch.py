@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from semspec.sampling import noise
-from semspec.sampling.draw import SamplingRows, best, choose, process
+from semspec.sampling.draw import Processed, SamplingRows, best
 from semspec.verify.branches import Branches
 
 
@@ -89,14 +89,19 @@ class DraftBatch:
         return ids, rows.clamp_max(max(self.draft_logits.shape[0] - 1, 0)), at < n
 
     @cached_property
+    def target(self) -> Processed:
+        """The target's rows with temperature and filters applied: as logits, as probabilities, or to draw from"""
+        return Processed(self.target_logits, self.target_sampling)
+
+    @property
     def target_processed(self) -> Tensor:
         """[R, V] the target's logits with temperature and filters applied"""
-        return process(self.target_logits, self.target_sampling)
+        return self.target.logits
 
-    @cached_property
+    @property
     def target_probs(self) -> Tensor:
         """[R, V] the distributions that the target would draw from"""
-        return self.target_processed.softmax(-1)
+        return self.target.probs
 
     @cached_property
     def beliefs(self) -> Tensor:
@@ -137,8 +142,8 @@ class DraftBatch:
         if self.places is not None:  # paths share rows: each is drawn from once
             inside = key.gather(1, torch.minimum(self.positions, self.counts[:, None])).flatten()
             keys = torch.zeros_like(self.target_logits[:, 0], dtype=torch.long).scatter(0, self.rows.flatten(), inside)
-            return choose(self.target_processed, keys)[self.rows]
-        return choose(self.target_processed, key.flatten(), self.rows.flatten()).view_as(self.rows)
+            return self.target.choose(keys)[self.rows]
+        return self.target.choose(key.flatten(), self.rows.flatten()).view_as(self.rows)
 
     def target_prob_of_draft(self) -> Tensor:
         """[B, K] the target's probability of each draft token"""

@@ -12,7 +12,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, moe, quantised, sample, sparse_mlp, tiles
+from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, moe, quantised, sparse_mlp, tiles
 from semspec.sampling.kernels import filter, race
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
@@ -223,34 +223,34 @@ def choosing() -> dict[str, Any]:
 
 def drawing() -> dict[str, Any]:
     """From a vocabulary of 152,064, by all filters and by none."""
-    rows = {"logits": HALF, "stride": "i32", "columns": WIDE, "by_row": "i32", "by_column": "i32", "peaks": WIDE}
-    left = {"bounds": WHOLE, "sums": WIDE, "above": WIDE}
+    options = {"columns": WIDE, "by_row": "i32", "by_column": "i32"}
+    rows = {"logits": HALF, "stride": "i32", **options}
+    mass, left = {"peaks": WIDE, "masses": WIDE}, {"bounds": WHOLE, "sums": WIDE, "above": WIDE}
+    found = {"found": WIDE, "edges": SHORT, "earlier": WIDE}
     numbers = {"rows": "i32", "size": "i32", "parts": "i32"}
-    sizes: dict[str, Any] = {"PART": filter.PART, "PARTS": 128}
-    cuts: dict[str, Any] = {"CUTS": filter.CUTS, "SHIFT": 16}
-    results = {"peaks": built(filter._peak, rows | {"masses": WIDE} | numbers, sizes, filter.WARPS)}
-    narrowed = rows | {"masses": WIDE} | {f"old_{name}": kind for name, kind in left.items()} | left | numbers
-    for name, by_mass, begins in (
-        ("k", False, True),
-        ("k, on", False, False),
-        ("p", True, True),
-        ("p, on", True, False),
-    ):
-        constants = sizes | cuts | {"BY_MASS": by_mass, "BEGINS": begins, "RANKED": by_mass}
-        results[f"narrow {name}"] = built(filter._narrow, narrowed, constants, filter.WARPS)
+    part, parts, cuts = {"PART": filter.PART}, {"PARTS": 128}, {"CUTS": filter.CUTS}
+    results = {"peaks": built(filter._peak, rows | mass | numbers, part | parts, filter.WARPS)}
+    narrowed = rows | mass | {f"old_{name}": kind for name, kind in left.items()} | left | numbers
+    for by_mass, begins in product((False, True), (True, False)):
+        constants = part | parts | cuts | {"BY_MASS": by_mass, "BEGINS": begins, "RANKED": by_mass, "SHIFT": 16}
+        name = f"narrow by {'mass' if by_mass else 'count'}{', at first' * begins}"
+        results[name] = built(filter._narrow, narrowed, constants, filter.WARPS)
     won = {"scores": WIDE, "winners": SHORT}
     for filtered in (True, False):
-        constants = sizes | cuts | {"FILTERED": filtered, "BY_MASS": filtered}
-        name = "filtered" if filtered else "free"
-        results[f"apply, {name}"] = built(
-            filter._apply, rows | left | numbers | {"made": WIDE}, constants, filter.WARPS
-        )
-        rolled = rows | left | numbers | won | {"state": WHOLE, "history": WIDE}
-        results[f"race of a roll, {name}"] = built(sample._race, rolled, constants | {"KEEP": True}, filter.WARPS)
-    raced = {"weights": WIDE, "picked": WHOLE, "keys": WHOLE, **won, "stride": "i32", "size": "i32", "parts": "i32"}
-    results["race"] = built(race._race, raced, {"PART": filter.PART, "PICKED": True}, filter.WARPS)
-    last = won | {"tokens": WHOLE, "parts": "i32"}
-    return results | {"winner": built(race._winner, last, {"LEAST": -1, "PARTS": 128})}
+        kinds, name = {"FILTERED": filtered, "SHIFT": 16}, "filtered" if filtered else "free"
+        settled = options | mass | left | found | numbers
+        constants = parts | cuts | {"FILTERED": filtered, "BY_MASS": filtered}
+        results[f"settle, {name}"] = built(filter._settle, settled, constants, filter.WARPS)
+        applied = rows | found | {"made": WIDE} | numbers
+        results[f"apply, {name}"] = built(filter._apply, applied, part | kinds | {"PROBS": True}, filter.WARPS)
+        drawn = rows | found | {"picked": WHOLE, "keys": WHOLE, "step": WHOLE, "history": WIDE} | won | numbers
+        results[f"draw, {name}"] = built(race._draw, drawn, part | kinds | {"PICKED": True, "KEEP": True}, filter.WARPS)
+    raced = {"weights": WIDE, "stride": "i32", "keys": WHOLE} | won | numbers
+    results["race"] = built(race._race, raced, part, filter.WARPS)
+    given = dict.fromkeys(("seed", "position", "stream", "made"), WHOLE) | {"columns": "i32", "size": "i32"}
+    given |= {name + place: "i32" for name in "spt" for place in "01"}
+    results["keys"] = built(race._keys, given, {"BLOCK": race.KEYS, "UNIFORM": False}, 1)
+    return results | {"winner": built(race._winner, won | {"tokens": WHOLE, "parts": "i32"}, {"LEAST": -1} | parts)}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 from semspec.sampling import kernels
 from semspec.sampling.draw import SamplingRows, choose, process
 from semspec.sampling.kernels import filter, race
-from semspec.sampling.noise import exponential
+from semspec.sampling.noise import exponential, key, uniform
 from semspec.types import Sampling
 from tests.chi import chi_square, count
 from tests.interpreter import allow_new_numpy
@@ -44,9 +44,12 @@ def kept_by_sorting(row: Sequence[float], o: Sampling) -> list[set[int]]:
     return answers
 
 
+def found(logits: Tensor, rows: SamplingRows) -> kernels.Filter:
+    return kernels.Filter(logits, rows.columns, rows.use)
+
+
 def ours(logits: Tensor, options: Sequence[Sampling]) -> Tensor:
-    rows = SamplingRows.of(options, [1] * len(options), CPU)
-    return kernels.process(logits, rows.columns, rows.use)
+    return found(logits, SamplingRows.of(options, [1] * len(options), CPU)).logits()
 
 
 def agree(logits: Tensor, options: Sequence[Sampling]) -> None:
@@ -54,8 +57,8 @@ def agree(logits: Tensor, options: Sequence[Sampling]) -> None:
     plain = process(logits, SamplingRows.of(options, [1] * len(options), CPU))
     for row, o, one, other in zip(logits.float().tolist(), options, made, plain, strict=True):
         fewest, most = kept_by_sorting(row, o)
-        found = set(one.isfinite().nonzero()[:, 0].tolist())
-        assert fewest <= found <= most, (o, sorted(found ^ most))
+        left = set(one.isfinite().nonzero()[:, 0].tolist())
+        assert fewest <= left <= most, (o, sorted(left ^ most))
         both = one.isfinite() & other.isfinite()
         torch.testing.assert_close(one[both], other[both], rtol=1e-5, atol=1e-5)
 
@@ -114,28 +117,55 @@ def test_a_row_that_is_no_distribution_is_found_out(where: str) -> None:
     logits[1] = {"nan": logits[1], "infinite": logits[1], "nothing": torch.full((80,), -INF)}[where]
     logits[1, 70] = {"nan": math.nan, "infinite": INF, "nothing": -INF}[where]
     made = ours(logits, [Sampling(0.6, top_p=0.9), Sampling(0.6, top_k=5), Sampling()])
-    key = torch.tensor([1, 2, 3])
-    drawn = kernels.choose(made, key)
-    assert drawn[1] == -1 and torch.equal(drawn, choose(made, key))
+    keys = torch.tensor([1, 2, 3])
+    drawn = kernels.choose(made, keys)
+    assert drawn[1] == -1 and torch.equal(drawn, choose(made, keys))
     assert made[[0, 2]].isfinite().any(-1).all() and not made[[0, 2]].isnan().any()
 
 
-@settings(max_examples=10, deadline=None, phases=[Phase.generate])
-@given(st.integers(0, 10**6), st.sampled_from([1, 64, 65, 130]), st.booleans())
-def test_a_draw_is_the_plain_one(seed: int, size: int, picked: bool) -> None:
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
+@given(st.integers(0, 10**6), st.sampled_from([1, 64, 65, 130]), st.sampled_from(TYPES))
+def test_a_draw_is_the_plain_one(seed: int, size: int, dtype: torch.dtype) -> None:
+    """From weights, and from rows that are filtered on the way, some of them several times."""
     generator = torch.Generator().manual_seed(seed)
-    weights = torch.randn(3, size, generator=generator) * 5
-    weights[weights < -4] = -INF
-    weights[:, 0] = 0.0
-    rows = torch.randint(3, (5,), generator=generator) if picked else None
-    key = torch.randint(-(2**63), 2**63 - 1, (5 if picked else 3,), generator=generator)
+    logits = (torch.randn(3, size, generator=generator) * 5).to(dtype)
+    rows = SamplingRows.of([Sampling(0.7, top_p=0.9), Sampling(), Sampling(2.0, min_p=0.01)], [1] * 3, CPU)
+    at = torch.randint(3, (5,), generator=generator)
+    keys = torch.randint(-(2**63), 2**63 - 1, (5,), generator=generator)
+    weights = process(logits, rows)[at]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(race, "PART", 64)
-        drawn, plain = kernels.choose(weights, key, rows), choose(weights, key, rows)
-    own = weights if rows is None else weights[rows]
-    scores = own - exponential(key, size).log()
-    close = scores.gather(1, drawn[:, None]) - scores.gather(1, plain[:, None])
-    assert ((drawn == plain) | (close[:, 0].abs() < 2e-6)).all()
+        for module in (filter, race):
+            patch.setattr(module, "PART", 64)
+        drawn, whole = kernels.choose(weights, keys), kernels.draw(found(logits, rows), keys, at)
+    plain, scores = choose(weights, keys), weights - exponential(keys, size).log()
+    for ours in (drawn, whole):
+        close = scores.gather(1, ours[:, None]) - scores.gather(1, plain[:, None])
+        assert ((ours == plain) | (close[:, 0].abs() < 2e-6)).all()
+
+
+def test_probabilities_are_those_of_the_logits() -> None:
+    options = [
+        Sampling(0.6, top_k=3, top_p=0.9),
+        Sampling(0.7),
+        Sampling(),
+        Sampling(1.0, top_p=0.4),
+        Sampling(2, top_k=4),
+    ]
+    logits = torch.randn(5, 90, generator=torch.Generator().manual_seed(3)).mul(2).round()
+    for some in (options, options[1:3], [*options[:4], Sampling(1.0, min_p=0.2)]):
+        rows = SamplingRows.of(some, [1] * len(some), CPU)
+        made = found(logits[: len(some)], rows).probs()
+        torch.testing.assert_close(made, process(logits[: len(some)], rows).softmax(-1), rtol=1e-5, atol=1e-7)
+
+
+def test_noise_is_that_of_the_reference() -> None:
+    generator = torch.Generator().manual_seed(1)
+    seed, position = (torch.randint(-(2**63), 2**63 - 1, size, generator=generator) for size in ((20, 1), (20, 9)))
+    stream = torch.arange(20)[:, None] * 8 + 3
+    assert torch.equal(kernels.keys(seed, position, stream), key(seed, position, stream))
+    assert torch.equal(kernels.keys(seed, position, stream, uniform=True), uniform(seed, position, stream))
+    columns = seed[:, 0], position[:, 4], stream[:, 0]
+    assert torch.equal(kernels.keys(*columns), key(*columns))
 
 
 def drawn(options: Sampling, rows: int, bias: float = 0.0) -> float:

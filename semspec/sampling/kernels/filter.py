@@ -1,4 +1,4 @@
-"""`process` of draw.py in Triton: temperature, top-k, top-p and min-p without sorting.
+"""`Processed` of draw.py in Triton: temperature, top-k, top-p and min-p without sorting.
 
 What top-k and top-p keep is everything above a threshold and, of tokens that lie on it, the first so many. Here the
 threshold is searched for. Floats are compared as whole numbers in the same order, so the search is exact and as long as
@@ -26,59 +26,60 @@ NOTHING = tl.constexpr(-(2**40))  # below every number that stands for a float
 
 
 class Filter:
-    """The search for the thresholds of R rows: what the launches leave for each other, and for who asks afterwards."""
+    """Rows of logits [R, V] as draw.Processed makes them; some of them sample. Where there is NaN in a row, or nothing
+    else than -inf, all of it becomes NaN."""
 
     def __init__(self, logits: Tensor, columns: Tensor, use: SamplingUse) -> None:
-        assert logits.stride(1) == 1
-        rows, size = logits.shape
-        parts, self.use = triton.cdiv(size, PART), use
-        self.shift, passes = SHIFTS[logits.dtype]
-        self.peaks, self.masses = logits.new_empty((2, rows, parts), dtype=torch.float32)
-        self.bounds = torch.empty((2, rows, 3), dtype=torch.long, device=logits.device)
-        self.sums = logits.new_empty((2, rows, 4), dtype=torch.float32)
-        self.above = logits.new_empty((2, rows, parts, CUTS, 2), dtype=torch.float32)
-        self.latest = 0  # of the two halves of these, the one that the last launch wrote
-        self.rows = (logits, logits.stride(0), columns, columns.stride(0), columns.stride(1))
-        self.sizes = (rows, size, parts)
-        self.grid = (parts, rows)
-        self.constants = {"PART": PART, "PARTS": triton.next_power_of_2(parts)}
-        _peak[self.grid](*self.rows, self.peaks, self.masses, *self.sizes, **self.constants, num_warps=WARPS)
-        for by_mass, wanted in ((False, use.top_k), (True, use.top_p)):
+        logits = logits if logits.dtype in SHIFTS else logits.float()
+        self.source = logits if logits.stride(1) == 1 else logits.contiguous()
+        self.columns, self.use = columns, use
+        (rows, size), (self.shift, passes) = logits.shape, SHIFTS[logits.dtype]
+        self.grid, self.sizes = (triton.cdiv(size, PART), rows), (rows, size, triton.cdiv(size, PART))
+        self.rows = (self.source, self.source.stride(0), columns, columns.stride(0), columns.stride(1))
+        self.parts = {"PARTS": triton.next_power_of_2(self.grid[0]), "num_warps": WARPS}
+        self.kinds = {"FILTERED": use.top_k or use.top_p, "SHIFT": self.shift}
+        if rows:
+            self._search(passes)
+
+    def _search(self, passes: int) -> None:
+        """Launch after launch; what two of them leave for each other lies in two halves, which take turns."""
+        rows, _, parts = self.sizes
+        new, latest = self.source.new_empty, 0
+        peaks, masses = new((2, rows, parts), dtype=torch.float32)
+        sizes = ((rows, 3), (rows, 4), (rows, parts, CUTS, 2))
+        kinds = (torch.long, torch.float32, torch.float32)
+        halves = [[new(size, dtype=kind) for size, kind in zip(sizes, kinds, strict=True)] for _ in range(2)]
+        _peak[self.grid](*self.rows, peaks, masses, *self.sizes, PART=PART, **self.parts)
+        for by_mass, wanted in ((False, self.use.top_k), (True, self.use.top_p)):
             for i in range(passes if wanted else 0):
-                self._narrow(by_mass, begins=i == 0)
-
-    def _narrow(self, by_mass: bool, begins: bool) -> None:
-        before, self.latest = self.latest, 1 - self.latest
-        _narrow[self.grid](
-            *self.rows, self.peaks, self.masses, *self._half(before), *self._half(self.latest), *self.sizes,
-            **self.constants, BY_MASS=by_mass, BEGINS=begins, RANKED=by_mass and self.use.top_k, SHIFT=self.shift,
-            CUTS=CUTS, num_warps=WARPS,
+                _narrow[self.grid](
+                    *self.rows, peaks, masses, *halves[latest], *halves[1 - latest], *self.sizes, **self.parts,
+                    PART=PART, BY_MASS=by_mass, BEGINS=i == 0, RANKED=by_mass and self.use.top_k, SHIFT=self.shift,
+                    CUTS=CUTS,
+                )  # fmt: skip
+                latest = 1 - latest
+        found = new((rows, 4), dtype=torch.float32)
+        edges, earlier = new((rows,), dtype=torch.int32), new((rows, parts), dtype=torch.float32)
+        _settle[(rows,)](
+            *self.rows[2:], peaks, masses, *halves[latest], found, edges, earlier, *self.sizes, **self.parts,
+            FILTERED=self.kinds["FILTERED"], BY_MASS=self.use.top_p, CUTS=CUTS,
         )  # fmt: skip
+        self.found = (found, edges, earlier)  # what `kept` wants to know
 
-    def _half(self, half: int) -> tuple[Tensor, Tensor, Tensor]:
-        return self.bounds[half], self.sums[half], self.above[half]
+    def logits(self) -> Tensor:
+        return self._made(probs=False)
 
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """What `kept` wants to know."""
-        return (*self.rows, self.peaks, *self._half(self.latest), *self.sizes)
+    def probs(self) -> Tensor:
+        # What min-p leaves has not been added up.
+        return self.logits().softmax(-1) if self.use.min_p else self._made(probs=True)
 
-    @property
-    def flags(self) -> dict[str, object]:
-        kinds = {"FILTERED": self.use.top_k or self.use.top_p, "BY_MASS": self.use.top_p, "SHIFT": self.shift}
-        return self.constants | kinds | {"CUTS": CUTS, "num_warps": WARPS}
-
-
-def process(logits: Tensor, columns: Tensor, use: SamplingUse) -> Tensor:
-    """As draw.process, for rows of which some sample. Where a row has NaN in it, or nothing else than -inf, all of it
-    becomes NaN."""
-    logits = logits if logits.dtype in SHIFTS else logits.float()
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    made = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    if made.numel():
-        found = Filter(logits, columns, use)
-        _apply[found.grid](*found.arguments, made, **found.flags)
-    return made
+    def _made(self, probs: bool) -> Tensor:
+        made = torch.empty(self.source.shape, dtype=torch.float32, device=self.source.device)
+        if made.numel():
+            _apply[self.grid](
+                *self.rows, *self.found, made, *self.sizes, PART=PART, num_warps=WARPS, PROBS=probs, **self.kinds
+            )
+        return made
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -204,54 +205,76 @@ def _ranked(k, bounds, sums, above, row, parts, PARTS: tl.constexpr, CUTS: tl.co
     return edge, most, mass + most * within / tl.maximum(ties, 1.0)
 
 
-@triton.jit
-def kept(
-    logits, stride, columns, by_row, by_column, peaks, bounds, sums, above, rows, size, parts, part, row, i, own,
-    PARTS: tl.constexpr, FILTERED: tl.constexpr, BY_MASS: tl.constexpr, SHIFT: tl.constexpr, CUTS: tl.constexpr,
+@triton.jit(do_not_specialize=["rows"])
+def _settle(
+    columns, by_row, by_column, peaks, masses, bounds, sums, above, found, edges, earlier, rows, size, parts,
+    PARTS: tl.constexpr, FILTERED: tl.constexpr, BY_MASS: tl.constexpr, CUTS: tl.constexpr,
 ):  # fmt: skip
-    """The processed logits of one part, from its own: the largest is 0; NaN if there is NaN anywhere in the row."""
+    """Of each row: the largest logit (NaN, if the row is no distribution), the first part that has it, the mass of what
+    is kept, the threshold, how many tokens on it are kept, and how many of them lie in earlier parts [P]."""
+    row = tl.program_id(0)
     p = tl.arange(0, PARTS)
+    options = columns + row * by_row
     peak = tl.load(peaks + row * parts + p, mask=p < parts, other=float("-inf"))
     top = tl.max(peak, 0)
-    options = columns + row * by_row
-    min_p = tl.load(options + 3 * by_column)
-    scaled = (own - top) / temperature_of(options)
-    keep = scaled >= tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1.2e-38)), float("-inf"))
     if FILTERED:
         _, edge, count, mass, ties, within, here = _cut(bounds, sums, above, row, parts, PARTS, CUTS, BY_MASS)
-        goal = tl.load(sums + row * 4 + 2)
+        goal, each = tl.load(sums + row * 4 + 2), within / tl.maximum(ties, 1.0)
         if BY_MASS:  # those with less than the goal before them
-            most = tl.ceil((goal - mass) / tl.maximum(within / tl.maximum(ties, 1.0), 1e-38))
+            most = tl.ceil((goal - mass) / tl.maximum(each, 1e-38))
             limit = tl.load(bounds + row * 3 + 2)
             most = tl.where(edge == limit, tl.minimum(most, tl.load(sums + row * 4 + 3)), most)
         else:
             most = goal - count
-        number = _ordered(own, SHIFT)
-        tied = number == edge.to(tl.int32)
-        earlier = tl.sum(tl.where(p < part, here, 0.0), 0)
-        if earlier + tl.sum(tied.to(tl.float32), 0) > most:
-            tied = tied & (earlier + tl.cumsum(tied.to(tl.float32), 0) <= most)
-        keep = keep & ((number > edge.to(tl.int32)) | tied)
+        total = mass + tl.minimum(most, ties) * each
+        tl.store(edges + row, edge.to(tl.int32))
+        tl.store(found + row * 4 + 1, most)
+        tl.store(earlier + row * parts + p, tl.cumsum(here, 0) - here, mask=p < parts)
+    else:
+        there = tl.load(masses + row * parts + p, mask=p < parts, other=0.0)
+        total = tl.sum(tl.where(there > 0.0, there * tl.exp((peak - top) / temperature_of(options)), 0.0), 0)
+    fine = (top > float("-inf")) & (top < float("inf"))
+    tl.store(found + row * 4, tl.where(fine, top, float("nan")))
+    tl.store(found + row * 4 + 2, tl.where(tl.load(options) == 0.0, 1.0, total))
+    tl.store(found + row * 4 + 3, tl.min(tl.where(peak == top, p, PARTS), 0).to(tl.float32))
+
+
+@triton.jit
+def kept(
+    own, i, part, row, columns, by_row, by_column, found, edges, earlier, size, parts,
+    FILTERED: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """The processed logits of one part, from its own: the largest is 0; NaN if the row is no distribution."""
+    top, options = tl.load(found + row * 4), columns + row * by_row
+    min_p = tl.load(options + 3 * by_column)
+    scaled = (own - top) / temperature_of(options)
+    keep = scaled >= tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1.2e-38)), float("-inf"))
+    if FILTERED:
+        most, edge = tl.load(found + row * 4 + 1), tl.load(edges + row)
+        number, before = _ordered(own, SHIFT), tl.load(earlier + row * parts + part)
+        tied = number == edge
+        if before + tl.sum(tied.to(tl.float32), 0) > most:
+            tied = tied & (before + tl.cumsum(tied.to(tl.float32), 0) <= most)
+        keep = keep & ((number > edge) | tied)
     made = tl.where(keep, scaled, float("-inf"))
     if tl.load(options) == 0.0:  # greedy: the first of the largest
-        ahead = tl.max(tl.where((peak == top) & (p < part), 1, 0), 0)
-        best = tl.min(tl.where(own == top, i, size), 0)
-        made = tl.where((i == best) & (ahead == 0), 0.0, float("-inf"))
-    fine = (top > float("-inf")) & (top < float("inf"))
-    return tl.where(fine, made, float("nan"))
+        first = tl.load(found + row * 4 + 3).to(tl.int32)
+        best = tl.where(part == first, tl.min(tl.where(own == top, i, size), 0), size)
+        made = tl.where(i == best, 0.0, float("-inf"))
+    return tl.where(top == top, made, float("nan"))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _apply(
-    logits, stride, columns, by_row, by_column, peaks, bounds, sums, above, rows, size, parts, made,
-    PART: tl.constexpr, PARTS: tl.constexpr, FILTERED: tl.constexpr, BY_MASS: tl.constexpr, SHIFT: tl.constexpr,
-    CUTS: tl.constexpr,
+    logits, stride, columns, by_row, by_column, found, edges, earlier, made, rows, size, parts,
+    PART: tl.constexpr, FILTERED: tl.constexpr, SHIFT: tl.constexpr, PROBS: tl.constexpr,
 ):  # fmt: skip
     part, row = tl.program_id(0), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
     own = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
     processed = kept(
-        logits, stride, columns, by_row, by_column, peaks, bounds, sums, above, rows, size, parts, part, row, i, own,
-        PARTS, FILTERED, BY_MASS, SHIFT, CUTS,
+        own, i, part, row, columns, by_row, by_column, found, edges, earlier, size, parts, FILTERED, SHIFT
     )  # fmt: skip
+    if PROBS:
+        processed = tl.exp(processed) / tl.load(found + row * 4 + 2)
     tl.store(made + row.to(tl.int64) * size + i, processed, mask=i < size)
