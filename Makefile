@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-vllm test-vllm-all lint load steady coverage smollm2 minilm replicas engines clean
+.PHONY: demo test test-vllm test-vllm-all lint load steady fuzz coverage smollm2 minilm replicas engines clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -27,6 +27,9 @@ load: $(INSTALLED)  ## 64 clients on the server for two minutes; a dated result 
 
 steady: $(INSTALLED)  ## half an hour of mixed load; a dated result goes to results/
 	$(BIN)/python -m bench.serve_steady --out results
+
+fuzz: $(INSTALLED)  ## 400 requests of each operation of the OpenAPI document; a dated result goes to results/
+	$(BIN)/python -m bench.serve_fuzz --out results
 
 replicas: $(INSTALLED)  ## two replicas, one killed under 16 streaming clients; a dated result goes to results/
 	$(BIN)/python -m bench.replicas --out results
