@@ -151,8 +151,8 @@ COLUMNS = {
     "length": Column("length", lambda arm: Cell(figure(arm["length_ratio"], 2))),
     "cap": Column("cap, %", lambda arm: Cell(percent(arm["cap_rate"]).text)),
     "loop": Column("loops, %", lambda arm: Cell(percent(arm["loop_rate"]).text)),
-    "steps": Column("steps kept, %", lambda arm: percent(arm.get("steps_accepted")), needs="steps_accepted"),
-    "bad": Column("bad steps refused, %", lambda arm: percent(arm.get("invalid_refused")), needs="invalid_refused"),
+    "steps": Column("steps accepted, %", lambda arm: percent(arm.get("steps_accepted")), needs="steps_accepted"),
+    "bad": Column("bad steps rejected, %", lambda arm: percent(arm.get("invalid_refused")), needs="invalid_refused"),
 }
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -298,6 +299,22 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {}  # the signature has the resolved types; typer must not resolve these again
     return run
+
+
+def hiding(names: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """These options of a command that was spread are taken, but its help does not list them."""
+
+    def hide(command: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(command).parameters)
+        for name in names:
+            kind, option = get_args(own[name].annotation)
+            hidden = copy(option)
+            hidden.hidden = True
+            own[name] = own[name].replace(annotation=Annotated[kind, hidden])
+        command.__signature__ = inspect.Signature(list(own.values()))  # type: ignore[attr-defined]
+        return command
+
+    return hide
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from semspec.cli.arguments import spread
+from semspec.cli.arguments import hiding, spread
 from semspec.cli.probe_options import (
+    RARE,
     Clusters,
     Collecting,
     Collection,
@@ -35,9 +36,13 @@ app = typer.Typer(
 
 
 @app.command()
+@hiding(RARE)
 @spread
 def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
-    """Everything: sample steps of both models, label them by meaning, train and measure the probes."""
+    """Everything: sample steps of both models, label them by meaning, train and measure the probes.
+
+    What is rarely changed is not listed here, and taken all the same: see `probe collect --help`, `probe train --help`.
+    """
     config, trainings = what.config(), how.trainings()
     if what.of_servers:  # they send no states, so there is one probe to fit
         trainings = {"judge": trainings["judge"]}
@@ -59,7 +64,7 @@ def collect(what: Collecting) -> None:
 def label(
     folder: Collection,
     clusters: Clusters = "canonical",
-    target: Annotated[str | None, typer.Option(help="The target model; needed by --clusters judge only.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target model; needed by --clusters target only.")] = None,
     device: Device = "auto",
 ) -> None:
     """Cluster collected steps by meaning, and count how often each meaning was sampled."""
@@ -192,7 +197,7 @@ def _check(config: Config, clusters: str, device: str, trainings: dict[str, tupl
 
     for model, training in trainings.values():
         learnable(config.samples, config.rule is not None, model, training)
-    if not clusters.startswith("judge"):
+    if not cluster.asks_target(clusters):
         task = tasks.make(config.task, Path(config.data) if config.data else None)
         cluster.make(clusters, cluster.Source(parser(task), device=device)).try_out()
 

@@ -16,6 +16,34 @@ if TYPE_CHECKING:
     from semspec.probe_fit.config import Config
     from semspec.probe_fit.train import Training
 
+RARE = frozenset(
+    [
+        "first_steps",
+        "top_p",
+        "max_step_tokens",
+        "draft_layers",
+        "poolings",
+        "delimiters",
+        "token_states",
+        "shard",
+        "context",
+        "leave_one_out",
+        "target_evidence",
+        "target_states",
+        "calibration",
+        "evidence",
+        "only",
+        "widths",
+        "dropout",
+        "rate",
+        "batch",
+        "patience",
+        "standardise",
+        "split",
+        "endings",
+        "train_seed",
+    ]
+)  # options that only those need who look for them
 JUDGE_WIDTHS = {False: (64, 32), True: (256, 64)}  # by whether it sees states: evidence is a handful of numbers
 
 Collection = Annotated[Path, typer.Argument(help="Folder of a collection.")]
@@ -25,7 +53,7 @@ Clusters = Annotated[
     str,
     typer.Option(
         help="What finds steps of the same meaning: canonical (the task's own parser), nli or embedding (with "
-        ":model=NAME after it), or judge (the target is asked)."
+        ":model=NAME after it), or target (it is asked)."
     ),
 ]
 Device = arguments.Device

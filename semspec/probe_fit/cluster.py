@@ -1,4 +1,4 @@
-"""Which steps mean the same? Ways to sort texts by meaning, by name: canonical, nli, embedding, judge.
+"""Which steps mean the same? Ways to sort texts by meaning, by name: canonical, nli, embedding, target.
 
 Adding one is one class: derive from `Clusterer` (or from `Pairwise`, if it compares two texts) and list it below.
 Texts that differ in white space only mean the same to all of them.
@@ -7,6 +7,7 @@ Texts that differ in white space only mean the same to all of them.
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Canonical(Clusterer):
 
     def __post_init__(self) -> None:
         if self.source.parse is None:
-            raise BadRequest("this task has no parser of meanings; cluster with nli, embedding or judge instead")
+            raise BadRequest("this task has no parser of meanings; cluster with nli, embedding or target instead")
 
     def cluster(self, texts: Sequence[str]) -> list[int]:
         assert self.source.parse is not None
@@ -147,16 +148,30 @@ def numbers_in(text: str) -> frozenset[float]:
 
 
 def make(spec: str, source: Source) -> Clusterer:
-    return registry().make(spec, source=source)
+    return registry().make(_named(spec), source=source)
+
+
+def asks_target(spec: str) -> bool:
+    """Whether it needs the pair to be loaded."""
+    return _named(spec).partition(":")[0] == "target"
+
+
+def _named(spec: str) -> str:
+    name, colon, options = spec.partition(":")
+    if name == "judge":
+        text = "clusterer 'judge' is now called 'target'; the old name goes with the next release"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return f"target{colon}{options}"
+    return spec
 
 
 @cache
 def registry() -> Registry[Clusterer]:
     """Filled when first asked for, since two of these bring models."""
-    from semspec.probe_fit.compare import Embedding, Judge, Nli
+    from semspec.probe_fit.compare import AskTarget, Embedding, Nli
 
     found = Registry("clusterer", "semspec.clusterers", Clusterer)  # type: ignore[type-abstract]
-    for kind in (Canonical, Nli, Embedding, Judge):
+    for kind in (Canonical, Nli, Embedding, AskTarget):
         found.register(kind)
     return found
 

@@ -103,15 +103,15 @@ QUESTION = (
 
 
 @dataclass
-class Judge(Pairwise):
+class AskTarget(Pairwise):
     """The same, if the target says so: it reads both in either order, and "yes" must weigh more than "no"."""
 
-    name = "judge"
+    name = "target"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source.pair is None:
-            raise BadRequest("clusterer 'judge' asks the target model; it needs the pair to be loaded")
+            raise BadRequest("clusterer 'target' asks the target model; it needs the pair to be loaded")
         self.pair = self.source.pair
 
     @cached_property

@@ -13,8 +13,8 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from semspec.errors import BadRequest, ModelError
 from semspec.pair import Pair
 from semspec.pocket import DRAFT_HABITS, TARGET_HABITS, meaning, problem, write_steps
-from semspec.probe_fit.cluster import Pairwise, Source, make, numbers_in
-from semspec.probe_fit.compare import Embedding, Judge, Nli
+from semspec.probe_fit.cluster import Pairwise, Source, asks_target, make, numbers_in
+from semspec.probe_fit.compare import AskTarget, Embedding, Nli
 from tests.checkpoints import make_tokenizer
 from tests.fakes import FakeRunner
 
@@ -155,7 +155,13 @@ def test_numbers_must_agree_because_embeddings_do_not_see_them(minilm: Path) -> 
     torch.testing.assert_close(without._encoder.embed(texts), alone, atol=1e-5, rtol=0)  # padding does not count
 
 
-def asked(says) -> Judge:  # type: ignore[no-untyped-def]
+def test_the_old_name_of_asking_the_target_goes_on_for_a_while() -> None:
+    with pytest.warns(DeprecationWarning, match="now called 'target'"), pytest.raises(BadRequest, match="the pair"):
+        make("judge:order=first", Source())
+    assert asks_target("target:order=first") and not asks_target("canonical")
+
+
+def asked(says) -> AskTarget:  # type: ignore[no-untyped-def]
     """A judge whose model answers by a function of the two versions that it reads in its prompt."""
     tokenizer = make_tokenizer(("<eos>", "<think>", "</think>", "yes", "no"))
     yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
@@ -169,7 +175,7 @@ def asked(says) -> Judge:  # type: ignore[no-untyped-def]
         return row
 
     runner = FakeRunner(logits, len(tokenizer), slots=3)
-    return Judge(Source(pair=Pair(runner, tokenizer)))
+    return AskTarget(Source(pair=Pair(runner, tokenizer)))
 
 
 def test_the_judge_is_the_target_asked_in_both_orders() -> None:
@@ -183,6 +189,6 @@ def test_the_judge_is_the_target_asked_in_both_orders() -> None:
 
 def test_a_target_without_the_words_cannot_be_asked() -> None:
     tokenizer = make_tokenizer()
-    judge = Judge(Source(pair=Pair(FakeRunner(lambda _: [0.0] * 300, 300), tokenizer)))
+    judge = AskTarget(Source(pair=Pair(FakeRunner(lambda _: [0.0] * 300, 300), tokenizer)))
     with pytest.raises(ModelError, match="yes and no"):
         judge.same("a", ["b"])
