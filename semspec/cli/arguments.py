@@ -75,6 +75,10 @@ DraftVocab = Annotated[
     _model(help="Limit the draft model's head to this many tokens, or to those in a file made by semspec vocabulary."),
 ]
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
+CacheTokens = Annotated[
+    int | None,
+    _model(help="Tokens that all slots hold together, on a GPU; by default all they can, or what there is memory for."),
+]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 
 Verifier = Annotated[
@@ -175,6 +179,7 @@ class ServedArguments(PairArguments):
 
     target: OptionalTarget = None  # type: ignore[assignment]
     target_option: TargetOption = None
+    cache_tokens: CacheTokens = None
 
     def pair(self) -> PairArguments:
         target = self.target_option or self.target

@@ -110,7 +110,6 @@ def serve(
         return serve_replicas(replicas, host, port, access)
     model = given.pair()
     lossy = model.of_servers if allow_lossy is None else allow_lossy
-    from semspec.model.prefix_cache import PrefixCache
     from semspec.serve import logs, memory
     from semspec.serve.app import make_app
     from semspec.serve.engine import Engine
@@ -135,7 +134,7 @@ def serve(
     metrics = Metrics(settings.name)
 
     def load() -> Pair:  # it refuses lossy rules itself, whatever gets past the server's own check
-        pair = model.load(slots, allow_lossy=lossy, report=logs.say).wrapped(PrefixCache)
+        pair = model.load(slots, cache_tokens=given.cache_tokens, allow_lossy=lossy, report=logs.say).cached()
         pair.check(settings.defaults)
         pair.load_drafter(settings.defaults)
         return pair

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,11 +13,13 @@ from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import Shape
 from semspec.model.cpu_gemm import GemmPaths
 from semspec.model.graph_memory import graph_bytes
+from semspec.model.paged_cache import PAGE, pages_of
 from semspec.model.placement import Precision
 from semspec.model.quantised import group_of
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+POOL = 0.97  # of the memory that is left, where a pool takes all there is: prompts need some while they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class MemoryPlan:
     read: int | None = None  # bytes of weights that a pass reads; None: that depends on the text
     graphs: int = 0  # bytes of a GPU's buffers and graphs, at most; see graph_memory.py
     transposed: int = 0  # bytes of the down projections that a sparse plan keeps a second time
+    paged: bool = False  # slots take room as they grow, from one pool
+    tokens: int | None = None  # of that pool, if not as many as all slots can hold
 
     @staticmethod
     def of(
@@ -64,11 +68,21 @@ class MemoryPlan:
         fused = graphs > 0 and shape.mixture is None
         transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0
         reads = read if shape.mixture is None else None  # experts are read as tokens choose them
-        return MemoryPlan(name, device, weights, per_token, slots, context, reads, graphs, transposed)
+        paged = device.type == "cuda"
+        return MemoryPlan(name, device, weights, per_token, slots, context, reads, graphs, transposed, paged)
+
+    @property
+    def held(self) -> int:
+        """Tokens that all slots hold together, at most."""
+        most = self.slots * self.context
+        if not self.paged:
+            return most
+        wanted = most + self.slots * PAGE if self.tokens is None else self.tokens  # a page may be full in part
+        return PAGE * pages_of(wanted, self.slots, self.context)
 
     @property
     def kv(self) -> int:
-        return self.per_token * self.slots * self.context
+        return self.per_token * self.held
 
     @property
     def total(self) -> int:
@@ -76,6 +90,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         tokens = f"{self.slots} x {self.context} tokens"
+        if self.tokens is not None:
+            tokens = f"{self.held} tokens, in {self.slots} slots of at most {self.context},"
         text = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
         text += f" + transposed projections {size(self.transposed)}" if self.transposed else ""
         return text + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
@@ -96,6 +112,22 @@ def describe(plans: Sequence[MemoryPlan]) -> str:
     frees = {plan.device: available(plan.device) for plan in plans}
     free = ", ".join(f"{size(n)} free on {device}" for device, n in frees.items() if n is not None)
     return f"{parts}; {size(sum(plan.total for plan in plans))} in all" + (f", {free}" if free else "")
+
+
+def fitted(plans: Sequence[MemoryPlan], tokens: int | None = None) -> list[MemoryPlan]:
+    """With as many `tokens` in every pool; None: where slots cannot all be full, as many as there is memory for."""
+    if tokens is not None:
+        return [replace(plan, tokens=tokens) if plan.paged else plan for plan in plans]
+    made = list(plans)
+    for device in {plan.device for plan in plans}:
+        here, free = [plan for plan in plans if plan.device == device], available(device)
+        if free is None or sum(plan.total for plan in here) <= free or not all(plan.paged for plan in here):
+            continue
+        left = int(POOL * (free - sum(plan.total - plan.kv for plan in here)))
+        pool = left // sum(plan.per_token for plan in here)
+        if pool > max(plan.context for plan in here):
+            made = [replace(plan, tokens=pool) if plan.device == device else plan for plan in made]
+    return made
 
 
 def check(plans: Sequence[MemoryPlan]) -> None:

@@ -67,8 +67,10 @@ class ModelRunner(EnoughRoom):
         context: int | None = None,
         vocab: int | None = None,
         head_ids: Sequence[int] | None = None,
+        tokens: int | None = None,
     ) -> ModelRunner:
-        """`vocab`: how many ids both models of a pair share; `head_ids`: the tokens that its head has, if not all."""
+        """`vocab`: how many ids both models of a pair share; `head_ids`: the tokens that its head has, if not all;
+        `tokens`: see above."""
         path = locate(model)
         shape = Shape.read(path)
         where = choose_device(device)
@@ -76,7 +78,7 @@ class ModelRunner(EnoughRoom):
             precision = Precision.choose(dtype, shape.dtype, where, is_quantised(checkpoint))
             transformer = Transformer(shape, checkpoint, where, precision.dtype, precision.weights)
         transformer = transformer if head_ids is None else transformer.with_head(head_ids)
-        return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab)
+        return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab, tokens)
 
     @property
     def device(self) -> torch.device:

@@ -99,10 +99,11 @@ class Source:
         context: int | None,
         vocab: int | None = None,
         head_ids: Sequence[int] | None = None,
+        tokens: int | None = None,
     ) -> ModelRunner | TransformersRunner:
         """See ModelRunner.load."""
         if self.shape is not None:
-            return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids)
+            return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids, tokens)
         if head_ids is not None:
             raise ModelError(f"{self.path}: draft_vocab is for the model types semspec runs itself; leave it out")
         where, precision = self._placed(device, dtype)

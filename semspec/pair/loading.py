@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest, ModelError, did_you_mean
 from semspec.model import ModelRunner, Source, memory_plan
-from semspec.model.memory_plan import MemoryPlan, check, describe
+from semspec.model.memory_plan import MemoryPlan, check, describe, fitted
 from semspec.model.placement import choose_device
 from semspec.model.threads import choose_threads
 from semspec.pair import Pair
@@ -37,13 +37,16 @@ def load(
     draft_vocab: int | str | Path | None = None,
     slots: int = 8,
     context: int | None = None,
+    cache_tokens: int | None = None,
     sparse: str | Path | SparsePlan | None = None,
     allow_lossy: bool = True,
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
     package; or take the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/engines.md).
-    `slots` sequences are decoded at a time, each of at most `context` tokens; others wait.
+    `slots` sequences are decoded at a time, each of at most `context` tokens; others wait. On a GPU they share a cache
+    of `cache_tokens`, by default as many as all slots can hold, or as there is memory for; where it is full, the
+    youngest give way and go on later.
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
@@ -66,7 +69,7 @@ def load(
     if is_url(target) or is_url(draft):
         local = {
             "device": device != "auto", "draft_device": draft_device, "dtype": dtype != "auto",
-            "draft_dtype": draft_dtype, "draft_vocab": draft_vocab, "sparse": sparse,
+            "draft_dtype": draft_dtype, "draft_vocab": draft_vocab, "sparse": sparse, "cache_tokens": cache_tokens,
         }  # fmt: skip
         if wrong := [name for name, given in local.items() if given]:
             raise BadRequest(f"{wrong[0]} is for models loaded here, and this pair is servers; leave it out")
@@ -85,16 +88,16 @@ def load(
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
         extra = per_token * attention.vectors_per_block // (2 * attention.block)
-        plans[0] = replace(plans[0], per_token=per_token + extra)
+        plans[0] = replace(plans[0], per_token=per_token + extra, paged=False)  # and is made for full slots
     if draft is None:
         if draft_vocab is not None:
             raise BadRequest("draft_vocab is for a draft model, and there is none; give one or leave it out")
-        _announce(plans, report)
-        runner = source.load(device, dtype, slots, context)
+        plans = _announce(plans, cache_tokens, report)
+        runner = source.load(device, dtype, slots, context, tokens=plans[0].tokens)
         choose_threads(runner)
         if plan is not None:
             apply(plan, runner)
-        return Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy)
+        return _shared(Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy), plans)
     draft_source = find(draft)
     exchange = exchange_of(source, draft_source, tokenizer)
     # Models with the same tokens share the ids of the smaller vocabulary; others each have their own.
@@ -108,18 +111,24 @@ def load(
     shared = shared and source.shape is not None
     ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
     draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context)
-    _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], report)
-    runner = source.load(device, dtype, slots, context, common)
+    plans = _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], cache_tokens, report)
+    runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens)
     choose_threads(runner)
     if plan is not None:
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
         transformer = runner.transformer if ids is None else runner.transformer.with_head(ids)
-        draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common)
+        draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common, plans[1].tokens)
     else:
-        draft_runner = draft_source.load(draft_device, draft_dtype, slots, draft_context, common, ids)
+        where = (draft_device, draft_dtype, slots, draft_context)
+        draft_runner = draft_source.load(*where, common, ids, plans[1].tokens)
     shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
-    return Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange)
+    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange), plans)
+
+
+def _shared(pair: Pair, plans: list[MemoryPlan]) -> Pair:
+    """Slots of a pool that may be empty have to be read again: a prefix cache remembers what they held."""
+    return pair if all(plan.tokens is None for plan in plans) else pair.cached()
 
 
 def exchange_of(
@@ -154,11 +163,20 @@ def _dtype(source: Source, device: str, dtype: str, context: int | None, report:
     return "bfloat16"
 
 
-def _announce(plans: list[MemoryPlan], report: Callable[[str], None] | None) -> None:
-    """Report the memory needed, and refuse if there is not enough."""
+def _announce(
+    plans: list[MemoryPlan], cache_tokens: int | None, report: Callable[[str], None] | None
+) -> list[MemoryPlan]:
+    """Share the memory there is, report what is needed, and refuse if there is not enough."""
+    if cache_tokens is not None and (cache_tokens < 1 or not any(plan.paged for plan in plans)):
+        raise BadRequest(
+            f"cache_tokens is {cache_tokens}; give the tokens that all slots hold together, on a GPU: elsewhere each "
+            "slot has room for its whole context"
+        )
+    plans = fitted(plans, cache_tokens)
     if report is not None:
         report(describe(plans))
     check(plans)
+    return plans
 
 
 def _end_of_text(source: Source, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -17,6 +17,7 @@ from semspec.loop.draft_length import DraftLengths
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair.prepare import Prepared, Preparer
 from semspec.pair.resources import Resources
@@ -59,6 +60,14 @@ class Pair:
         pair.target, pair.draft = wrap(self.target), None if self.draft is None else wrap(self.draft)
         pair._preparer = Preparer(self.resources, pair.target, pair.draft, self.allow_lossy, self._preparer.lengths)
         return pair
+
+    @property
+    def is_cached(self) -> bool:
+        return isinstance(self.target, PrefixCache)
+
+    def cached(self) -> Pair:
+        """The same pair with a prefix cache around each model, in which slots remember what they held."""
+        return self if self.is_cached else self.wrapped(PrefixCache)
 
     def __repr__(self) -> str:
         draft = "no draft model" if self.draft is None else f"a draft model of {self.draft.depth} layers"

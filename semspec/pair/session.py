@@ -22,10 +22,11 @@ class Session:
     """
 
     def __init__(self, pair: Pair, system: str | None = None) -> None:
-        self._caches: list[PrefixCache] = []  # the target's first
-        self.pair = pair.wrapped(self._cache)
+        self._caches: list[PrefixCache] = []  # its own, the target's first; none where its pair has some for all
+        self.pair = pair if pair.is_cached else pair.wrapped(self._cache)
         self._messages: Messages = [] if system is None else [{"role": "system", "content": system}]
         self._turn: Stream | None = None
+        self._last: Stream | None = None  # the same, but it stays
 
     def _cache(self, runner: Runner) -> Runner:
         self._caches.append(PrefixCache(runner, slots=1))
@@ -40,13 +41,13 @@ class Session:
     @property
     def reused(self) -> int:
         """Tokens of the last prompt that the target did not have to read."""
-        return self._caches[0].reused if self._caches else 0  # servers have caches of their own
+        return 0 if self._last is None else self._last.stats.cached_tokens
 
     def ask(self, text: str, options: Options | None = None, **overrides: Any) -> Stream:
         """The next turn. A turn that is still being written ends here."""
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = self.pair.stream(messages, self._fitted(messages, options, overrides))
-        self._messages, self._turn = messages, stream
+        self._messages, self._turn, self._last = messages, stream, stream
         return stream
 
     def _fitted(self, messages: Messages, options: Options | None, overrides: dict[str, Any]) -> Options:

@@ -24,7 +24,8 @@ GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 SHARED = frozenset({
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries",
-    "prefix_cache_hits", "prompt_tokens", "generation_tokens", "request_success", "time_to_first_token_seconds",
+    "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens", "request_success",
+    "time_to_first_token_seconds",
     "inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
     "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
     "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "spec_decode_num_drafts",
@@ -58,6 +59,7 @@ class Metrics:
         self.loops = self._counter("loops_detected", "Times a lossy rule repeated itself and was replaced.", rule)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, each prompt once.")
         self.tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.preemptions = self._counter("num_preemptions", "Times that a sequence gave way where the cache was full.")
         self.passes = self._counter("target_passes", "Target passes that verified or generated.", rule)
         self.succeeded = self._counter("request_success", "Sequences completed, by reason.", ("finished_reason",))
         self.failed = self._counter("request_failure", "Sequences not completed, by reason.", ("finished_reason",))
@@ -125,6 +127,7 @@ class Metrics:
         read = finished.prompt_tokens if finished.first_of_prompt else 0
         self.prompt_tokens.inc(read)
         self.tokens.inc(stats.tokens)
+        self.preemptions.inc(stats.preempted)
         (self.succeeded if finished.outcome in SUCCESSES else self.failed).labels(finished.outcome).inc()
         if finished.key is not None:
             self.client_sequences.labels(finished.key).inc()

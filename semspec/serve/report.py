@@ -14,6 +14,7 @@ def usage_of(finished: Sequence[Finished], n: int) -> dict[str, Any]:
     written = sum(end.stats.tokens for end in finished)
     prompts = {end.choice // n: end.prompt_tokens for end in finished}
     cached = {i: min(end.stats.cached_tokens for end in finished if end.choice // n == i) for i in prompts}
+    cached = {i: min(count, prompts[i]) for i, count in cached.items()}
     read = sum(prompts.values())
     return {
         "prompt_tokens": read,

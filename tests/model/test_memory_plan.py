@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import semspec
 from semspec.bench.replay import SHAPES, planned
 from semspec.cli.main import app
-from semspec.errors import ModelError
+from semspec.errors import BadRequest, ModelError
 from semspec.model import Source, cpu_gemm, graph_memory, memory_plan, source
 from semspec.model.config import Shape
 from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, GraphRunner
@@ -136,7 +137,7 @@ def a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpus_plan_counts_graphs(target_folder: Path, a_card: None, free: object) -> None:
     found = Source.find(target_folder)
-    here, there = (found.plan(device, "float32", 8, 200) for device in ("cpu", "cuda"))
+    here, there = (found.plan(device, "float32", 8, 192) for device in ("cpu", "cuda"))
     assert here.graphs == 0 and "graphs" not in str(here)
     assert there.graphs > 512 * found.vocab * 4, "the logits of one pass are the least of it"
     assert there.total == here.total + there.graphs and str(there).endswith(
@@ -164,6 +165,7 @@ def test_a_gpus_plan_counts_the_projections_that_a_sparse_plan_keeps_transposed(
         raise ModelError("enough")
 
     monkeypatch.setattr(loading, "check", stop)
+    monkeypatch.setattr(memory_plan, "available", lambda device: None)
     for device, by in (("cuda", "union"), ("cuda", "token"), ("cpu", "union")):
         with pytest.raises(ModelError, match="enough"):
             semspec.load(target_folder, device=device, dtype="float32", sparse=SparsePlan(ffn=FfnPlan(thresholds, by)))
@@ -313,3 +315,25 @@ def test_by_default_a_cpu_gets_float32_and_bfloat16_where_only_that_fits(
     monkeypatch.setattr(memory_plan, "available", lambda device: needed - 1)
     with pytest.raises(semspec.ModelError, match="too much"):
         semspec.load(target_folder, device="cpu", dtype="float32", slots=1)
+
+
+def test_where_slots_cannot_all_be_full_they_share_what_there_is(target_folder: Path, a_card: None, free: Any) -> None:
+    """32 slots of 200 tokens that want more than there is: the pool is what fits, and says so; one text always fits."""
+    plans = [Source.find(target_folder).plan("cuda", "float32", 32, 200) for _ in range(2)]
+    fixed, per_token = sum(plan.total - plan.kv for plan in plans), sum(plan.per_token for plan in plans)
+    free(sum(plan.total for plan in plans))
+    assert memory_plan.fitted(plans) == plans, "nothing is taken from who fits"
+    free(fixed + 1000 * per_token)
+    shared = memory_plan.fitted(plans)
+    check(shared)
+    assert [plan.tokens for plan in shared] == [970, 970] and shared[0].held == 15 * 64
+    assert "KV of 960 tokens, in 32 slots of at most 200," in str(shared[0])
+    free(fixed + 150 * per_token)
+    with pytest.raises(ModelError, match="too much"):
+        check(memory_plan.fitted(plans))
+    assert [plan.held for plan in memory_plan.fitted(plans, tokens=640)] == [640, 640]
+    here = Source.find(target_folder).plan("cpu", "float32", 32, 200)
+    free(10**6)
+    assert memory_plan.fitted([here]) == [here], "on a CPU a slot has room for its whole context"
+    with pytest.raises(BadRequest, match="cache_tokens is 640; give the tokens that all slots hold together, on a GPU"):
+        semspec.load(target_folder, device="cpu", cache_tokens=640)
