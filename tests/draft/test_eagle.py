@@ -174,8 +174,9 @@ def test_lossy_and_sampling_rules_and_early_exits_take_its_drafts(pair: semspec.
     assert unsure.text == pair.generate("one two", verifier="none", max_new_tokens=16).text
 
 
-def test_sessions_and_cancelled_streams_leave_nothing_behind(pair: semspec.Pair, drafter: str):
-    options = Options(drafter=drafter, num_draft_tokens=3, max_new_tokens=12, ignore_eos=True)
+@pytest.mark.parametrize("tree", ["", ",tree=12"])
+def test_sessions_and_cancelled_streams_leave_nothing_behind(pair: semspec.Pair, drafter: str, tree: str):
+    options = Options(drafter=drafter + tree, num_draft_tokens=3, max_new_tokens=12, ignore_eos=True)
     with semspec.Session(pair) as session:
         for question in ("the quick brown fox", "one two three"):
             answer = "".join(event.text for event in session.ask(question, options))
