@@ -85,14 +85,16 @@ class _Likeliest:
 
     def add(self, logits: Tensor) -> Fed:
         """The successors of the frontier, from its rows. Returns what to feed next."""
-        best = logits.float().log_softmax(-1).topk(min(self.options.top, logits.shape[-1]), dim=-1)
+        best = logits.topk(min(self.options.top, logits.shape[-1]), dim=-1)
+        chances = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
+        both = torch.stack([chances.double(), best.indices.double()]).tolist()  # one copy to the host
         new = list[int]()
-        for parent, values, ids in zip(self.frontier, best.values.tolist(), best.indices.tolist(), strict=True):
+        for parent, values, ids in zip(self.frontier, *both, strict=True):
             before = self.joint[parent] if parent >= 0 else 0.0
             for value, token in zip(values, ids, strict=True):
                 if value > -torch.inf:  # nor NaN
                     new.append(len(self.tokens))
-                    self.tokens.append(token)
+                    self.tokens.append(int(token))
                     self.parents.append(parent)
                     self.joint.append(before + value)
         self.left -= 1

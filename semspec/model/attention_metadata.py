@@ -29,7 +29,8 @@ class SequenceChunk:
 
     def positions(self) -> list[int]:
         """Of all tokens from `base` or `start` on in their own text, which is not where they lie in the slot."""
-        return [*range(self.start, self.base), *(self.base + depth for depth in tree.depths(self.parents))]
+        base = self.base
+        return [*range(self.start, base), *(base + depth for depth in tree.depths(self.parents))]
 
 
 def cos_sin(rotary: Rotary, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

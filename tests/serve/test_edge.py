@@ -218,6 +218,21 @@ def test_a_mean_acceptance_length_is_over_drafted_rounds(pocket: Live):
     assert report["mean_acceptance_length"] == pytest.approx(mean, abs=1e-3)
 
 
+def test_drafts_that_branch_give_the_targets_text(pocket: Live):
+    ask = CHAT | {"max_tokens": 60, "temperature": 0.7, "seed": 5}
+    alone = pocket.post("/v1/chat/completions", ask | {"speculation": {"off": True}}).json()
+    for drafter in ("model:tree=20,top=5", "ngram:tree=9"):
+        how = {"verifier": "exact", "drafter": drafter, "num_draft_tokens": 4, "detailed": True}
+        answer = pocket.post("/v1/chat/completions", ask | {"speculation": how}).json()
+        assert answer["choices"][0]["message"] == alone["choices"][0]["message"]
+    refused = pocket.post("/v1/chat/completions", ask | {"speculation": {"drafter": "model:tree=64"}})
+    assert refused.status_code == 400 and "tree is 64" in refused.text
+    refused = pocket.post(
+        "/v1/chat/completions", ask | {"speculation": {"drafter": "model:tree=8", "verifier": "block"}}
+    )
+    assert refused.status_code == 400 and "cannot verify drafts that branch" in refused.text
+
+
 def test_limits_of_time_are_numbers():
     with pytest.raises(BadRequest, match="deadline is nan"):
         Limits(deadline=float("nan"))

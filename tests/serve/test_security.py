@@ -99,6 +99,7 @@ def test_every_text_option_is_known_to_be_a_path_a_rule_or_words():
         ({"verifier": "semantic+", "rewrite": "magic"}, "no verifier 'magic'"),
         ({"verifier": "semantic+", "rewrite": 3}, "a text"),
         ({"num_draft_tokens": 9}, "at most 8"),
+        ({"drafter": "ngram:tree=9"}, "at most 8"),
         ({"off": True, "bogus": 1}, "no option 'bogus'"),
         ({"off": True, "num_draft_tokens": 9}, "at most 8"),
         ({"off": True, "verifier": "semantic:probes=/etc"}, "'probes'"),
