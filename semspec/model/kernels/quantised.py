@@ -53,13 +53,17 @@ class QuantisedConfig:
             if height > 64 and gated:
                 columns, warps = 128, 8
         elif gated:
-            depth, stages = min(depth, 128), 6 if halves == 1 and depth >= 128 else 4
+            depth, stages = min(depth, 128), 7 if halves == 1 and depth >= 128 else 4
         elif (split and outputs >= 4096) or outputs // 64 >= 2 * card.processors:
-            columns, depth = 64, min(depth, 128)
+            if halves == 2 or size[1] < 16384:
+                columns, depth, stages = 64, min(depth, 128), 6 if halves == 1 else 4
+        elif halves == 1 and not split and size[1] >= 4096:
+            stages = 6
         if height == 16 and depth < 64 and outputs >= 2048:  # small groups: what a tile costs besides its weights
             columns = min(128, 2 * columns)
         splits, tiles = 1, triton.cdiv(outputs, columns)
-        busy = card.processors * (3 if size[1] >= 16384 else 2.4)  # the reader adds parts up, which takes time too
+        # The reader adds parts up, which takes time too.
+        busy = card.processors * (3 if size[1] >= (4096 if halves == 1 else 8192) else 2.4)
         while split and splits < 8 and tiles * splits < busy and size[1] // (4 * splits) >= depth:
             splits *= 2
         unroll = max(1, 128 // depth)
