@@ -5,14 +5,16 @@
     python -m bench.papers table OUT --sampled ears:k=8 --sampled confspec        # other arms in the place of all
     python -m bench.papers replay OUT --device cuda                               # strict presets at 32B/1.5B shapes
 
-`table` first fits the probes of SemanticSpec as its released code does, and with one thing changed at a time. It then
-answers the same problems with every arm: those of FLy greedily, all others at temperature 0.6. Every process answers
-its own share of the problems with all arms, so arms stay paired. Seconds are of a busy machine, and are not reported.
+`table` goes on where it was cut. It first fits the probes of SemanticSpec as its released code does, and with one thing
+changed at a time. It then answers the same problems with every arm: those of FLy greedily, all others at temperature
+0.6. Every process answers its own share of the problems with all arms, so arms stay paired. Seconds are of a busy
+machine, and are not reported.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 from concurrent.futures import ProcessPoolExecutor
@@ -55,6 +57,7 @@ PROBES: dict[str, dict[str, Any]] = {
     "cross": {"labels": "cross"},
     "problems": {"split": "problem", "endings": False, "calibration": "isotonic"},
 }
+SHARE = 50  # problems answered at a time
 REPLAYED = ["fly:k=15", STRICT_FLY, "semantic:paper=true", "top-or-ratio:k=20"]
 
 
@@ -80,10 +83,15 @@ def train_one(folder: Path, out: Path, name: str, model: str) -> dict[str, Any]:
 
 
 def answer(
-    settings: dict[str, Any], n: int, part: int, parts: int, device: str
+    settings: dict[str, Any], n: int, part: int, parts: int, device: str, kept: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One share of the problems with every arm."""
+    """One share of the problems with every arm, kept in a file: a run that was cut goes on."""
     torch.set_num_threads(1)
+    key = hashlib.sha256(json.dumps([settings, n, parts, device], sort_keys=True).encode()).hexdigest()[:16]
+    file = kept / f"{key}-{part}.json"
+    if file.exists():
+        about, samples = json.loads(file.read_text())
+        return about, samples
     mine = tasks.make("pocket").problems(n, 0)[part::parts]
     here = {"max_new_tokens": 400, "context": 1024, "device": device, "dtype": "float32"}
     bench = Bench(Config("pocket", batch=64, n=len(mine), seed=part, **here, **settings))
@@ -93,7 +101,12 @@ def answer(
         for unit in bench._units()
         for sample in bench._measure(*unit)
     ]
-    return bench._about(), samples
+    about = bench._about()
+    kept.mkdir(parents=True, exist_ok=True)
+    whole = file.with_suffix(".part")
+    whole.write_text(json.dumps([about, samples]))
+    whole.replace(file)
+    return about, samples
 
 
 def fit_probes(
@@ -114,13 +127,16 @@ def table(out: Path, n: int, processes: int, fitted_on: int, match: str, device:
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         document: dict[str, Any] = {"runs": [], "versus": [], "fits": []}
         if fitted_on and not others:
-            document["fits"] = fit_probes(pool, out, processes, fitted_on, device)
+            if not (fits := out / "fits.json").exists():
+                fits.write_text(json.dumps(fit_probes(pool, out, processes, fitted_on, device)))
+            document["fits"] = json.loads(fits.read_text())
         for methods, against, how in (
             (list(names), "semantic", {"temperature": 0.6, "top_p": 0.95}),
             *([] if others else [(GREEDY, GREEDY[0], {})]),
         ):
             kept = [m for m in methods if re.search(match, m) and (fitted_on or "probes=" not in m)]
-            shares = [({"methods": kept, **how}, n, i, processes, device) for i in range(processes)]
+            parts = max(processes, -(-n // SHARE))
+            shares = [({"methods": kept, **how}, n, i, parts, device, out / "answers") for i in range(parts)]
             found = list(pool.map(answer, *zip(*shares, strict=True)))
             run, samples = found[0][0], [sample for _, some in found for sample in some]
             for row in (*run["arms"], *samples):
