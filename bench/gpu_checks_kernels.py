@@ -25,7 +25,7 @@ from semspec.model.kernels import (
     reference_kernels,
     triton_kernels,
 )  # fmt: skip
-from semspec.model.paged_cache import PAGE
+from semspec.model.paged_cache import page_of
 from semspec.sampling.draw import SamplingUse
 from semspec.sampling.noise import exponential, key
 from semspec.sparse.attention import block_lists
@@ -57,13 +57,14 @@ def near(ours: Tensor, exact: Tensor, most: float, what: str = "") -> None:
 def paged(cache: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The same contents in pages that lie anywhere, and their tables."""
     slots, _, capacity, _ = cache[0].shape
-    width = -(-capacity // PAGE)
+    page = page_of(capacity)
+    width = -(-capacity // page)
     order = torch.randperm(slots * width, device=cache[0].device).view(slots, width)
     pools = []
     for half in cache:
-        filled = torch.nn.functional.pad(half, (0, 0, 0, width * PAGE - capacity))
-        pool = filled.new_empty(slots * width, filled.shape[1], PAGE, filled.shape[3])
-        pool[order.flatten()] = filled.unflatten(2, (width, PAGE)).transpose(1, 2).flatten(0, 1)
+        filled = torch.nn.functional.pad(half, (0, 0, 0, width * page - capacity))
+        pool = filled.new_empty(slots * width, filled.shape[1], page, filled.shape[3])
+        pool[order.flatten()] = filled.unflatten(2, (width, page)).transpose(1, 2).flatten(0, 1)
         pools.append(pool)
     return pools, order.int()
 

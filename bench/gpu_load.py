@@ -10,7 +10,7 @@ import torch
 
 from bench.gpu_tune import CASES, HEAD, Case, graphed
 from semspec.model.kernels.attention import attend
-from semspec.model.paged_cache import PAGE
+from semspec.model.paged_cache import page_of
 from semspec.types import Score
 
 if TYPE_CHECKING:
@@ -34,23 +34,27 @@ def load(bench: Bench) -> None:
 
 
 def pages(bench: Bench, name: str, case: Case) -> None:
-    """The same launches over pages that lie anywhere."""
+    """The same launches over pages: one after the other, as a new pool hands them out, and anywhere."""
     layers, slots, heads, context, _ = case.keys.shape
-    order = torch.randperm(slots * (context // PAGE), device=bench.device).int().view(slots, -1)
-
-    def launch() -> None:
-        for i in range(layers):
-            keys, values = (half[i].view(-1, heads, PAGE, HEAD) for half in (case.keys, case.values))
-            attend(case.q, keys, values, *case.places, HEAD**-0.5, tiles=case.chosen, tables=order)
-
+    page = page_of(context)
+    count = slots * (context // page)
     bench.add(f"attention, {name}, one page a slot", case.ms(case.chosen), case.read)
-    bench.add(f"attention, {name}, pages of {PAGE}", graphed(bench, launch, case.chosen) / layers, case.read)
+    for told, order in (("in order", torch.arange(count)), ("anywhere", torch.randperm(count))):
+        tables = order.to(bench.device, torch.int32).view(slots, -1)
+
+        def launch(tables: torch.Tensor = tables) -> None:
+            for i in range(layers):
+                keys, values = (half[i].view(-1, heads, page, HEAD) for half in (case.keys, case.values))
+                attend(case.q, keys, values, *case.places, HEAD**-0.5, tiles=case.chosen, tables=tables)
+
+        ms = graphed(bench, launch, case.chosen) / layers
+        bench.add(f"attention, {name}, pages of {page} {told}", ms, case.read)
 
 
 def prefill(bench: Bench) -> None:
     """A prompt of 8,192 tokens in pieces of several sizes, as a share of the card's arithmetic."""
     total = PIECES[-1] if bench.device.type == "cuda" else PIECES[0]
-    runner = bench.runner("target", 1, total + PAGE)
+    runner = bench.runner("target", 1, total + 64)
     shape = runner.shape
     dense = 2 * (shape.parameters - shape.vocab * shape.width * (1 if shape.tied else 2)) * total
     attention = 2 * total * total * shape.depth * shape.heads * shape.head_dim  # causal: half of the square

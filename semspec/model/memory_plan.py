@@ -13,7 +13,7 @@ from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import Shape
 from semspec.model.cpu_gemm import GemmPaths
 from semspec.model.graph_memory import graph_bytes
-from semspec.model.paged_cache import PAGE, pages_of
+from semspec.model.paged_cache import page_of, pages_of
 from semspec.model.placement import Precision
 from semspec.model.quantised import group_of
 
@@ -77,8 +77,9 @@ class MemoryPlan:
         most = self.slots * self.context
         if not self.paged:
             return most
-        wanted = most + self.slots * PAGE if self.tokens is None else self.tokens  # a page may be full in part
-        return PAGE * pages_of(wanted, self.slots, self.context)
+        page = page_of(self.context)
+        wanted = most + self.slots * page if self.tokens is None else self.tokens  # a page may be full in part
+        return page * pages_of(wanted, self.slots, self.context, page)
 
     @property
     def kv(self) -> int:

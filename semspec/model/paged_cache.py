@@ -17,11 +17,15 @@ from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.blocks import BlockTables, Change
 from semspec.model.cache import Cache, Slots
 from semspec.model.config import Shape
+from semspec.model.kernels import LONG
 
-PAGE = 64  # tokens: a tile of the attention kernel lies in one page, so it costs one look at the table
+
+def page_of(capacity: int) -> int:
+    """Tokens in a page: a tile of the attention kernel lies in one, so that it costs one look at the table."""
+    return 128 if capacity >= LONG else 64
 
 
-def pages_of(tokens: int, slots: int, capacity: int, page: int = PAGE) -> int:
+def pages_of(tokens: int, slots: int, capacity: int, page: int) -> int:
     """Pages for so many tokens: no fewer than one sequence may need, and no more than all slots can use."""
     each = -(-capacity // page)
     return max(each + 1, min(tokens // page, slots * each))  # one more: to write a shared page takes a copy
@@ -36,10 +40,11 @@ class PagedCache(Cache):
         device: torch.device,
         dtype: torch.dtype,
         tokens: int | None = None,
-        page: int = PAGE,
+        page: int | None = None,
     ) -> None:
         """`tokens`: that all slots hold together, at most; None: as many as fit into them."""
         Slots.__init__(self, slots, capacity)
+        page = page or page_of(capacity)
         width = -(-capacity // page)
         pages = pages_of(slots * width * page if tokens is None else tokens, slots, capacity, page)
         self.blocks = BlockTables(slots, pages, page)

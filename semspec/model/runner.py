@@ -16,7 +16,7 @@ from semspec.model.graph_decode import GraphDecode
 from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
-from semspec.model.paged_cache import PAGE, PagedCache
+from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.room import EnoughRoom
 from semspec.model.rows import after_prefill, chunks_of, last_rows, split_rows
@@ -45,8 +45,8 @@ class ModelRunner(EnoughRoom):
         self.depth = self.shape.depth
         self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
         where = (transformer.device, transformer.attention_dtype)
-        page = page or (PAGE if transformer.device.type == "cuda" else None)
-        make = Cache if page is None else partial(PagedCache, tokens=tokens, page=page)
+        paged = page is not None or transformer.device.type == "cuda"
+        make = partial(PagedCache, tokens=tokens, page=page) if paged else Cache
         self.cache: Cache = make(self.shape, slots, capacity, *where)
         self.capacity = capacity
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate

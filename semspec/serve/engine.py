@@ -26,7 +26,7 @@ from semspec.serve.deltas import Delta, Finished, delta_of, special_tokens
 from semspec.serve.http_errors import HttpError
 from semspec.serve.in_flight import InFlightRequest, SequenceState
 from semspec.serve.limits import Limits
-from semspec.serve.warm_up import warm_up
+from semspec.serve.warm_up import measure_budget, warm_up
 from semspec.types import Acquire
 
 log = logging.getLogger("semspec.serve")
@@ -182,6 +182,7 @@ class Engine:
             self._specials = special_tokens(self.pair)
             self.pair.executor.choose = self._choose
             self.target_seconds_per_token = warm_up(self.pair)
+            measure_budget(self.pair)
             self._post(self._become_ready)
             while self.state != "stopped":
                 self.trim(idle=not self._requests)

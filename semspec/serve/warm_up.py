@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from semspec.options import Options
 from semspec.pair import Pair
+from semspec.types import Score
 
 TOKENS = 24  # generated before the first request comes
+BUDGETS = (1024, 2048, 4096, 8192)  # tokens in one pass that a GPU tries
+MAX_PASS_SECONDS = 0.3  # that who is writing waits for a pass with others' prompts in it
 
 
 def warm_up(pair: Pair) -> float:
@@ -24,3 +28,25 @@ def warm_up(pair: Pair) -> float:
         if ticket.task.error is not None:
             raise ticket.task.error
     return seconds
+
+
+def measure_budget(pair: Pair, clock: Callable[[], float] = time.perf_counter) -> None:
+    """As many tokens in one pass as keep nobody waiting for long: prompts are read faster in large pieces. On a CPU the
+    budget stays what it is: there rounding depends on the size of a pass, and no text may depend on a clock."""
+    target = pair.target
+    if target.device.type == "cpu":
+        return
+    slot = target.acquire()
+    try:
+        for count in (n for n in BUDGETS if n <= target.capacity and not target.lacks([(slot, n)])):
+            seconds = 0.0
+            for _ in range(2):  # the first may compile something
+                start = clock()
+                target.score([Score(target, slot, [min(1, target.vocab - 1)] * count, 1)])[0].logits.cpu()
+                seconds = clock() - start
+                target.truncate(slot, 0)
+            if seconds > MAX_PASS_SECONDS:
+                break
+            pair.executor.budget = count
+    finally:
+        target.release(slot)

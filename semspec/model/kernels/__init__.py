@@ -18,6 +18,7 @@ FIELDS = 9
 SKINNY_ROWS = 16  # at most in a skinny product, see gemm.py
 QUANTISED_ROWS = 128  # at most in a product with quantised weights, see quantised.py
 LOG2E = math.log2(math.e)
+LONG = 131_072  # keys from which tiles for long caches were measured to be faster; shorter ones were not measured
 
 # Blocks of the cache are scored by an upper bound on q.k over the keys of a block (semspec.sparse.attention):
 REACH = 2.0  # deviations above the mean

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from semspec.model.kernels import LONG
+
 OWN = 1024  # bytes of shared memory that each program takes besides what it asks for
-LONG = 131_072  # keys from which tiles for long caches were measured to be faster; shorter ones were not measured
 
 
 @dataclass(frozen=True, slots=True)
