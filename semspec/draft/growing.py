@@ -1,8 +1,8 @@
 """Drafts that branch, grown by a draft model or a head: level by level, one pass for each, over all tokens of a level.
 
 Where the rule needs the draft's tokens only, the likeliest tokens are taken: each level goes on from the `top` tokens
-with the highest joint probability, each with its `top` likeliest successors, and of all of these the best `size` are
-the draft. Which tokens these are depends on the context alone.
+with the highest joint probability (fewer where paths are long), each with its `top` likeliest successors, and of all of
+these the best `size` are the draft. Which tokens these are depends on the context alone.
 Where the rule needs to know what tokens were drawn from, siblings are drawn without replacement, into a shape that is
 fixed beforehand: to choose branches by what was drawn would bias a lossless rule.
 Source: EAGLE-2 (Li et al. 2024, arXiv 2406.16858); fixed shapes as in Sequoia (Chen et al. 2024, arXiv 2402.12374).
@@ -78,6 +78,7 @@ Fed = list[tuple[int, int]]  # tokens to feed, and the indices of their parents 
 class _Likeliest:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.options, self.stop, self.left = options, request.stop, levels
+        self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))  # all levels but the last are fed
         self.tokens, self.parents, self.joint = list[int](), list[int](), list[float]()
         self.frontier = [-1]  # tokens whose successors come next
         self.fed = 0
@@ -99,7 +100,7 @@ class _Likeliest:
                     self.joint.append(before + value)
         self.left -= 1
         going = sorted((i for i in new if self.tokens[i] not in self.stop), key=lambda i: -self.joint[i])
-        self.frontier = going[: self.options.top] if self.left else []
+        self.frontier = going[: self.width] if self.left else []
         found = [(self.tokens[i], self.place[self.parents[i]]) for i in self.frontier]
         for i in self.frontier:
             self.place[i], self.fed = self.fed, self.fed + 1

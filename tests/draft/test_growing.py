@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from semspec.draft.growing import RANKS, TreeOptions, fixed_shape
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.model import ModelRunner
 from semspec.types import Acquire, Draft, Drafter, DraftRequest, Sampling
+from tests.checkpoints import make_model, save
 from tests.fakes import FakeRunner, chain
 
 VOCAB = 12
@@ -134,6 +137,17 @@ def test_lookups_share_their_beginnings() -> None:
 def test_shapes_that_cannot_be_are_refused(spec: str) -> None:
     with pytest.raises(BadRequest, match=r"tree is|top is|depth is"):
         REGISTRY.make(spec)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(("top", "depth"), [(63, 9), (10, 40), (2, 63)])
+def test_wide_and_long_trees_fit_into_the_bits_of_a_mask(
+    top: int, depth: int, sampling: Sampling, tmp_path: Path
+) -> None:
+    runner = ModelRunner.load(save(make_model("qwen2"), tmp_path), device="cpu", slots=2, context=200)
+    drafter = ModelDrafter(runner, tree=TreeOptions(63, 0, top))
+    draft = draft_of(drafter, [1, 2, 3], DraftRequest(depth, sampling, stream=5))
+    assert len(draft.tokens) == 63 and draft.longest <= depth
 
 
 def test_depth_limits_a_path() -> None:
