@@ -11,9 +11,10 @@ Source: EAGLE-2 (Li et al. 2024, arXiv 2406.16858); fixed shapes as in Sequoia (
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ Fed = list[tuple[int, int]]  # tokens to feed, and the indices of their parents 
 class _Likeliest:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.options, self.stop, self.left = options, request.stop, levels
+        self.least = math.log(request.least) if request.least > 0 else -math.inf
         self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))  # all levels but the last are fed
         self.tokens, self.parents, self.joint = list[int](), list[int](), list[float]()
         self.frontier = [-1]  # tokens whose successors come next
@@ -99,7 +101,10 @@ class _Likeliest:
                     self.parents.append(parent)
                     self.joint.append(before + value)
         self.left -= 1
-        going = sorted((i for i in new if self.tokens[i] not in self.stop), key=lambda i: -self.joint[i])
+        going = sorted(
+            (i for i in new if self.tokens[i] not in self.stop and self.joint[i] >= self.least),
+            key=lambda i: -self.joint[i],
+        )
         self.frontier = going[: self.width] if self.left else []
         found = [(self.tokens[i], self.place[self.parents[i]]) for i in self.frontier]
         for i in self.frontier:
@@ -107,14 +112,15 @@ class _Likeliest:
         return found
 
     def draft(self) -> Draft:
-        best = sorted(range(len(self.tokens)), key=lambda i: -self.joint[i])[: self.options.size]
+        best = sorted((i for i, chance in enumerate(self.joint) if chance >= self.least), key=lambda i: -self.joint[i])
+        best = best[: self.options.size]
         return in_order(Draft(self.tokens, parents=tuple(self.parents)).only(best))
 
 
 class _Drawn:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.request, self.start = request, len(context)
-        self.shape = fixed_shape(options.size, levels, options.top)
+        self.shape = fixed_shape(options.size, levels, options.top, round(request.least, 3))
         self.children = [[i for i, parent in enumerate(self.shape) if parent == p] for p in range(-1, len(self.shape))]
         self.tokens: dict[int, int] = {}  # of those that could be drawn
         self.rows: dict[int, Tensor] = {}  # what each was drawn from
@@ -157,15 +163,18 @@ def in_order(draft: Draft) -> Draft:
     return Draft([draft.tokens[i] for i in order], logits, parents=parents)
 
 
-@cache
-def fixed_shape(size: int, levels: int, top: int) -> tuple[int, ...]:
-    """Parents of the `size` tokens that are likeliest to be accepted if siblings are accepted as `RANKS` says."""
+@lru_cache(maxsize=256)
+def fixed_shape(size: int, levels: int, top: int, least: float = 0.0) -> tuple[int, ...]:
+    """Parents of the `size` tokens that are likeliest to be accepted if siblings are accepted as `RANKS` says; none
+    with less than the least chance."""
     parents = list[int]()
     waiting = [(-RANKS[0], 0, -1, 0, 0)]  # minus the chance, number, parent, rank among its siblings, level
     for number in range(1, 2 * size, 2):
         if not waiting:
             break
         chance, _, parent, rank, level = heapq.heappop(waiting)
+        if -chance < least:
+            break
         parents.append(parent)
         before = chance / RANKS[min(rank, len(RANKS) - 1)]
         if rank + 1 < top:

@@ -147,6 +147,7 @@ class Decoder:
         timed = not prompt and not (n and self.undrafted and self.drafter.runners)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
+            request = replace(request, least=self.draft_length.least)
             draft: Draft = yield from self.propose_from(self.context, request)
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)
@@ -160,7 +161,7 @@ class Decoder:
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}
             target = sum(spent.values()) - spent["draft"]
-            made = (min(n, left - 1), drafted, len(event.tokens), spent["draft"], target, timed, prompt)
+            made = (min(n, left - 1), drafted, len(event.tokens), spent["draft"], target, timed, prompt, event.drafted)
             self.draft_length.observe(Round(*made))
         return event
 

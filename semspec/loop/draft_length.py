@@ -28,6 +28,11 @@ class DraftLengthPolicy(Protocol):
 
     def observe(self, made: Round) -> None: ...
 
+    @property
+    def least(self) -> float:
+        """The chance of being accepted from which a further token of a tree is worth its place in the target's pass."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -40,6 +45,7 @@ class Round:
     target: float
     timed: bool = True  # False: they include what a model had to read first
     prompt: bool = False  # which was the prompt
+    scored: int = 0  # draft tokens in the target's pass: more than drafted where drafts branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class FixedLength:
     """Always the same length."""
 
     n: int
+    least: float = 0.0
 
     def length(self) -> int:
         return self.n
@@ -98,6 +105,7 @@ class AdaptiveLength:
         # By position; older rounds weigh less.
         self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
         self.draft, self.target = Seconds(through_zero=True), Seconds()
+        self.rows = deque[float](maxlen=RECENT)  # seconds of a further token in a pass over a tree
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
@@ -132,8 +140,16 @@ class AdaptiveLength:
         if made.timed:
             self.draft.add(requested, made.draft)
             self.target.add(requested, made.target if requested else made.target / max(made.tokens, 1))
+            if made.scored > made.drafted and 0 in self.target.median:
+                self.rows.append(max(made.target - self.target.of(0), 0.0) / made.scored)
         if self.target.recent:
             self._update_rates()
+
+    @property
+    def least(self) -> float:
+        if not (self.rates and self.rows):
+            return 0.0
+        return sorted(self.rows)[len(self.rows) // 2] * self.rates[self.best]  # what else is written in that time
 
     def _keep_account(self, made: Round, requested: int) -> None:
         """Of what this round cost against the best length, and against the target alone."""
@@ -198,10 +214,11 @@ class RepeatableLength(AdaptiveLength):
         for n in range(self.max_tokens + 1):
             self.draft.add(n, draft_cost * n)
             self.target.add(n, 1 + row_cost * n)
+        self.rows.append(row_cost)
         self._update_rates()
 
     def observe(self, made: Round) -> None:
-        cost = 1 + self.row_cost * made.drafted if made.requested else float(made.tokens)
+        cost = 1 + self.row_cost * (made.scored or made.drafted) if made.requested else float(made.tokens)
         super().observe(replace(made, draft=self.draft_cost * made.drafted, target=cost, timed=False, prompt=False))
 
 

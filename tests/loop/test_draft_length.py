@@ -32,6 +32,8 @@ Chance = Callable[[int, int], float]  # position in the draft, tokens so far -> 
 
 @dataclass
 class NoSpeculation:
+    least: float = 0.0
+
     def length(self) -> int:
         return 0
 
@@ -332,3 +334,19 @@ def test_a_model_that_never_proposes_anything_is_not_asked_for_ever():
         policy.observe(made)
         spent, tokens = spent + made.draft + made.target, tokens + made.tokens
     assert spent < 1.05 * tokens, "in tokens of the target alone"
+
+
+def test_a_token_of_a_tree_has_to_be_worth_its_place() -> None:
+    """A pass takes 1 second and 0.02 more for each token of a tree; a round brings 3 tokens in 1.5 seconds."""
+    policy = AdaptiveLength(max_tokens=4)
+    assert policy.least == 0.0, "nothing is known yet"
+    policy.observe(Round(0, 0, 4, 0.0, 4.0))
+    for _ in range(20):
+        policy.observe(Round(4, 4, 3, 0.1, 1.4, scored=20))
+    assert policy.rates[policy.best] > 1.5
+    assert policy.least == pytest.approx(0.02 * policy.rates[policy.best])
+    chain_only = AdaptiveLength(max_tokens=4)
+    chain_only.observe(Round(0, 0, 4, 0.0, 4.0))
+    chain_only.observe(Round(4, 4, 3, 0.1, 1.4, scored=4))
+    assert chain_only.least == 0.0 == FixedLength(4).least
+    assert RepeatableLength(0.1, 0.05).least == pytest.approx(0.05 * max(RepeatableLength(0.1, 0.05).rates))

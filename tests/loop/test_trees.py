@@ -141,6 +141,8 @@ def test_the_pocket_pair(pair: semspec.Pair) -> None:
         for drafter in ("model:tree=30,top=6", "ngram:tree=12"):
             found = pair.generate(prompts, verifier="exact", drafter=drafter, num_draft_tokens=5, **options)
             assert [r.tokens for r in found] == [r.tokens for r in alone]
+        auto = {"drafter": "model:tree=40", "num_draft_tokens": "auto-repeatable"}
+        assert pair.generate(prompts[0], verifier="exact", **auto, **options).tokens == alone[0].tokens
         options |= {"drafter": "model:tree=20", "num_draft_tokens": 4}
         assert pair.generate(prompts[0], verifier="traversal", **options).lossless
     loose = {"verifier": "typical", "drafter": "model:tree=30", "num_draft_tokens": 8, "max_new_tokens": 80}
