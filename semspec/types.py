@@ -138,7 +138,9 @@ class Draft:
     @property
     def segments(self) -> list[tuple[int, int]]:
         """Ranges that are verified separately: every whole step, then what follows the last one, if anything."""
-        rest = not self.step_ends or self.step_ends[-1] < len(self.tokens)
+        if not self.step_ends:
+            return [(0, len(self.tokens))]
+        rest = self.step_ends[-1] < len(self.tokens)
         return list(pairwise([0, *self.step_ends, *([len(self.tokens)] if rest else [])]))
 
     def first(self, n: int) -> Draft:

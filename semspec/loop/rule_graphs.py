@@ -10,11 +10,11 @@ itself (`Rule.captured`), and all rules on a CPU.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from semspec.model.graph_memory import RULE_BUFFERS, RULE_ROWS
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.types import Verdict, VerifyRequest
 from semspec.verify.base import Rule
-from semspec.verify.collate import Layout, Packed, Part, assemble, collate, join_segments, tables, tensor_parts
+from semspec.verify.collate import Array, Layout, Packed, Part, assemble, collate, join_segments, tables, tensor_parts
 from semspec.verify.decide import decide
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,24 @@ def graphs_on(device: torch.device) -> GraphLauncher | None:
     return GraphCache(device, SHAPES) if device.type == "cuda" else None
 
 
+@dataclass(slots=True, eq=False)
+class Shape:
+    """Verifications that one graph may serve, and the memory that it reads."""
+
+    times: int = 0  # that it was met
+    plain: bool = False  # it cannot be captured
+    numbers: Tensor | None = None
+    columns: Tensor | None = None
+    tensors: dict[Part, Tensor] = field(default_factory=dict)
+
+
 class RuleGraphs:
     def __init__(self, launcher_on: Callable[[torch.device], GraphLauncher | None] = graphs_on) -> None:
         self._launcher_on = launcher_on
         self._launchers: dict[torch.device, GraphLauncher | None] = {}
+        self._tables: dict[torch.device, Tables] = {}
         self._buffers: dict[Hashable, Tensor] = {}
-        self._seen: OrderedDict[Hashable, int] = OrderedDict()  # how often a shape was met, the latest last
-        self._plain: OrderedDict[Hashable, None] = OrderedDict()  # shapes of rules that cannot be replayed
+        self._shapes: OrderedDict[Hashable, Shape] = OrderedDict()  # the latest last
         self._told: set[str] = set()
 
     def verify(self, rule: Rule, requests: Sequence[VerifyRequest]) -> list[Verdict]:
@@ -58,15 +69,15 @@ class RuleGraphs:
 
     def _decide(self, rule: Rule, requests: Sequence[VerifyRequest]) -> Packed:
         launcher, parts = self._launcher(requests[0].rows.logits.device), tensor_parts(requests)
-        layout = None if launcher is None or not rule.captured else rounded_up(Layout.of(requests))
-        if launcher is not None and layout is not None:
-            kinds = tuple((name, own[0].shape[1:], _kind(own)) for name, own in parts.items())
-            key = (rule, layout, requests[0].protected, kinds)
-            if self._often(key):
+        if launcher is not None and rule.captured:
+            needed = Layout.of(requests)
+            layout = rounded_up(needed)
+            shape = None if layout is None else self._shape(rule, layout, requests[0].protected, parts)
+            if layout is not None and shape is not None and not shape.plain and shape.times > PATIENCE:
                 try:
-                    return self._replay(launcher, key, rule, layout, requests, parts)
+                    return self._replay(launcher, shape, rule, layout, needed, requests, parts)
                 except Exception as error:  # if it is the rule's own, the plain call below raises it again
-                    self._give_up(key, rule, error)
+                    self._give_up(shape, rule, error)
         return Packed.of(rule.verify(collate(requests, parts)))
 
     def _launcher(self, device: torch.device) -> GraphLauncher | None:
@@ -74,82 +85,109 @@ class RuleGraphs:
             self._launchers[device] = self._launcher_on(device)
         return self._launchers[device]
 
-    def _often(self, key: Hashable) -> bool:
-        """Note that a shape is met; whether it is worth a graph."""
-        if key in self._plain:
-            return False
-        self._seen[key] = self._seen.pop(key, 0) + 1
-        if len(self._seen) > SHAPES:
-            self._seen.popitem(last=False)
-        return self._seen[key] > PATIENCE
+    def _shape(self, rule: Rule, layout: Layout, protected: Tensor | None, parts: dict[Part, list[Tensor]]) -> Shape:
+        """Met once more. The key holds what the graph reads besides our buffers, so that it lives as long."""
+        kinds = tuple((name, own[0].shape[1:], _kind(own)) for name, own in parts.items())
+        key = (rule, layout, protected, kinds)
+        self._shapes[key] = shape = self._shapes.pop(key, None) or Shape()
+        if len(self._shapes) > SHAPES:
+            self._shapes.popitem(last=False)
+        shape.times += 1
+        return shape
 
     def _replay(
-        self, launcher: GraphLauncher, key: Hashable, rule: Rule, layout: Layout,
+        self, launcher: GraphLauncher, shape: Shape, rule: Rule, layout: Layout, needed: Layout,
         requests: Sequence[VerifyRequest], parts: dict[Part, list[Tensor]],
     ) -> Packed:  # fmt: skip
-        device = requests[0].rows.logits.device
-        tensors = {}
+        if fresh := shape.numbers is None:
+            self._lay_out(shape, layout, requests[0].rows.logits.device, parts)
         for name, own in parts.items():
-            height = layout.sequences if name == "state" else layout.rows
-            if name == "draft" or (isinstance(name, tuple) and name[0] == "draft"):
-                height = layout.draft_rows
-            most = SEQUENCES if name == "state" else next(size for size in RULE_BUFFERS if size >= height)
-            buffer = self._buffer(name, (most, *own[0].shape[1:]), _kind(own), device)
-            torch.cat(own, out=buffer[: sum(map(len, own))])
-            tensors[name] = buffer[:height]
-        bytes_, (numbers, columns) = self._buffer("tables", (TABLES,), torch.uint8, device), tables(requests, layout)
-        host = torch.cat([numbers.view(torch.uint8).flatten(), columns.view(torch.uint8).flatten()])
-        bytes_[: len(host)].copy_(host.pin_memory() if bytes_.is_cuda else host, non_blocking=True)
-        end = 8 * numbers.numel()
-        numbers = bytes_[:end].view(torch.long).view(numbers.shape)
-        columns = bytes_[end : len(host)].view(torch.float32).view(columns.shape)
+            torch.cat(own, out=shape.tensors[name][: _height(name, needed)])
+        self._tables[requests[0].rows.logits.device].fill(*tables(requests, layout))
+        numbers, columns, tensors, protected = shape.numbers, shape.columns, shape.tensors, requests[0].protected
+        assert numbers is not None and columns is not None
 
         @torch.no_grad()
         def work() -> Packed:
-            return Packed.of(rule.verify(assemble(layout, numbers, columns, tensors, requests[0].protected)))
+            return Packed.of(rule.verify(assemble(layout, numbers, columns, tensors, protected)))
 
-        if self._seen[key] == PATIENCE + 1:
+        if fresh:
             with Watch([numbers, columns, *tensors.values()]):
                 work()
-        made: Packed = launcher.run(key, work, bytes_[:0])
-        drafts = sum(len(r.draft.segments) for r in requests)
-        return replace(
-            made, table=made.table[:drafts], state=None if made.state is None else made.state[:drafts].clone()
-        )
+        made: Packed = launcher.run(shape, work, self._tables[requests[0].rows.logits.device].nothing)
+        return replace(made, state=None if made.state is None else made.state.clone())
 
-    def _buffer(self, name: Hashable, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        key = (name, size, dtype, device)
-        if key not in self._buffers:
-            self._buffers[key] = torch.zeros(size, dtype=dtype, device=device)
-        return self._buffers[key]
+    def _lay_out(self, shape: Shape, layout: Layout, device: torch.device, parts: dict[Part, list[Tensor]]) -> None:
+        """Where a shape has its inputs: in buffers that all shapes share."""
+        if device not in self._tables:
+            self._tables[device] = Tables(device)
+        shape.numbers, shape.columns = self._tables[device].views(layout)
+        shape.tensors = {}
+        for name, own in parts.items():
+            height, rest = _height(name, layout), own[0].shape[1:]
+            most = SEQUENCES if name == "state" else next(size for size in RULE_BUFFERS if size >= height)
+            key = (name, most, rest, _kind(own), device)
+            if key not in self._buffers:
+                self._buffers[key] = torch.zeros((most, *rest), dtype=_kind(own), device=device)
+            shape.tensors[name] = self._buffers[key][:height]
 
-    def _give_up(self, key: Hashable, rule: Rule, error: Exception) -> None:
-        self._plain[key] = None
-        if len(self._plain) > SHAPES:
-            self._plain.popitem(last=False)
+    def _give_up(self, shape: Shape, rule: Rule, error: Exception) -> None:
+        shape.plain = True
         if rule.name not in self._told:
             self._told.add(rule.name)
             why = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
             log.warning("verifier %r is not captured into a graph, which makes it slower: %s", rule.name, why)
 
 
+class Tables:
+    """Memory for `collate.tables`, on the host and on the device: one copy for both tables."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._there = torch.zeros(TABLES, dtype=torch.uint8, device=device)
+        self._here = torch.zeros(TABLES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._bytes = self._here.numpy()
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.nothing = self._there[:0]
+
+    def views(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Numbers and columns on the device, of these sizes."""
+        end, rows = 8 * layout.sequences * layout.width, 0 if layout.use.all_greedy else layout.rows
+        numbers = self._there[:end].view(torch.long).view(layout.sequences, layout.width)
+        return numbers, self._there[end : end + 16 * rows].view(torch.float32).view(rows, 4)
+
+    def fill(self, numbers: Array, columns: Array) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()  # nobody reads the former ones any more
+        end, whole = numbers.nbytes, numbers.nbytes + columns.nbytes
+        self._bytes[:end] = numbers.reshape(-1).view("u1")
+        self._bytes[end:whole] = columns.reshape(-1).view("u1")
+        self._there[:whole].copy_(self._here[:whole], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
 def rounded_up(layout: Layout) -> Layout | None:
     """The same with the next larger sizes that are captured; None: too large."""
-    sizes: dict[str, Any] = {
-        "sequences": layout.sequences if layout.sequences <= SEQUENCES else None,
-        "tokens": bucket(layout.tokens, TOKENS),
-        "rows": bucket(layout.rows, ROWS),
-        "draft_rows": bucket(max(layout.draft_rows, 1), ROWS),
-        "own": -1 if layout.own is None else bucket(layout.own, TOKENS),
-    }
-    if None in sizes.values():
+    tokens, rows = bucket(layout.tokens, TOKENS), bucket(layout.rows, ROWS)
+    draft_rows = bucket(max(layout.draft_rows, 1), ROWS)
+    own = 0 if layout.own is None else bucket(layout.own, TOKENS)
+    if layout.sequences > SEQUENCES or tokens is None or rows is None or draft_rows is None or own is None:
         return None
-    return replace(layout, **sizes | {"own": None if layout.own is None else sizes["own"]})
+    return Layout(layout.sequences, tokens, rows, draft_rows, None if layout.own is None else own, layout.use)
 
 
 def bucket(n: int, sizes: tuple[int, ...]) -> int | None:
-    return next((size for size in sizes if size >= n), None)
+    at = bisect_left(sizes, n)
+    return sizes[at] if at < len(sizes) else None
+
+
+def _height(name: Part, layout: Layout) -> int:
+    """How many rows a tensor of a batch has."""
+    if name == "state":
+        return layout.sequences
+    return layout.draft_rows if name == "draft" or name[0] == "draft" else layout.rows
 
 
 def _kind(parts: Sequence[Tensor]) -> torch.dtype:
-    return reduce(torch.promote_types, (part.dtype for part in parts))
+    kinds = {part.dtype for part in parts}
+    return kinds.pop() if len(kinds) == 1 else reduce(torch.promote_types, kinds)

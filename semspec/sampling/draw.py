@@ -54,7 +54,8 @@ class SamplingRows:
     def of(options: Sequence[Sampling], repeats: Sequence[int], device: torch.device) -> SamplingRows:
         """Row i of `options`, repeated `repeats[i]` times."""
         use = SamplingUse.of(options)
-        return SamplingRows(columns_of(options, repeats, use).to(device, non_blocking=True), use)
+        columns = torch.from_numpy(columns_of(options, repeats, use))
+        return SamplingRows(columns.to(device, non_blocking=True), use)
 
     @property
     def all_greedy(self) -> bool:
@@ -74,10 +75,12 @@ class SamplingRows:
         return replace(self, columns=picked)
 
 
-def columns_of(options: Sequence[Sampling], repeats: Sequence[int], use: SamplingUse) -> Tensor:
+def columns_of(options: Sequence[Sampling], repeats: Sequence[int], use: SamplingUse) -> np.ndarray[Any, Any]:
     """`SamplingRows.columns`, on the host."""
-    own = [] if use.all_greedy else [(o.temperature, o.top_k, o.top_p, o.min_p) for o in options]
-    return torch.tensor([row for row, n in zip(own, repeats, strict=False) for _ in range(n)]).reshape(-1, 4).float()
+    if use.all_greedy:
+        return np.empty((0, 4), np.float32)
+    own = np.array([(o.temperature, o.top_k, o.top_p, o.min_p) for o in options], np.float32)
+    return np.repeat(own, repeats, axis=0)
 
 
 class Processed:
@@ -158,6 +161,20 @@ def choose(log_weights: Tensor, key: Tensor) -> Tensor:
         return drawn
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """[R, V] -> [R, V] float32"""
+    kernels = noise.kernels_for(logits)
+    made: Tensor = logits.float().softmax(-1) if kernels is None else kernels.softmax(logits)
+    return made
+
+
+def largest(values: Tensor, n: int) -> Tensor:
+    """[R, V] -> [R, n] the largest values of each row, in falling order"""
+    kernels, n = noise.kernels_for(values), min(n, values.shape[-1])
+    made: Tensor = values.topk(n).values if kernels is None or n > kernels.MOST else kernels.largest(values, n)
+    return made
 
 
 def best(logits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from semspec.sampling import noise
-from semspec.sampling.draw import Processed, SamplingRows, best
+from semspec.sampling.draw import Processed, SamplingRows, best, softmax
 from semspec.verify.branches import Branches
 
 
@@ -108,7 +108,7 @@ class DraftBatch:
         """[R, V] the target's probabilities: as drawn from when sampling, at temperature 1 where it is greedy"""
         if not self.target_sampling.use.some_greedy:
             return self.target_probs
-        raw = self.target_logits.float().softmax(-1)
+        raw = softmax(self.target_logits)
         if self.target_sampling.all_greedy:
             return raw
         return torch.where((self.target_sampling.temperature == 0.0)[:, None], raw, self.target_probs)
@@ -163,7 +163,7 @@ class DraftBatch:
     def draft_beliefs(self) -> Tensor:
         """[D, V] the draft model's probabilities: as drawn from when sampling, at temperature 1 where greedy"""
         assert self.draft_logits is not None
-        return self.draft_logits.float().softmax(-1)
+        return softmax(self.draft_logits)
 
     def draft_beliefs_by_token(self) -> Tensor:
         """[B, K, V] the drafter's probabilities at each draft token; a lookup gives 1 to the token it found"""

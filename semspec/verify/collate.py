@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from semspec.types import Verdict, VerifyRequest
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.branches import Branches
 
+Array = np.ndarray[Any, Any]
 MARK_SCALE = 1_000_000  # marks travel as whole numbers, with the other columns
 NUMBERS = 9  # count, first row, first draft row, seed, position, round, whole, valid, mark
 PAD = (1.0, 0.0, 1.0, 0.0)  # sampling options of a row that belongs to nobody
@@ -65,7 +67,7 @@ def collate(requests: Sequence[VerifyRequest], parts: Mapping[Part, list[Tensor]
     A draft of several reasoning steps becomes several drafts, one after the other: the row that predicts a step's first
     token is the bonus row of the step before. `join_segments` joins their verdicts again."""
     layout, device = Layout.of(requests), requests[0].rows.logits.device
-    numbers, columns = (table.to(device, non_blocking=True) for table in tables(requests, layout))
+    numbers, columns = (torch.from_numpy(t).to(device, non_blocking=True) for t in tables(requests, layout))
     tensors = {name: torch.cat(own) for name, own in (parts or tensor_parts(requests)).items()}
     batch = assemble(layout, numbers, columns, tensors, requests[0].protected)
     if any(trees := [r.draft.parents for r in requests]):
@@ -73,7 +75,7 @@ def collate(requests: Sequence[VerifyRequest], parts: Mapping[Part, list[Tensor]
     return batch
 
 
-def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Tensor, Tensor]:
+def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Array, Array]:
     """What the host knows: numbers of each sequence [B, W], and sampling options of each row [R, 4]."""
     table, row, draft_row = list[list[int]](), 0, 0
     for r in requests:
@@ -93,8 +95,8 @@ def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Tensor, T
     heights = [r.rows.logits.shape[0] for r in requests]
     columns = columns_of([r.sampling for r in requests], heights, layout.use)
     if len(columns) and layout.rows > len(columns):
-        columns = torch.cat([columns, torch.tensor([PAD]).expand(layout.rows - len(columns), 4)])
-    return torch.tensor(table), columns
+        columns = np.concatenate([columns, np.full((layout.rows - len(columns), 4), PAD, np.float32)])
+    return np.array(table, np.int64), columns
 
 
 def tensor_parts(requests: Sequence[VerifyRequest]) -> dict[Part, list[Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from semspec.sampling.draw import largest
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
@@ -47,7 +48,7 @@ def relaxable(drafts: DraftBatch, choice: Tensor) -> Tensor:
 
 def partial_entropy(probs: Tensor, top: int) -> Tensor:
     """[R, V] -> [R] the part of the entropy, in nats, that the `top` likeliest tokens carry"""
-    best = probs.topk(min(top, probs.shape[-1]), dim=-1).values
+    best = largest(probs, top)
     return -torch.special.xlogy(best, best).sum(-1)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
+from semspec.sampling.draw import largest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -32,7 +33,7 @@ class Mars(Rule):
             raise BadRequest(f"mars's ratio is {self.ratio}; give a share of the best token's logit, above 0 up to 1")
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        top = drafts.target_logits.float().topk(2, dim=-1).values[drafts.rows[:, :-1]]  # [B, K, 2]
+        top = largest(drafts.target_logits.float(), 2)[drafts.rows[:, :-1]]  # [B, K, 2]
         own = drafts.target_logits.float()[drafts.rows[:, :-1], drafts.safe_ids]
         best, second = top.unbind(-1)
         allowed = (own >= second) & (own >= self.ratio * best) & (best > 0)

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, moe, quantised, sparse_mlp, tiles
-from semspec.sampling.kernels import filter, race
+from semspec.sampling.kernels import filter, race, top
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
 CACHE = {"table_width": "i32", "page_stride": "i64", "head_stride": "i32", "position_stride": "i32"}
@@ -224,28 +224,30 @@ def choosing() -> dict[str, Any]:
 def drawing() -> dict[str, Any]:
     """From a vocabulary of 152,064, by all filters and by none."""
     options = {"columns": WIDE, "by_row": "i32", "by_column": "i32"}
-    rows = {"logits": HALF, "stride": "i32", **options}
-    mass, left = {"peaks": WIDE, "masses": WIDE}, {"bounds": WHOLE, "sums": WIDE, "above": WIDE}
-    found = {"found": WIDE, "edges": SHORT, "earlier": WIDE}
-    numbers = {"rows": "i32", "size": "i32", "parts": "i32"}
-    part, parts, cuts = {"PART": filter.PART}, {"PARTS": 128}, {"CUTS": filter.CUTS}
-    results = {"peaks": built(filter._peak, rows | mass | numbers, part | parts, filter.WARPS)}
-    narrowed = rows | mass | {f"old_{name}": kind for name, kind in left.items()} | left | numbers
-    for by_mass, begins in product((False, True), (True, False)):
-        constants = part | parts | cuts | {"BY_MASS": by_mass, "BEGINS": begins, "RANKED": by_mass, "SHIFT": 16}
-        name = f"narrow by {'mass' if by_mass else 'count'}{', at first' * begins}"
-        results[name] = built(filter._narrow, narrowed, constants, filter.WARPS)
-    won = {"scores": WIDE, "winners": SHORT}
+    rows, mass = {"logits": HALF, "stride": "i32", **options}, {"peaks": WIDE, "masses": WIDE}
+    state, sizes = {"found": WIDE, "numbers": WHOLE}, {"rows": "i32", "size": "i32", "parts": "i32"}
+    part, parts, cuts = {"PART": filter.PART}, {"PARTS": 128}, {"CUTS": filter.CUTS, "SHIFT": 16}
+    results = {"peaks": built(filter._peak, rows | mass | sizes, part, filter.WARPS)}
+    narrowed = rows | state | {"above": WIDE} | sizes
+    results["narrow"] = built(filter._narrow, narrowed, part | cuts, filter.WARPS)
+    picked = options | state | {"above": WIDE, "earlier": WIDE} | sizes
+    for by_mass in (False, True):
+        begun = options | mass | state | sizes
+        name = "by mass" if by_mass else "by count"
+        results[f"begin {name}"] = built(filter._begin, begun, parts | {"SHIFT": 16, "BY_MASS": by_mass})
+        for last in (False, True):
+            constants = parts | cuts | {"BY_MASS": by_mass, "LAST": last, "THEN_MASS": True}
+            results[f"pick {name}{', at last' * last}"] = built(filter._pick, picked, constants)
+    won, found = {"scores": WIDE, "winners": SHORT}, state | {"earlier": WIDE}
     for filtered in (True, False):
         kinds, name = {"FILTERED": filtered, "SHIFT": 16}, "filtered" if filtered else "free"
-        settled = options | mass | left | found | numbers
-        constants = parts | cuts | {"FILTERED": filtered, "BY_MASS": filtered}
-        results[f"settle, {name}"] = built(filter._settle, settled, constants, filter.WARPS)
-        applied = rows | found | {"made": WIDE} | numbers
+        applied = rows | found | {"made": WIDE} | sizes
         results[f"apply, {name}"] = built(filter._apply, applied, part | kinds | {"PROBS": True}, filter.WARPS)
-        drawn = rows | found | {"picked": WHOLE, "keys": WHOLE, "step": WHOLE, "history": WIDE} | won | numbers
+        drawn = rows | found | {"picked": WHOLE, "keys": WHOLE, "step": WHOLE, "history": WIDE} | won | sizes
         results[f"draw, {name}"] = built(race._draw, drawn, part | kinds | {"PICKED": True, "KEEP": True}, filter.WARPS)
-    raced = {"weights": WIDE, "stride": "i32", "keys": WHOLE} | won | numbers
+    few = {"values": WIDE, "stride": "i32", "made": WIDE, "size": "i32", "parts": "i32"}
+    results["largest"] = built(top._largest, few, part | {"N": 3}, filter.WARPS)
+    raced = {"weights": WIDE, "stride": "i32", "keys": WHOLE} | won | sizes
     results["race"] = built(race._race, raced, part, filter.WARPS)
     given = dict.fromkeys(("seed", "position", "stream", "made"), WHOLE) | {"columns": "i32", "size": "i32"}
     given |= {name + place: "i32" for name in "spt" for place in "01"}

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 
 from semspec.sampling import kernels
 from semspec.sampling.draw import SamplingRows, choose, process
-from semspec.sampling.kernels import filter, race
+from semspec.sampling.kernels import filter, race, top
 from semspec.sampling.noise import exponential, key, uniform
 from semspec.types import Sampling
 from tests.chi import chi_square, count
@@ -156,6 +156,15 @@ def test_probabilities_are_those_of_the_logits() -> None:
         rows = SamplingRows.of(some, [1] * len(some), CPU)
         made = found(logits[: len(some)], rows).probs()
         torch.testing.assert_close(made, process(logits[: len(some)], rows).softmax(-1), rtol=1e-5, atol=1e-7)
+
+
+def test_a_softmax_and_the_largest_values_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (filter, top):
+        monkeypatch.setattr(module, "PART", 64)
+    logits = torch.randn(3, 150, generator=torch.Generator().manual_seed(3)).mul(3).round().bfloat16()
+    logits[1, 5:] = -INF
+    torch.testing.assert_close(kernels.softmax(logits), logits.float().softmax(-1), rtol=1e-5, atol=1e-7)
+    assert torch.equal(kernels.largest(logits.float(), 3), logits.float().topk(3).values)
 
 
 def test_noise_is_that_of_the_reference() -> None:

@@ -107,7 +107,7 @@ def _race(weights, stride, keys, scores, winners, rows, size, parts, PART: tl.co
 
 @triton.jit(do_not_specialize=["rows"])
 def _draw(
-    logits, stride, columns, by_row, by_column, found, edges, earlier, picked, keys, step, history, scores, winners,
+    logits, stride, columns, by_row, by_column, found, numbers, earlier, picked, keys, step, history, scores, winners,
     rows, size, parts, PART: tl.constexpr, PICKED: tl.constexpr, KEEP: tl.constexpr, FILTERED: tl.constexpr,
     SHIFT: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +118,7 @@ def _draw(
     i = part * PART + tl.arange(0, PART)
     own = tl.load(logits + source * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
     processed = kept(
-        own, i, part, source, columns, by_row, by_column, found, edges, earlier, size, parts, FILTERED, SHIFT
+        own, i, part, source, columns, by_row, by_column, found, numbers, earlier, size, parts, FILTERED, SHIFT
     )  # fmt: skip
     if KEEP:
         place = (tl.load(step) * rows + row) * size
