@@ -237,6 +237,9 @@ class Runner(Protocol):
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
+    def admits(self, prompt: Sequence[int]) -> bool:
+        """Whether there is room now for a sequence that starts with this prompt."""
+
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
         """Whether there is no room now for so many more tokens of these slots; None: of one not acquired yet."""
 

@@ -66,8 +66,12 @@ class FakeRunner(EnoughRoom):
         return slot
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        held = sum(map(len, self.held.values())) + sum(count for _, count in tokens)
-        return self.room is not None and held > self.room
+        return self.room is not None and self.taken + sum(count for _, count in tokens) > self.room
+
+    @property
+    def taken(self) -> int:
+        """Tokens of all slots, where what two begin with counts once: copies share it."""
+        return len({tuple(held[: i + 1]) for held in self.held.values() for i in range(len(held))})
 
     def release(self, slot: int) -> None:
         del self.held[slot]
@@ -104,7 +108,7 @@ class FakeRunner(EnoughRoom):
             if i >= len(request.tokens) - request.kept_states:
                 rows.append(self.logits(line))
         assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
-        assert self.room is None or sum(map(len, self.held.values())) <= self.room, "a pass that there is no room for"
+        assert self.room is None or self.taken <= self.room, "a pass that there is no room for"
         logits = torch.tensor(rows).view(len(rows), self.vocab)
         kept = logits[len(logits) - request.keep :]
         return ScoreOutput(kept, {layer: logits + layer for layer in request.layers})

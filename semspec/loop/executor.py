@@ -183,7 +183,7 @@ class Executor:
         if any(runner.free < n for runner, n in zip(request.runners, needed, strict=True)):
             return False
         prompts = request.prompts or [()] * len(needed)
-        if any(runner.lacks([(None, len(prompt))]) for runner, prompt in zip(request.runners, prompts, strict=True)):
+        if not all(runner.admits(prompt) for runner, prompt in zip(request.runners, prompts, strict=True)):
             return False
         slots: list[int] = []
         try:

@@ -61,16 +61,20 @@ class PagedCache(Cache):
             self.blocks.shrink(slot, 0)
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        if self._needed(tokens) <= self.blocks.free:
-            return False
-        self.blocks.shrink_all(self.lengths)
-        return self._needed(tokens) > self.blocks.free
+        """With a page to spare for each: a slot that is cut back may have to copy one before it writes."""
+        needed = self._needed(tokens) + len(tokens)
+        if needed > self.blocks.free:
+            self.blocks.shrink_all(self.lengths)
+            needed = self._needed(tokens) + len(tokens)
+        return needed > self.blocks.free
 
     def _needed(self, tokens: Sequence[tuple[int | None, int]]) -> int:
         return sum(self.blocks.needed(slot, 0 if slot is None else self.lengths[slot], count) for slot, count in tokens)
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
-        if self.lacks(tokens):
+        if self._needed(tokens) > self.blocks.free:
+            self.blocks.shrink_all(self.lengths)
+        if self._needed(tokens) > self.blocks.free:
             raise SemspecError(
                 f"the cache is full: of its {self.blocks.blocks} pages of {self.blocks.size} tokens "
                 f"{self.blocks.free} are free; load the model with more cache tokens, or decode fewer texts at a time"

@@ -12,7 +12,7 @@ them is read again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -104,14 +104,25 @@ class PrefixCache(RunnerWrapper):
     def __del__(self) -> None:
         self.close()
 
+    def admits(self, prompt: Sequence[int]) -> bool:
+        shared = self._index.common(prompt)
+        return not self._lacks([(None, len(prompt) - max(shared.values(), default=0))], shared)
+
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        """Idle slots give way, the least recently used first."""
-        tokens = [(slot, count if slot is None else count + len(self.lost(slot))) for slot, count in tokens]
+        return self._lacks([(slot, count if slot is None else self._more(slot, count)) for slot, count in tokens])
+
+    def _more(self, slot: int, count: int) -> int:
+        """What the slot inside will have more when so many tokens are fed, and before them all that it has lost."""
+        there = len(self._index.tokens[slot]) - self._lengths[slot]
+        return max(0, count + len(self.lost(slot)) - there)
+
+    def _lacks(self, tokens: Sequence[tuple[int | None, int]], wanted: Collection[int] = ()) -> bool:
+        """Idle slots give way, the least recently used first, but those that are wanted last."""
         while self.inner.lacks(tokens):
-            idle = next((slot for slot in self._idle if self._index.tokens[slot]), None)
-            if idle is None:
+            idle = sorted((slot for slot in self._idle if self._index.tokens[slot]), key=lambda slot: slot in wanted)
+            if not idle:
                 return True
-            self._cut(idle, 0)
+            self._cut(idle[0], 0)
         return False
 
     def preempt(self, slot: int) -> bool:

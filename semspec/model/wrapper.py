@@ -47,6 +47,9 @@ class RunnerWrapper:
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.inner.keep(slot, start, rows)
 
+    def admits(self, prompt: Sequence[int]) -> bool:
+        return self.inner.admits(prompt)
+
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
         return self.inner.lacks(tokens)
 

@@ -18,7 +18,7 @@ from semspec.loop.work import Task
 from semspec.model import ModelRunner
 from semspec.model.paged_cache import PagedCache
 from semspec.model.prefix_cache import PrefixCache
-from semspec.types import Sampling
+from semspec.types import Sampling, Score
 from tests.fakes import FakeRunner, greedy
 from tests.test_every_rule import DRAFT, RULES, TARGET, VOCAB, rule_of
 
@@ -75,6 +75,26 @@ def test_idle_slots_give_way_before_anybody_is_preempted() -> None:
         task = executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats)
         executor.run()
         assert written([task]) == [greedy(TARGET, job.prompt, 20)] and not stats.preempted
+
+
+def test_a_long_beginning_that_all_share_takes_room_once() -> None:
+    """Four answers to a prompt of 60 tokens in a cache of 100: nobody waits, and nobody is preempted."""
+    tasks, _ = answers([Job([1, 2, 3] * 20, rule_of("none"), 1, 8, Sampling(1.0, seed=i)) for i in range(4)], 100)
+    assert not any(task.stats.preempted for task in tasks)
+    plenty, _ = answers([Job([1, 2, 3] * 20, rule_of("none"), 1, 8, Sampling(1.0, seed=i)) for i in range(4)], None)
+    assert written(tasks) == written(plenty)
+
+
+def test_a_conversation_is_not_dropped_to_admit_its_own_next_turn() -> None:
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=100))
+    first, other = [1, 2, 3] * 13, [4, 5, 6] * 13
+    for prompt in (first, other):
+        slot = target.acquire(prompt)
+        target.score([Score(target, slot, prompt, 1)])
+        target.release(slot)
+    assert target.admits([*first, *[7] * 30])
+    assert target.acquire([*first, *[7] * 30]) == 0 and target.reused == 39, "the other one has given way"
+    assert target._index.tokens[1] == []
 
 
 def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text() -> None:
