@@ -15,7 +15,7 @@ from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import GraphCache, NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, reference
-from semspec.model.quantised import Kind, QuantisedLinear, quantise
+from semspec.model.quantised import Kind, QuantisedLinear, quantise, stack
 from semspec.model.transformer import Transformer
 from tests.checkpoints import FAMILIES
 
@@ -88,6 +88,38 @@ def products(linear: QuantisedLinear, exact: Tensor, x: Tensor) -> None:
     ours = kernels(x.device).quantised_product(x, own, False, "silu")  # type: ignore[misc]
     assert ours is not None
     near(ours, reference.act_and_mul(want, "silu"), 3 * most, f"{what}, with its activation")
+
+
+def stacked(
+    kind: Kind, number: int, size: tuple[int, int], layout: tuple[int, int, bool, bool], device: torch.device
+) -> QuantisedLinear:
+    """Experts in the order that kernels want."""
+    own = [replace(noise(kind, size, layout, device), bias=None) for _ in range(number)]
+    prepare = kernels(device).prepare
+    for expert in own if prepare is not None else []:
+        prepare(expert, expert=True)  # type: ignore[misc]
+    return stack(own)
+
+
+@check
+def quantised_experts_of_a_pass(device: torch.device) -> None:
+    """Up to more tokens than a tile has; what nobody picked is not a number."""
+    large = device.type == "cuda"
+    number, chosen, width, hidden = (32, 4, 2048, 768) if large else (6, 2, 256, 256)
+    dtype = torch.bfloat16 if large else torch.float32
+    for kind, layout in [*((kind, layouts[0]) for kind, layouts in LAYOUTS.items()), ("fp8", LAYOUTS["fp8"][1])]:
+        gate_up = stacked(kind, number, (2 * hidden, width), layout, device)
+        down = stacked(kind, number, (width, hidden), layout, device)
+        exact = [experts.dequantised(torch.float64) for experts in (gate_up, down)]
+        gate_up.scales[-1] = float("nan")
+        for rows in (9, 100):
+            x = torch.randn(rows, width, device=device, dtype=dtype)
+            logits = torch.randn(rows, number, device=device)
+            logits[:, 0], logits[:, -1] = 9.0, -99.0
+            rest = ("silu", chosen, True, torch.tensor([rows], device=device))
+            want = reference.fused_moe(x.double(), logits.double(), *exact, *rest)
+            ours = kernels(device).fused_moe(x, logits, gate_up, down, *rest)
+            near(ours, want, 3 * TOLERANCE[dtype], f"{kind}, blocks of {layout[:2]}, {rows} rows of {dtype}")
 
 
 def quantised_runner(family: str, kind: Kind, device: torch.device, dtype: torch.dtype, plain: bool) -> ModelRunner:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from semspec.model.placement import Weights
 
@@ -65,3 +68,25 @@ def draft_tokens(bench: Bench) -> None:
     short, long = (bench.roll_at(runner, bench.asked.context, n) for n in (8, 72))
     read = bench.weights("draft") + bench.kv("draft", bench.asked.context)
     bench.add("1.5B fp8 token, head of 32k", (long - short) / 64, read)
+
+
+def quantised_experts(bench: Bench) -> None:
+    """One layer of a 30B-A3B mixture: its experts in bfloat16 and in fewer bits, by their kernels in a graph."""
+    from bench.gpu_checks_quantised import stacked
+    from bench.gpu_rules import captured_ms
+    from semspec.model.kernels import triton_kernels
+
+    number, chosen, width, hidden = 128, 8, 2048, 768
+    sizes, made = ((2 * hidden, width), (width, hidden)), dict[str, list[Any]]()
+    made["bf16"] = [torch.randn(number, *size, device=bench.device, dtype=bench.dtype) for size in sizes]
+    for kind, layout in (("fp8", (1, 0, False, False)), ("int4", (1, 128, True, False)), ("fp4", (1, 16, False, True))):
+        made[kind] = [stacked(kind, number, size, layout, bench.device) for size in sizes]  # type: ignore[arg-type]
+    for rows in (1, 9, 72):
+        x = torch.randn(rows, width, device=bench.device, dtype=bench.dtype)
+        logits = torch.randn(rows, number, device=bench.device)
+        rest = ("silu", chosen, True, torch.tensor([rows], device=bench.device))
+        picked = len(set(logits.topk(chosen).indices.flatten().tolist()))
+        for kind, experts in made.items():
+            ms = captured_ms(bench, partial(triton_kernels().fused_moe, x, logits, *experts, *rest))
+            read = picked * 3 * width * hidden * {"bf16": 2.0, "fp8": 1.0}.get(kind, 0.5)
+            bench.add(f"layer of experts, {kind}, {rows} rows", ms, read)

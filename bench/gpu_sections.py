@@ -30,6 +30,7 @@ ASIDE = (
     "products",
     "quantised",
     "judgement",
+    "quantised_experts",
     "trees",
     "long_trees",
     "transformers",
@@ -241,6 +242,11 @@ class Bench(Table):
         from bench.gpu_quantised import quantised
 
         quantised(self)
+
+    def section_quantised_experts(self) -> None:
+        from bench.gpu_quantised import quantised_experts
+
+        quantised_experts(self)
 
     def section_judgement(self) -> None:
         from bench.gpu_rules import judgement

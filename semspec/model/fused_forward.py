@@ -54,6 +54,9 @@ class FusedForward:
         self.shape, self.transformer, self.cache, self.kernels = transformer.shape, transformer, cache, kernels
         for layer in transformer.layers:
             if isinstance(layer.ffn, Experts) and layer.ffn.gate_up is None:
+                for linear in (m for expert in layer.ffn.experts for m in (expert.gate_up, expert.down)):
+                    if kernels.prepare is not None and isinstance(linear, QuantisedLinear):
+                        kernels.prepare(linear, expert=True)
                 layer.ffn.pack()
         rotaries = {spec.rotary for spec in self.shape.attention_specs}
         self.rotary = {r: None if r is None else cos_sin(r, cache.capacity, transformer.device) for r in rotaries}

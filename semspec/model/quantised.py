@@ -227,4 +227,4 @@ def stack(experts: Sequence[QuantisedLinear]) -> QuantisedLinear:
     codes, scales = together("codes"), together("scales")
     assert codes is not None and scales is not None
     zeros, gain = together("zeros"), together("gain")
-    return QuantisedLinear(first.kind, codes, scales, first.block, zeros, gain)
+    return QuantisedLinear(first.kind, codes, scales, first.block, zeros, gain, run=first.run)

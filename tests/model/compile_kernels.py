@@ -12,7 +12,18 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from semspec.model.kernels import attention, blocks, codes, elementwise, gemm, moe, quantised, sparse_mlp, tiles
+from semspec.model.kernels import (
+    attention,
+    blocks,
+    codes,
+    elementwise,
+    gemm,
+    moe,
+    quantised,
+    quantised_moe,
+    sparse_mlp,
+    tiles,
+)
 from semspec.sampling.kernels import filter, race, top
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
@@ -121,7 +132,7 @@ def main() -> None:
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(gemm._product, types, constants, cut.warps, cut.stages)
-    print(json.dumps(results | grouped() | choosing() | drawing() | quantising(card)))
+    print(json.dumps(results | grouped() | choosing() | drawing() | quantising(card) | quantised_experts()))
 
 
 def quantising(card: tiles.Card) -> dict[str, Any]:
@@ -149,6 +160,25 @@ def quantising(card: tiles.Card) -> dict[str, Any]:
             types |= {"zeros": SHORT, "scales": HALF}
         name = f"{kind}, groups of {group}, zeros {zeros}, {rows} rows"
         results[name] = built(quantised._quantised_product, types, constants, cut.warps, cut.stages)
+    return results
+
+
+def quantised_experts() -> dict[str, Any]:
+    """Of a layer of 128 experts, 2048 wide, with 768 channels each."""
+    results = {}
+    types = {"x": HALF, "codes": "*u8", "scales": WIDE, "zeros": WIDE, "gain": WIDE, "weights": WIDE, "lists": SHORT}
+    types |= {"listed": SHORT, "out": HALF, "picks": "i32", "rows": "i32", "experts": "i32"}
+    types |= dict.fromkeys(("scale_expert", "scale_row", "scale_group"), "i32")
+    for (kind, group, zeros), rows, gated in product(
+        (("fp8", 0, 0), ("int4", 128, 2), ("fp4", 16, 0)), (16, 64), (True, False)
+    ):
+        inputs, depth = 2048 if gated else 768, 32 if kind == "fp4" else 128
+        constants: dict[str, Any] = {"INPUTS": inputs, "OUTPUTS": 768 if gated else 2048, "CHOSEN": 8, "BLOCK_M": rows}
+        constants |= {"BLOCK_N": quantised_moe.COLUMNS, "BLOCK_K": depth, "KIND": codes.KINDS[kind], "GROUP": group}
+        constants |= {"GROUP_OUT": 1, "ZEROS": zeros, "GAIN": kind == "fp4", "GATED": gated, "SILU": True, "ASM": True}
+        own = types | ({} if gated else {"out": WIDE}) | ({"scales": HALF, "zeros": HALF} if kind == "int4" else {})
+        name = f"experts in {kind}, {'gate and up' if gated else 'down'}, {rows} rows"
+        results[name] = built(quantised_moe._experts, own, constants | {"STAGES": 4}, 4, 4)
     return results
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 
 from semspec.model.experts import Experts, FeedForward, skip
-from semspec.model.kernels import moe, reference, sparse_mlp
+from semspec.model.kernels import moe, quantised, quantised_moe, reference, sparse_mlp
 from semspec.model.kernels.tiles import Card
 from semspec.model.linear import DenseLinear
-from semspec.model.quantised import Kind, QuantisedLinear, quantise
+from semspec.model.quantised import Kind, QuantisedLinear, quantise, stack
 from tests.interpreter import allow_new_numpy
 
 allow_new_numpy()
@@ -129,24 +129,73 @@ def test_a_mixture_packed_is_the_same_mixture() -> None:
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_a_mixture_of_quantised_experts_is_that_of_the_weights_they_stand_for(kind: Kind) -> None:
     generator = torch.Generator().manual_seed(5)
-    networks = [network(generator, 32, 16) for _ in range(5)]
+    networks = [network(generator, 64, 32) for _ in range(5)]
     plain = []
     for net in networks:
         net.gate_up, net.down = (quantise(linear.weight.cpu(), kind) for linear in (net.gate_up, net.down))  # type: ignore[union-attr]
+        for linear in (net.gate_up, net.down):
+            quantised.prepare(linear, expert=True)
         floats = (DenseLinear(linear.dequantised()) for linear in (net.gate_up, net.down))
         plain.append(FeedForward(*floats, torch.nn.functional.silu))
-    router = DenseLinear(noise(generator, 5, 32).cpu())
+    router = DenseLinear(noise(generator, 5, 64).cpu())
     mixture, exact = (Experts(router, each, 2, True) for each in (networks, plain))
-    x = noise(generator, 6, 32).cpu()
+    x = noise(generator, 6, 64).cpu()
     want, before = exact(x), mixture(x)
     torch.testing.assert_close(before, want, atol=1e-4, rtol=1e-4)
     mixture.pack()
     assert isinstance(mixture.gate_up, QuantisedLinear) and isinstance(mixture.down, QuantisedLinear)
+    assert quantised_moe.suited(mixture.gate_up, x) and quantised_moe.suited(mixture.down, x)
     torch.testing.assert_close(mixture(x), before, atol=0, rtol=0)
     counts = torch.tensor([2, 1, 2])  # of three sequences with two places each; one place is empty
     made = moe.fused_moe(x, router(x), mixture.gate_up, mixture.down, "silu", 2, True, counts).sum(0)
     want[3] = 0
     torch.testing.assert_close(made, want, atol=1e-3, rtol=1e-4)
+
+
+LAYOUTS: list[tuple[Kind, tuple[int, int], bool, bool]] = [
+    ("fp8", (1, 0), False, True), ("fp8", (32, 32), False, False), ("int8", (1, 0), True, False),
+    ("int8", (1, 32), False, True), ("int4", (1, 32), True, False), ("int4", (1, 64), False, True),
+    ("fp4", (1, 16), False, True), ("fp4", (1, 32), False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "block", "zeros", "gains"), LAYOUTS)
+def test_quantised_experts_of_every_layout(kind: Kind, block: tuple[int, int], zeros: bool, gains: bool) -> None:
+    """Against their weights in float64; of an expert that nobody picked, scales are not numbers."""
+    generator = torch.Generator().manual_seed(7)
+    number, chosen, width, hidden, rows = 4, 2, 96, 64, 5
+
+    def experts(outputs: int, inputs: int) -> QuantisedLinear:
+        made = []
+        for _ in range(number):
+            codes = torch.randint(
+                0, 256, (outputs, inputs // (2 if kind in ("int4", "fp4") else 1)), generator=generator
+            )
+            codes = codes.to(torch.uint8)
+            if kind == "fp8":
+                codes = torch.where(codes & 0x7F == 0x7F, codes ^ 1, codes).view(torch.float8_e4m3fn)  # no NaN
+            elif kind == "int8":
+                codes = codes.view(torch.int8)
+            shared = (block[0], block[1] or inputs)
+            groups = (-(-outputs // shared[0]), -(-inputs // shared[1]))
+            scales = torch.rand(groups, generator=generator) + 0.5
+            zero = torch.randint(0, 16, groups, generator=generator).float() if zeros else None
+            gain = torch.rand(outputs, generator=generator) + 0.5 if gains else None
+            made.append(QuantisedLinear(kind, codes, scales, shared, zero, gain))
+            quantised.prepare(made[-1], expert=True)
+        return stack(made)
+
+    gate_up, down = experts(2 * hidden, width), experts(width, hidden)
+    x = noise(generator, rows, width).cpu() / 100
+    logits = noise(generator, rows, number).cpu()
+    logits[:, 3] = -99.0  # nobody picks it
+    assert quantised_moe.suited(gate_up, x) and quantised_moe.suited(down, x)
+    rest = ("silu", chosen, True, torch.tensor([rows]))
+    exact = reference.fused_moe(
+        x.double(), logits.double(), gate_up.dequantised(torch.float64), down.dequantised(torch.float64), *rest
+    )
+    gate_up.scales[3] = down.scales[3] = float("nan")
+    near(moe.fused_moe(x, logits, gate_up, down, *rest), exact, 1e-5)
 
 
 def test_experts_of_several_layouts_are_dequantised() -> None:

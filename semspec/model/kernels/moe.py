@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import reference
+from semspec.model.kernels import quantised_moe, reference
 from semspec.model.kernels.gemm import activated, rounded
 from semspec.model.kernels.tiles import Card, card_of, fit_shared
 from semspec.model.quantised import QuantisedLinear
@@ -67,11 +67,11 @@ def fused_moe(
     experts. `skipping` is (betas [chosen - 1], most, marks [B]): tokens of marked sequences leave out experts, see
     `model.experts.skip`.
     """
-    if isinstance(gate_up, QuantisedLinear) or isinstance(down, QuantisedLinear):  # no kernel for these yet
+    if not all(isinstance(w, Tensor) or quantised_moe.suited(w, x) for w in (gate_up, down)):
         return reference.fused_moe(x, logits, gate_up, down, activation, chosen, renormalise, counts, skipping)
     rows, width = x.shape
-    experts, hidden = gate_up.shape[0], down.shape[2]
-    assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous() and logits.is_contiguous()
+    experts, hidden = logits.shape[-1], down.shape[2] if isinstance(down, Tensor) else down.size[1]
+    assert x.is_contiguous() and logits.is_contiguous()
     parts = x.new_empty((chosen, rows, width), dtype=torch.float32)
     weights = x.new_empty((rows, chosen), dtype=torch.float32)
     index = x.new_empty((rows, chosen), dtype=torch.int32)
@@ -92,18 +92,26 @@ def fused_moe(
     )  # fmt: skip
     made = x.new_empty((picks, hidden))
     size, card = height(rows, x.element_size()), card_of(x.device)
-    cut = cuts[0].fit(size, 2 * cuts[0].columns, card, x.element_size())
-    _gate_up[(triton.cdiv(hidden, cut.columns), min(experts, picks))](
-        x, gate_up, lists, listed, made, picks, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
-        SILU=activation == "silu", BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
-        num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
-    cut = cuts[1].fit(size, cuts[1].columns, card, x.element_size())
-    _down[(triton.cdiv(width, cut.columns), min(experts, picks))](
-        made, down, weights, lists, listed, parts, picks, rows, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
-        BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
-        num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
+    if isinstance(gate_up, QuantisedLinear):
+        quantised_moe.product(x, gate_up, lists, listed, made, rows, chosen, size, activation=activation)
+    else:
+        assert gate_up.is_contiguous()
+        cut = cuts[0].fit(size, 2 * cuts[0].columns, card, x.element_size())
+        _gate_up[(triton.cdiv(hidden, cut.columns), min(experts, picks))](
+            x, gate_up, lists, listed, made, picks, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
+            SILU=activation == "silu", BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+    if isinstance(down, QuantisedLinear):
+        quantised_moe.product(made, down, lists, listed, parts, rows, chosen, size, weights)
+    else:
+        assert down.is_contiguous()
+        cut = cuts[1].fit(size, cuts[1].columns, card, x.element_size())
+        _down[(triton.cdiv(width, cut.columns), min(experts, picks))](
+            made, down, weights, lists, listed, parts, picks, rows, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
+            BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
     return parts
 
 

@@ -77,7 +77,7 @@ class QuantisedConfig:
 def suits(linear: QuantisedLinear, x: Tensor) -> bool:
     """Whether there is a kernel for such weights; else they are dequantised."""
     capability = card_of(x.device).capability
-    if linear.kind == "fp8" and x.is_cuda and capability < 89 and not _packed(x):
+    if linear.kind == "fp8" and x.is_cuda and capability < 89 and not packed(x):
         return False
     group, inputs = linear.block[1], linear.size[1]
     if linear.kind in ("int4", "fp4"):
@@ -88,15 +88,15 @@ def suits(linear: QuantisedLinear, x: Tensor) -> bool:
     return group >= inputs or (group & (group - 1) == 0 and group >= (16 if linear.zeros is None else 32))
 
 
-def prepare(linear: QuantisedLinear) -> None:
+def prepare(linear: QuantisedLinear, expert: bool = False) -> None:
     """Codes of half a byte are put in the order that the kernel reads them in, and scales with neighbouring outputs
-    beside each other; a scale and a zero in one word, where both fit."""
+    beside each other, but for experts; a scale and a zero in one word, where both fit."""
     group, inputs = linear.block[1], linear.size[1]
     if linear.kind in ("int4", "fp4") and linear.run == 2:
         run = math.gcd(inputs, 2 * max(32, min(group, RUN // 2)))
         if run >= 32 and run & (run - 1) == 0:
             linear.set_run(run)
-    if linear.codes.dim() > 2 or group >= inputs or linear.scales.element_size() == 1:
+    if expert or group >= inputs or linear.scales.element_size() == 1:
         return
     scales, zeros = linear.scales, linear.zeros
     if zeros is None or scales.element_size() != 2 or not _small_whole(zeros):
@@ -152,13 +152,13 @@ def quantised_product(
         INPUTS=inputs, BLOCK_M=cut.rows, BLOCK_N=cut.columns, BLOCK_K=cut.depth, UNROLL=cut.unroll,
         KIND=KINDS[linear.kind], GROUP=group, GROUP_OUT=linear.block[0], ZEROS=kind, GAIN=gain is not None,
         SPLITS=cut.splits, BIASED=bias is not None, GATED=gated, SILU=activation == "silu", SWAP=cut.rows > 64,
-        ASM=_packed(x), STAGES=cut.stages, AHEAD=lines_ahead(linear.size[0], inputs // halves, cut.splits),
+        ASM=packed(x), STAGES=cut.stages, AHEAD=lines_ahead(linear.size[0], inputs // halves, cut.splits),
         num_warps=cut.warps, num_stages=cut.stages, **early(x.device),
     )  # fmt: skip
     return out
 
 
-def _packed(x: Tensor) -> bool:
+def packed(x: Tensor) -> bool:
     """Whether codes are turned into numbers four at a time, by instructions of our own."""
     return x.dtype == torch.bfloat16 and card_of(x.device).capability >= 80
 
