@@ -54,6 +54,7 @@ class Options:
     include_stop: bool = False  # the stop string that ends the text belongs to it
     stop_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
+    cache_salt: str = ""  # cached beginnings of prompts are shared by requests with the same salt only
     min_tokens: int = 0  # nothing ends the text before so many
     presence_penalty: float = 0.0  # subtracted from the logits of new tokens that have occurred
     frequency_penalty: float = 0.0  # and this for each time

@@ -226,8 +226,9 @@ class Runner(Protocol):
     def free(self) -> int:
         """Slots that can be acquired."""
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
-        """A slot for a sequence that starts with this prompt; it may hold a cached prefix of it already."""
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
+        """A slot for a sequence that starts with this prompt; it may hold a cached prefix of it already, of one with
+        the same salt."""
 
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
@@ -237,7 +238,7 @@ class Runner(Protocol):
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
 
-    def admits(self, prompt: Sequence[int]) -> bool:
+    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         """Whether there is room now for a sequence that starts with this prompt."""
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
@@ -256,6 +257,7 @@ class Acquire:
 
     runners: list[Runner]
     prompts: Sequence[Sequence[int]] = ()  # what each will be fed first, if it is known
+    salt: str = ""  # prefixes are shared with sequences of the same salt only
 
 
 @dataclass(slots=True, eq=False)

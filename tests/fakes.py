@@ -60,7 +60,7 @@ class FakeRunner(EnoughRoom):
     def free(self) -> int:
         return self.slots - len(self.held)
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = min(set(range(self.slots)) - self.held.keys())
         self.held[slot] = []
         return slot

@@ -72,6 +72,9 @@ def serve(
             show_default="no; yes for a pair of servers, whose rules are all lossy",
         ),
     ] = None,
+    private_prompts: Annotated[
+        bool, typer.Option("--private-prompts", help="What is cached of prompts is shared by a client's requests only.")
+    ] = False,
     tool_parser: Annotated[
         str,
         typer.Option(help="How calls are found in answers: auto, hermes, llama3, mistral, harmony or json."),
@@ -126,6 +129,7 @@ def serve(
         allow_lossy=lossy,
         ingress_secret=os.environ.get(SECRET, ""),
         log_prompts=log_prompts,
+        private_prompts=private_prompts,
         tool_parser=tool_parser,
         ignore_unknown=ignore_unknown,
     )

@@ -80,7 +80,7 @@ class Decoder:
         try:
             drafts = self.drafter.runners
             prompts = [self.job.prompt, *[self.job.draft_prompt or self.job.prompt] * len(drafts)]
-            slots = yield Acquire([self.target, *drafts], prompts)
+            slots = yield Acquire([self.target, *drafts], prompts, self.job.salt)
             self.slot, *rest = slots
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens

@@ -182,13 +182,13 @@ class Executor:
         needed = [sum(other is runner for other in request.runners) for runner in request.runners]
         if any(runner.free < n for runner, n in zip(request.runners, needed, strict=True)):
             return False
-        prompts = request.prompts or [()] * len(needed)
-        if not all(runner.admits(prompt) for runner, prompt in zip(request.runners, prompts, strict=True)):
+        prompts, salt = request.prompts or [()] * len(needed), request.salt
+        if not all(runner.admits(prompt, salt) for runner, prompt in zip(request.runners, prompts, strict=True)):
             return False
         slots: list[int] = []
         try:
             for runner, prompt in zip(request.runners, prompts, strict=True):
-                slots.append(runner.acquire(prompt))
+                slots.append(runner.acquire(prompt, salt))
         except BaseException as error:
             for runner, slot in zip(request.runners, slots, strict=False):
                 runner.release(slot)

@@ -33,6 +33,7 @@ class Job:
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     processors: Processors | None = None  # what changes its logits; None: nothing
+    salt: str = ""  # whose prompts it shares a cache with
     draft_prompt: list[int] | None = None  # in the draft model's tokens, where these are others
     steps: Steps | None = None  # where reasoning steps end, for step rules
     referee: Referee | None = None  # for rules that need one

@@ -30,7 +30,7 @@ class Slots:
     def free(self) -> int:
         return len(self._free)
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         if not self._free:
             raise SemspecError(f"all {len(self.lengths)} slots are taken; release one or load the model with more")
         slot = self._free.pop()

@@ -86,7 +86,7 @@ class TransformersRunner(EnoughRoom):
     def free(self) -> int:
         return self._slots.free
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = self._slots.acquire()
         self._caches[slot] = DynamicCache()
         return slot

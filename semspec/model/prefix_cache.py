@@ -47,21 +47,24 @@ class PrefixCache(RunnerWrapper):
     def free(self) -> int:
         return len(self._idle) + min(self._limit - len(self._index.tokens), self.inner.free)
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
-        slot = self._slot_for(prompt)
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
+        slot = self._slot_for(prompt, salt)
         if slot in self._idle:
             self._idle.remove(slot)
         self._lengths[slot] = 0
+        if self._index.salts[slot] != salt:
+            self._cut(slot, 0)
+            self._index.salt(slot, salt)
         self._adopt(slot, prompt)
         shared = common_prefix(self._index.tokens[slot], prompt)
         self._cut(slot, shared)  # what nobody will use takes room
         self.reused = min(shared, max(len(prompt) - 1, 0))
         return slot
 
-    def _slot_for(self, prompt: Sequence[int]) -> int:
+    def _slot_for(self, prompt: Sequence[int], salt: str) -> int:
         """One that the prompt goes on from, or that holds nothing, or else the least recently used."""
         tokens = self._index.tokens
-        shared = {slot: count for slot, count in self._index.common(prompt).items() if slot in self._idle}
+        shared = {slot: count for slot, count in self._index.common(prompt, salt).items() if slot in self._idle}
         best = min(shared, key=lambda slot: len(tokens[slot]) - shared[slot], default=None)
         if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST:
             return best
@@ -74,7 +77,7 @@ class PrefixCache(RunnerWrapper):
     def _adopt(self, slot: int, text: Sequence[int], layers: Sequence[int] = ()) -> None:
         """Copy the longest beginning of this text that another slot has, if it is longer than the slot's own; where
         `layers` are wanted, only as far as their states are known."""
-        shared = self._index.common(text)
+        shared = self._index.common(text, self._index.salts[slot])
         if layers:
             shared = {s: min(n, self._states[s].covers(layers)) for s, n in shared.items() if s in self._states}
         best = max(shared, key=lambda other: shared[other], default=slot)
@@ -104,8 +107,8 @@ class PrefixCache(RunnerWrapper):
     def __del__(self) -> None:
         self.close()
 
-    def admits(self, prompt: Sequence[int]) -> bool:
-        shared = self._index.common(prompt)
+    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
+        shared = self._index.common(prompt, salt)
         return not self._lacks([(None, len(prompt) - max(shared.values(), default=0))], shared)
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
@@ -147,7 +150,7 @@ class PrefixCache(RunnerWrapper):
             length = min(length, self._lengths[slot])
             self._settle(slot)
         if length == 0 < self._lengths[slot]:  # nothing of it is wanted again, nor what others have of its beginning
-            for other in self._index.common(self._index.tokens[slot][:BLOCK]):
+            for other in self._index.common(self._index.tokens[slot][:BLOCK], self._index.salts[slot]):
                 if other in self._idle:
                     self._cut(other, 0)
                 else:
@@ -181,6 +184,8 @@ class PrefixCache(RunnerWrapper):
     def _reads_for(self, other: Score, request: Score) -> bool:
         """Whether another feed of the same pass reads what this one begins with."""
         if len(request.tokens) - request.keep < BLOCK:
+            return False
+        if self._index.salts[request.slot] != self._index.salts[other.slot]:
             return False
         text, read = self._text(request, request.keep), self._text(other)
         known = common_prefix(self._index.tokens[request.slot], text)

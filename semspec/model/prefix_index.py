@@ -15,17 +15,23 @@ BLOCK = 16  # tokens; a shorter common beginning is chance
 class PrefixIndex:
     def __init__(self, block: int = BLOCK) -> None:
         self.block = block
+        self.salts: dict[int, str] = {}  # of each slot: texts are only found by who has the same
         self.tokens: dict[int, list[int]] = {}  # of each slot
         self._hashes: dict[int, list[int]] = {}  # of each slot's whole blocks
         self._holders: dict[int, dict[int, None]] = {}  # hash -> slots, in order
         self._hidden: set[int] = set()  # slots that are not to be found
 
     def add(self, slot: int) -> None:
-        self.tokens[slot], self._hashes[slot] = [], []
+        self.tokens[slot], self._hashes[slot], self.salts[slot] = [], [], ""
+
+    def salt(self, slot: int, salt: str) -> None:
+        """Of a slot that holds nothing."""
+        assert not self.tokens[slot], "a slot with tokens keeps its salt"
+        self.salts[slot] = salt
 
     def drop(self, slot: int) -> None:
         self.cut(slot, 0)
-        del self.tokens[slot], self._hashes[slot]
+        del self.tokens[slot], self._hashes[slot], self.salts[slot]
 
     def append(self, slot: int, tokens: Sequence[int]) -> None:
         held, hashes = self.tokens[slot], self._hashes[slot]
@@ -33,7 +39,8 @@ class PrefixIndex:
         if slot in self._hidden:
             return
         for end in range((len(hashes) + 1) * self.block, len(held) + 1, self.block):
-            hashes.append(self._hash(hashes[-1] if hashes else 0, held[end - self.block : end]))
+            before = hashes[-1] if hashes else hash(self.salts[slot])
+            hashes.append(self._hash(before, held[end - self.block : end]))
             self._holders.setdefault(hashes[-1], {})[slot] = None
 
     def cut(self, slot: int, length: int) -> None:
@@ -48,15 +55,15 @@ class PrefixIndex:
         self._forget(slot, 0)
         self._hidden.add(slot)
 
-    def common(self, text: Sequence[int]) -> dict[int, int]:
+    def common(self, text: Sequence[int], salt: str = "") -> dict[int, int]:
         """The slots with the longest common beginning, of at least a block, each with the tokens it shares."""
-        last, holders = 0, dict[int, None]()
+        last, holders = hash(salt), dict[int, None]()
         for end in range(self.block, len(text) + 1, self.block):
             last = self._hash(last, text[end - self.block : end])
             if last not in self._holders:
                 break
             holders = self._holders[last]
-        shared = {slot: common_prefix(self.tokens[slot], text) for slot in holders}
+        shared = {s: common_prefix(self.tokens[s], text) for s in holders if self.salts[s] == salt}
         return {slot: count for slot, count in shared.items() if count >= self.block}
 
     def _forget(self, slot: int, blocks: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class EnoughRoom:
     """A runner whose slots always have room for what they may hold: nothing is preempted."""
 
-    def admits(self, prompt: Sequence[int]) -> bool:
+    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         return not self.lacks([(None, len(prompt))])
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:

@@ -29,8 +29,8 @@ class RunnerWrapper:
     def free(self) -> int:
         return self.inner.free
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
-        return self.inner.acquire(prompt)
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
+        return self.inner.acquire(prompt, salt)
 
     def release(self, slot: int) -> None:
         self.inner.release(slot)
@@ -47,8 +47,8 @@ class RunnerWrapper:
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.inner.keep(slot, start, rows)
 
-    def admits(self, prompt: Sequence[int]) -> bool:
-        return self.inner.admits(prompt)
+    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
+        return self.inner.admits(prompt, salt)
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
         return self.inner.lacks(tokens)

@@ -95,6 +95,7 @@ class Preparer:
             referee=self._referee(options.referee),
             rewriter=rewriter,
             draft_prompt=own,
+            salt=options.cache_salt,
             repetition_guard=options.repetition_guard(),
             text_of=self.resources.text_of,
         )

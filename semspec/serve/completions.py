@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ class Service:
         self.check_model(body.model)
         options = body.onto(speculation.apply(body.speculation, self.settings))
         options = replace(options, logprobs=body.num_top_logprobs)
+        if self.settings.private_prompts:
+            options = replace(options, cache_salt=json.dumps([client_of(http), options.cache_salt]))
         plan = self.tokenization.plan(body) if isinstance(body, ChatRequest) else None
         count = body.candidates * len(body.prompts)
         if count > limits.choices:

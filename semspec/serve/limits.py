@@ -68,6 +68,7 @@ class Settings:
     ingress_secret: str = ""  # of the process in front, if there is one: it tells clients' addresses
     cors: tuple[str, ...] = ()  # origins whose pages may use the server
     log_prompts: bool = False
+    private_prompts: bool = False  # what is cached of a prompt is for the same client only
     tool_parser: str = "auto"  # how calls are found in answers: by the model's family, or a name
     ignore_unknown: bool = False  # fields that nothing here knows are logged, not refused
 

@@ -310,3 +310,20 @@ def test_faults_of_the_index_are_noticed(fault: str, monkeypatch: pytest.MonkeyP
     history += [("append", 0, [1, 0, 1, 1]), ("append", 2, [0, 1])]
     texts = [[0, 0, 1, 1], [0, 0, 1, 0, 1, 1], [1, 1, 0], [0, 1, 1, 1]]
     assert any(wrong_about(PrefixIndex(block=2), history, text) for text in texts)
+
+
+def test_what_one_salt_has_read_another_does_not_find() -> None:
+    """Neither in an idle slot, nor in one that is in use, nor in the same pass; the same salt finds it."""
+    inner = FakeRunner(TARGET, VOCAB, slots=4)
+    runner, text = PrefixCache(inner), [1, 2, 3, 4] * 10
+    for salt, new in (("a", 40), ("b", 40), ("a", 1), ("", 40), ("b", 1)):
+        slot, before = runner.acquire(text, salt), fed(inner)
+        (row,) = runner.score([Score(runner, slot, text, 1)])
+        assert fed(inner) - before == new and row.cached == 40 - new
+        assert row.logits[-1].tolist() == pytest.approx(TARGET(text))
+        runner.release(slot)
+    before, slots = fed(inner), [runner.acquire([*text, 5] * 2, salt) for salt in ("c", "d", "d")]
+    runner.score([Score(runner, slot, [*text, 5] * 2, 1) for slot in slots])
+    assert fed(inner) - before == 82 + 82 + 1
+    other = runner.acquire([*text, 5] * 2, "e")
+    assert runner.reused == 0 and not runner._index.tokens[other], "the last slot held another's text"

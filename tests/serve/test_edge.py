@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 import semspec
-from semspec import BadRequest
+from semspec import BadRequest, Pair
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.logs import JsonFormatter
 from semspec.serve.schema.messages import Message
@@ -192,6 +192,27 @@ def test_several_answers_read_their_prompt_once_and_say_what_was_cached(pocket: 
     assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 and read < 16
     best, _ = ask(n=1, best_of=4)
     assert best["usage"]["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 16
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_nobody_learns_what_others_have_asked(pocket_pair: Pair, private: bool):
+    """With --private-prompts what is cached of a prompt is for the same key only; it is always for the same salt."""
+    settings = Settings(name="pocket", keys=("one-key", "another-key"), private_prompts=private)
+    prompt = f"Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. Is it private? {private}"
+    with serving(lambda: pocket_pair, settings) as live:
+
+        def cached(key: str, **more: Any) -> int:
+            body = {"model": "pocket", "prompt": prompt, "max_tokens": 2} | more
+            answer = live.post("/v1/completions", body, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert cached("one-key") < 40 and (all_of_it := cached("one-key")) > 20
+        assert (cached("another-key") == all_of_it) != private
+        assert cached("one-key", cache_salt="mine") == 0 and cached("one-key", cache_salt="mine") == all_of_it
+        assert cached("another-key", cache_salt="yours") == 0
+        long = {"model": "pocket", "prompt": "x", "cache_salt": "x" * 201}
+        assert live.post("/v1/completions", long, headers={"authorization": "Bearer one-key"}).status_code == 400
 
 
 def test_only_successes_are_counted_as_such(tiny: Live):

@@ -71,7 +71,7 @@ class StateRunner(EnoughRoom, ABC):
         return ENOUGH - len(self._slots)
 
     @torch.inference_mode()
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = next(i for i in range(ENOUGH) if i not in self._slots)
         s, none = self.head.shape, torch.empty(0, device=self.device, dtype=self.head.dtype)
         cache = (s.depth, s.kv_heads, 0, s.head_dim)
@@ -158,7 +158,7 @@ class HeadRunner(StateRunner):
             head, capacity
         )  # how short passes are run; None: every operation is launched by itself
 
-    def acquire(self, prompt: Sequence[int] = ()) -> int:
+    def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = super().acquire(prompt)
         if self.graphs is not None:
             self._slots[slot].row = self.graphs.pool.take()

@@ -20,7 +20,7 @@ from semspec.text.tokenizer import Prompt
 
 MAX_PROMPTS = 4096  # in one request; --max-choices says how many are answered
 IGNORED = frozenset({
-    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier", "cache_salt",
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier",
     "prompt_cache_retention", "request_id"})  # fmt: skip
 """They change nothing about an answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -43,6 +43,9 @@ class SamplingFields(Lenient, StructuredFields):
     stop_token_ids: Annotated[list[Token], Field(fail_fast=True), at_most(64)] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="Cached prompts are shared by requests with the same salt only."
+    )
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Nothing ends the answer before so many.")
     presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] = 0.0
@@ -76,6 +79,7 @@ class SamplingFields(Lenient, StructuredFields):
             stop_ids=self.stop_token_ids,
             include_stop=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
+            cache_salt=self.cache_salt or "",
             max_thinking_tokens=self.max_thinking_tokens,
             prompt_logprobs=self.prompt_logprobs,
             structured_outputs=self.structured(),
