@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from semspec.loop.stats import Stats
+from semspec.tree import MAX_TREE
 from semspec.types import Decode, DecodeOutput, Event, Request, Runner, Score, ScoreOutput, SequenceGenerator
 
 
@@ -30,11 +31,12 @@ class ScoreWork:
         return self.waiting
 
     def next_pass(self, budget: int) -> Score:
-        """The next chunk, with those of the requested rows that are in it. A tree is never cut."""
+        """The next chunk, with those of the requested rows that are in it. A tree is never cut, and comes with a short
+        pass: a prompt is read before."""
         total, begin, tree = len(self.request.tokens), self.fed, self.request.parents
         end = min(begin + budget, total)
         if tree and end > total - len(tree):
-            end = total
+            end = total if total - begin <= MAX_TREE + 1 else total - len(tree) - 1
         tokens, self.fed = self.request.tokens[begin:end], end
         keep, states = (max(0, end - max(begin, total - n)) for n in (self.request.keep, self.request.states))
         return replace(self.request, tokens=tokens, keep=keep, states=states, parents=tree if end == total else ())

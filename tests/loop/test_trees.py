@@ -3,6 +3,8 @@ asked for is that of the accepted path."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +18,13 @@ from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
-from semspec.types import Drafter, Sampling
+from semspec.loop.work import ScoreWork, Task
+from semspec.model import ModelRunner
+from semspec.types import Drafter, Sampling, Score
+from tests.checkpoints import make_model, save
 from tests.fakes import FakeRunner, chain
 from tests.loop.test_decoder import PROMPT, VOCAB, decode
+from tests.model.test_graph_runner import with_graphs
 
 LANGUAGE = chain(VOCAB, seed=2, sharpness=1.0)
 OTHER = chain(VOCAB, seed=7)
@@ -67,6 +73,18 @@ def test_the_target_holds_its_text_after_every_round(seed: int, k: int, size: in
             assert target.held[decoder.slot] == decoder.context[: len(target.held[decoder.slot])]
     assert task.error is None and not (target.held or draft.held)
     assert len(decoder.context) == len(PROMPT) + n
+
+
+def test_a_tree_is_never_cut_and_comes_after_the_prompt() -> None:
+    target = FakeRunner(LANGUAGE, VOCAB)
+    for count, budget in ((5, 512), (70, 512), (70, 16), (200, 48), (1, 4), (64, 512)):
+        request = Score(target, 0, [1] * (count + 12), 13, parents=(-1,) * 12)
+        work, passes = ScoreWork(Task(iter(()), Stats()), request), list[Score]()  # type: ignore[arg-type]
+        while work.waiting:
+            passes.append(work.next_pass(budget))
+        assert sum(len(p.tokens) for p in passes) == count + 12 and sum(p.keep for p in passes) == 13
+        assert not any(p.parents for p in passes[:-1]) and passes[-1].parents == (-1,) * 12
+        assert passes[-1].keep == 13 and len(passes[-1].tokens) <= 64
 
 
 def test_a_batch_gets_what_each_gets_alone() -> None:
@@ -120,6 +138,21 @@ def test_a_lossy_rule_keeps_to_one_side_of_the_end_of_thinking() -> None:
     after = tokens.index(end) + 1
     late = [o for e in events for o in e.origins][after:]
     assert "relaxed" not in late
+
+
+@pytest.mark.parametrize(("family", "temperature"), [("qwen2", 0.7), ("gemma3", 0.0)])
+def test_real_runners_plain_and_as_on_a_gpu(family: str, temperature: float, tmp_path: Path) -> None:
+    """With a draft that is the target: whole paths are accepted, and moved together in the cache."""
+    folder = save(make_model(family), tmp_path)
+    plain = ModelRunner.load(folder, device="cpu", slots=4, context=192)
+    sampling = Sampling(temperature, seed=2)
+    alone = decode(plain, NgramDrafter(), "none", n=24, sampling=sampling)[0]
+    for runner in (plain, with_graphs(plain)):
+        for rule in ("exact", "exact:couple=true"):
+            drafter = ModelDrafter(ModelRunner(plain.transformer, 2, 192), tree=TreeOptions(30, 0, 5))
+            tokens, _, stats = decode(runner, drafter, rule, n=24, sampling=sampling)
+            assert tokens == alone and runner.free == 4 and drafter.runner.free == 2
+            assert stats.tau > 2 or temperature
 
 
 @pytest.fixture(scope="module")
