@@ -353,7 +353,7 @@ def test_slots_are_given_back_if_one_of_them_cannot_be_had(monkeypatch: pytest.M
     good = world.submit([1, 2])
     world.executor.tick()
     with monkeypatch.context() as patch:
-        patch.setattr(world.draft, "acquire", lambda prompt=(): 1 / 0)
+        patch.setattr(world.draft, "acquire", lambda prompt=(), salt="": 1 / 0)
         bad = world.submit([3])
         world.executor.tick()
     world.executor.run()

@@ -154,9 +154,7 @@ class HeadRunner(StateRunner):
 
     def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
         super().__init__(head, vocab, capacity, layers)
-        self.graphs = HeadGraphs.of(
-            head, capacity
-        )  # how short passes are run; None: every operation is launched by itself
+        self.graphs = HeadGraphs.of(head, capacity)  # for short passes; None: every operation is launched by itself
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = super().acquire(prompt)
