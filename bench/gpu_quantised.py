@@ -72,11 +72,11 @@ def draft_tokens(bench: Bench) -> None:
 
 def quantised_experts(bench: Bench) -> None:
     """One layer of a 30B-A3B mixture: its experts in bfloat16 and in fewer bits, by their kernels in a graph."""
+    from bench.gpu_checks_kernels import kernels
     from bench.gpu_checks_quantised import stacked
     from bench.gpu_rules import captured_ms
-    from semspec.model.kernels import triton_kernels
 
-    number, chosen, width, hidden = 128, 8, 2048, 768
+    number, chosen, width, hidden = (128, 8, 2048, 768) if bench.device.type == "cuda" else (6, 2, 256, 256)
     sizes, made = ((2 * hidden, width), (width, hidden)), dict[str, list[Any]]()
     made["bf16"] = [torch.randn(number, *size, device=bench.device, dtype=bench.dtype) for size in sizes]
     for kind, layout in (("fp8", (1, 0, False, False)), ("int4", (1, 128, True, False)), ("fp4", (1, 16, False, True))):
@@ -87,6 +87,6 @@ def quantised_experts(bench: Bench) -> None:
         rest = ("silu", chosen, True, torch.tensor([rows], device=bench.device))
         picked = len(set(logits.topk(chosen).indices.flatten().tolist()))
         for kind, experts in made.items():
-            ms = captured_ms(bench, partial(triton_kernels().fused_moe, x, logits, *experts, *rest))
+            ms = captured_ms(bench, partial(kernels(bench.device).fused_moe, x, logits, *experts, *rest))
             read = picked * 3 * width * hidden * {"bf16": 2.0, "fp8": 1.0}.get(kind, 0.5)
             bench.add(f"layer of experts, {kind}, {rows} rows", ms, read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.collate import Packed, collate, join_segments, verdicts
 from semspec.verify.exact import Exact
 from tests.verify.binding import WIDTH, RuleResources
+from tests.verify.test_own_tokens import random_draft
 
 VOCAB = 50
 FREE = Sampling(0.9)
@@ -231,6 +233,37 @@ def test_processors_act_before_and_nan_is_no_token() -> None:
         found = rules.verify(Exact(), [one, other])
         assert [v.next for v in found] == [v.next for v in plain(Exact(), [one, other])]
         assert found[1].next == -1 or found[1].accepted < 2
+    assert launcher.replays
+
+
+@dataclass(frozen=True)
+class OwnSums(Rule):
+    """Keeps numbers that depend on every token and row of a draft model with a tokenizer of its own."""
+
+    name = "own-sums"
+    lossless = False
+
+    def verify(self, drafts: DraftBatch) -> Decisions:
+        ids, rows, exists = drafts.own()
+        assert drafts.draft_logits is not None and drafts.draft_hidden is not None and drafts.whole is not None
+        logits, states = drafts.draft_logits.sum(-1)[rows] * exists, drafts.draft_hidden[1].sum(-1)[rows] * exists
+        numbers = [(ids * exists).sum(-1), logits.sum(-1), states.sum(-1), drafts.own_counts(), drafts.whole]
+        return Decisions(
+            drafts.counts, torch.zeros_like(drafts.counts), state=torch.stack([n.float() for n in numbers], 1)
+        )
+
+
+def test_drafts_of_other_tokens_and_of_several_steps() -> None:
+    rules, launcher = played()
+    for seed in range(PATIENCE + 5):
+        drafts = [random_draft(Random(i), 6, steps=2) for i in range(2)]  # as many own tokens each time, but others
+        for draft in drafts:
+            assert draft.logits is not None and draft.own is not None
+            draft.step_ends = (2 + seed % 2, 5)
+            draft.logits, draft.own = draft.logits * (seed + 1), [(token + seed) % 5 for token in draft.own]
+        rows = [ScoreOutput(torch.randn(7, VOCAB)) for _ in drafts]
+        asked = [VerifyRequest(OwnSums(), d, r, FREE, 0, 0) for d, r in zip(drafts, rows, strict=True)]
+        same(rules.verify(OwnSums(), asked), plain(OwnSums(), asked))
     assert launcher.replays
 
 

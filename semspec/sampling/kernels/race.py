@@ -69,7 +69,7 @@ class Race:
 def keys(seed: Tensor, position: Tensor, stream: Tensor, uniform: bool = False) -> Tensor:
     """noise.key or noise.uniform, of tensors that broadcast to at most two dimensions."""
     given = torch.broadcast_tensors(seed, position, stream)
-    seen = [one[None] if one.dim() == 1 else one for one in given]
+    seen = [torch.atleast_2d(one) for one in given]
     made = torch.empty(given[0].shape, dtype=torch.float32 if uniform else torch.long, device=seed.device)
     if made.numel():
         columns, size = seen[0].shape[1], made.numel()
