@@ -219,14 +219,9 @@ class HeadRunner(StateRunner):
             ids = torch.tensor([token for own in tokens for token in own], device=self.device)
             return self.head.forward(ids, torch.cat(states), chunks, self, at)
         rows = [replace(c, slot=self._slots[c.slot].row) for c in chunks]
-        made = self.graphs.forward(tokens, states, rows)  # copied away, since the next pass writes there
-        logits, own = (
-            torch.cat(
-                [half[b, c.count - keep : c.count] for b, (c, keep) in enumerate(zip(chunks, keeps, strict=True))]
-            )
-            for half in made
-        )
-        return logits, own
+        logits, own = self.graphs.forward(tokens, states, rows)
+        last = [(b, slice(c.count - keep, c.count)) for b, (c, keep) in enumerate(zip(chunks, keeps, strict=True))]
+        return torch.cat([logits[at] for at in last]), torch.cat([own[at] for at in last])  # the next pass writes there
 
     def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
         slot = self.acquire()
