@@ -57,8 +57,9 @@ def ragged(runner: Runner, work: Sequence[Work], budget: int) -> list[tuple[Work
     prompts = [w for w in work if w.waiting + len(lost[w]) > MAX_ROUND_TOKENS]
     rounds = [w for w in work if w.waiting + len(lost[w]) <= MAX_ROUND_TOKENS]
     left, chunks = budget, list[tuple[Work | AgainWork, Score]]()
-    for item in rounds + prompts:
-        limit = left - (budget // 4 if prompts and item in rounds else 0)
+    reserved = budget // 4 if prompts else 0
+    for item, kept in [(w, reserved) for w in rounds] + [(w, 0) for w in prompts]:
+        limit = left - kept
         if limit <= 0:
             continue
         again = AgainWork(item, lost[item][:limit]) if lost[item] else None

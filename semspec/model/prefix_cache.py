@@ -175,7 +175,8 @@ class PrefixCache(RunnerWrapper):
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         now, later = list[Score](), list[Score]()
         for request in requests:
-            (later if any(self._reads_for(other, request) for other in now) else now).append(request)
+            long = len(request.tokens) - request.keep >= BLOCK
+            (later if long and any(self._reads_for(other, request) for other in now) else now).append(request)
         rows = dict(zip(map(id, now), self._score(now), strict=True))
         if later:
             rows |= dict(zip(map(id, later), self.score(later), strict=True))
@@ -183,8 +184,6 @@ class PrefixCache(RunnerWrapper):
 
     def _reads_for(self, other: Score, request: Score) -> bool:
         """Whether another feed of the same pass reads what this one begins with."""
-        if len(request.tokens) - request.keep < BLOCK:
-            return False
         if self._index.salts[request.slot] != self._index.salts[other.slot]:
             return False
         text, read = self._text(request, request.keep), self._text(other)
@@ -219,9 +218,14 @@ class PrefixCache(RunnerWrapper):
         for request in requests:
             self._settle(request.slot)
         fed = dict(zip((feed.slot for feed in feeds), rows, strict=True))
-        nothing = ScoreOutput(torch.empty(0, self.vocab, device=self.device))
-        made = [after(states, fed.get(r.slot, nothing)) for r, states in zip(requests, remembered, strict=True)]
-        return [replace(row, cached=found) for row, found in zip(made, counts, strict=True)]
+        nothing = torch.empty(0, self.vocab, device=self.device)
+        rows = [
+            after(states, fed.get(r.slot) or ScoreOutput(nothing))
+            for r, states in zip(requests, remembered, strict=True)
+        ]
+        for row, found in zip(rows, counts, strict=True):
+            row.cached = found
+        return rows
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         for request in requests:
