@@ -24,7 +24,7 @@ __all__ = ["CHECKS"]
 # outputs and inputs that share a scale (0: all), with zeros, with gains
 LAYOUTS: dict[Kind, list[tuple[int, int, bool, bool]]] = {
     "fp8": [(1, 0, False, False), (128, 128, False, False), (1, 32, False, True)],
-    "int8": [(1, 0, False, True), (1, 128, False, False), (1, 0, True, False)],
+    "int8": [(1, 0, False, True), (1, 128, False, False), (1, 0, True, False), (1, 64, True, False)],
     "int4": [(1, 128, True, False), (1, 128, False, True), (1, 32, True, False), (1, 64, False, False)],
     "fp4": [(1, 16, False, True), (1, 32, False, False)],
 }
@@ -47,7 +47,7 @@ def noise(
     return QuantisedLinear(
         kind,
         codes,
-        scales if not zeros or kind != "int4" else scales.bfloat16() if columns == 128 else scales.half(),
+        scales if not zeros or columns == inputs else scales.bfloat16() if columns == 128 else scales.half(),
         (rows, columns),
         torch.randint(0, 16, groups, device=device).float() if zeros else None,
         torch.rand(outputs, device=device) + 0.5 if gains else None,

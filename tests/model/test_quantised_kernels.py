@@ -13,7 +13,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 from bench.gpu_checks_quantised import LAYOUTS, noise, products  # noqa: E402
 from semspec.model.kernels import quantised, tiles  # noqa: E402
 from semspec.model.kernels.dequantise import dequantise  # noqa: E402
-from semspec.model.quantised import QuantisedLinear, quantise  # noqa: E402
+from semspec.model.quantised import Kind, QuantisedLinear, quantise  # noqa: E402
 from tests.interpreter import allow_new_numpy  # noqa: E402
 
 allow_new_numpy()
@@ -48,6 +48,14 @@ def monkeypatch_module() -> pytest.MonkeyPatch:
     patch.setattr(checks, "kernels", lambda device: triton_kernels())
     yield patch
     patch.undo()
+
+
+@pytest.mark.parametrize(("kind", "layout"), [(kind, layout) for kind in sorted(LAYOUTS) for layout in LAYOUTS[kind]])
+def test_every_layout(monkeypatch_module: pytest.MonkeyPatch, kind: Kind, layout: tuple[int, int, bool, bool]) -> None:
+    linear = noise(kind, (32, 256), layout, DEVICE)
+    exact = linear.dequantised(torch.float64)
+    quantised.prepare(linear)
+    products(linear, exact, torch.randn(3, 256, device=DEVICE))
 
 
 @pytest.mark.parametrize("group", [32, 128])

@@ -99,7 +99,7 @@ def prepare(linear: QuantisedLinear, expert: bool = False) -> None:
     if expert or group >= inputs or linear.scales.element_size() == 1:
         return
     scales, zeros = linear.scales, linear.zeros
-    if zeros is None or scales.element_size() != 2 or not _small_whole(zeros):
+    if zeros is None or linear.kind != "int4" or scales.element_size() != 2 or not _small_whole(zeros):
         linear.scales, linear.zeros = by_group(scales), None if zeros is None else by_group(zeros)
         return
     words = torch.stack([zeros.t().bfloat16().view(torch.int16), scales.t().view(torch.int16)], -1)  # low half first
