@@ -18,6 +18,7 @@ from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.collate import Packed, collate, join_segments, verdicts
 from semspec.verify.exact import Exact
+from semspec.verify.lossy import conclude
 from tests.verify.binding import WIDTH, RuleResources
 from tests.verify.test_own_tokens import random_draft
 
@@ -115,6 +116,27 @@ def test_few_graphs_serve_many_shapes_and_none_is_made_for_a_rare_one() -> None:
         rule = make(f"typical:alpha={0.1 + turn % (SHAPES + 1) / 1000}")
         rules.verify(rule, [request(rule, 1, 4, FREE)])
     assert not launcher.graphs and len(rules._shapes) == SHAPES
+
+
+@dataclass(frozen=True)
+class Likely(Rule):
+    """A user's own, as the documentation has it."""
+
+    name = "likely"
+    lossless = False
+    p: float = 0.1
+
+    def verify(self, drafts: DraftBatch) -> Decisions:
+        belief = drafts.belief_in_draft()
+        return conclude(drafts, allowed=belief >= self.p, evidence=(belief,))
+
+
+def test_a_users_own_rule_is_captured_as_well() -> None:
+    rules, launcher = played()
+    for turn in range(PATIENCE + 4):
+        requests = [request(Likely(), 9 * turn + i, 5, FILTERED) for i in range(2)]
+        same(rules.verify(Likely(), requests), plain(Likely(), requests))
+    assert len(launcher.graphs) == 1 and launcher.replays == 4
 
 
 @dataclass(frozen=True)
