@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,13 @@ class Loose:
     length: int = 0  # tokens of its text, at most
     resumed: int = 0  # tokens it came with, if it had to leave its slot before; 0 once that is settled
     text: Tensor | None = None  # on leaving its slot
+    seeded: bool = False  # by the client
+
+    def same_request(self, other: Loose) -> bool:
+        """As far as what was asked for tells."""
+        seed = other.sampling.seed if not self.seeded else self.sampling.seed
+        asked = (self.choice, self.prompt, self.seeded, replace(self.sampling, seed=seed))
+        return asked == (other.choice, other.prompt, other.seeded, other.sampling)
 
 
 class Rounds:
@@ -94,7 +101,8 @@ class Rounds:
         rule = choice.rule.bind(self.resources).for_draft_length(self.draft_tokens)
         if choice.thinking_only and self.resources.thinking is None:
             raise BadRequest("this model has no markers of thinking, so nothing may be relaxed")
-        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt, resumed=resumed)
+        seeded = params(0).seed == params(1).seed
+        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt, resumed=resumed, seeded=seeded)
         return True
 
     def end(self, slot: int) -> None:
@@ -105,7 +113,7 @@ class Rounds:
 
     def _recall(self, step: Step) -> None:
         """A request that had to leave its slot goes on with what its rule knew: a budget is not given twice. vLLM does
-        not say which request it was, so its text does; two with one text and one rule know the same."""
+        not say which request it was, so what was asked for and its text do; of several, that with the shortest text."""
         gone = [slot for slot in self.requests if slot not in step.slots]  # their slots are not taken yet
         for slot in step.slots:
             request = self.requests.get(slot)
@@ -115,11 +123,17 @@ class Rounds:
                 self.requests[other].text = self._text_in(other)
             now, length = self._text_in(slot)[: request.resumed], request.resumed
             request.resumed = 0
-            for before in (*self._left, *(self.requests[other] for other in gone)):
-                alike = (before.choice, before.prompt) == (request.choice, request.prompt) and before.length >= length
-                if alike and before.text is not None and torch.equal(before.text[:length], now):
-                    request.round, request.state, request.strict = before.round, before.state, before.strict
-                    request.sampling = before.sampling
+            known = [
+                before
+                for before in (*self._left, *(self.requests[other] for other in gone))
+                if before.text is not None and before.length >= length and request.same_request(before)
+                and torch.equal(before.text[:length], now)
+            ]  # fmt: skip
+            if known:
+                before = min(known, key=lambda one: one.length)
+                request.round, request.state, request.strict = before.round, before.state, before.strict
+                request.sampling = before.sampling
+                before.text = None  # it has come back: nobody else goes on from it
 
     def stats(self) -> dict[str, int]:
         """Relaxed tokens, and requests that repeated themselves, since the engine was started."""
