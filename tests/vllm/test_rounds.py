@@ -146,20 +146,18 @@ def test_a_request_that_is_resumed_is_not_taken_for_its_twin() -> None:
     fake = FakeVllm(TARGET, near, VOCAB, K, resources(VOCAB, PROTECTED))
     long = Request([3, 4, 5], choice_of(rule), Sampling(0.9, seed=1), N)
     short = Request([3, 4, 5], choice_of(rule), Sampling(0.2, top_k=3, seed=2), N)
-    fake.begin(short, 2)
     fake.begin(long, 0)
-    fake.step([short, long], [2, 0])
-    state = fake.rounds.requests[2].state
     for _ in range(4):
         fake.step([long], [0])
-    short.tokens = long.tokens[:4]  # as if both had written this
-    fake.rounds.requests[2].text = None
-    fake.begin(Request([1], choice_of(make("accept-all"))), 0)
-    fake.begin(short, 2, resumed=True)
-    assert state is not None
-    fake.step([short], [2])
-    assert fake.rounds.requests[2].sampling == short.sampling, "its own temperature and seed, not its twin's"
-    assert fake.rounds.requests[2].round <= 2
+    fake.begin(short, 2)
+    short.tokens = long.tokens[:4]  # both wrote the same at first
+    fake.step([Request(short.prompt, short.choice, short.sampling, N, tokens=list(short.tokens))], [2])
+    fake.begin(Request([1], choice_of(make("accept-all"))), 2)
+    fake.begin(Request([1], choice_of(make("accept-all"))), 0)  # the longer one leaves last
+    fake.begin(short, 1, resumed=True)
+    fake.step([short], [1])
+    assert fake.rounds.requests[1].sampling == short.sampling, "its own temperature and seed, not its twin's"
+    assert fake.rounds.requests[1].round == 2
 
 
 def test_few_requests_are_remembered() -> None:
