@@ -163,7 +163,7 @@ class Tables:
         self._bytes[end:whole] = columns.reshape(-1).view("u1")
         self._there[:whole].copy_(self._here[:whole], non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(self._there.device))
 
 
 def rounded_up(layout: Layout) -> Layout | None:

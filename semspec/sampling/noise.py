@@ -60,8 +60,8 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def kernels_for(tensor: Tensor) -> ModuleType | None:
-    """`semspec.sampling.kernels`, for tensors on a GPU, if there is Triton."""
-    return _kernels() if tensor.is_cuda else None
+    """`semspec.sampling.kernels`, for tensors on a GPU, if there is Triton, which launches on the current one only."""
+    return _kernels() if tensor.is_cuda and tensor.get_device() == torch.cuda.current_device() else None
 
 
 @cache
