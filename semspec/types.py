@@ -248,7 +248,7 @@ class Runner(Protocol):
         """Give its room to others. Its user does not notice, if `lost` is fed before anything else; False: none won."""
 
     def lost(self, slot: int) -> list[int]:
-        """What a preempted slot is to be fed again."""
+        """What a preempted slot is to be fed again; ~token: of a tree that it ended with."""
 
 
 @dataclass(slots=True, eq=False)  # these are what a decoding generator may yield, and loop/executor.py answers

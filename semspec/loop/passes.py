@@ -62,7 +62,7 @@ def ragged(runner: Runner, work: Sequence[Work], budget: int) -> list[tuple[Work
         limit = left - kept
         if limit <= 0:
             continue
-        again = AgainWork(item, lost[item][:limit]) if lost[item] else None
+        again = AgainWork(item, lost[item], limit) if lost[item] else None
         chunk = again.request if again else item.next_pass(limit)
         left -= len(chunk.tokens)
         chunks.append((again or item, chunk))

@@ -97,11 +97,18 @@ Work = ScoreWork | DecodeWork
 
 
 class AgainWork:
-    """Some of what a preempted slot has lost, fed before the work that waits for it."""
+    """Some of what a preempted slot has lost, fed before the work that waits for it: text, then the tree that this work
+    goes on with."""
 
-    def __init__(self, item: Work, tokens: list[int]) -> None:
-        of = item.request
+    def __init__(self, item: Work, lost: list[int], limit: int) -> None:
+        of, text = item.request, [token for token in lost if token >= 0]
+        tokens = (text or [~token for token in lost])[:limit]
         self.task, self.request = item.task, Score(of.runner, of.slot, tokens, 0, drafting=of.drafting)
+        if not text:
+            assert isinstance(of, Score)
+            left = len(of.tokens) + len(lost) - len(tokens)
+            # With its rows, which nobody reads: what is fed without may be taken from another slot's text.
+            self.request = replace(self.request, keep=len(tokens), parents=of.parents[: len(of.parents) - left])
 
 
 class Task:

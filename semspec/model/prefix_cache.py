@@ -130,7 +130,7 @@ class PrefixCache(RunnerWrapper):
 
     def preempt(self, slot: int) -> bool:
         held = self._index.tokens[slot][: self._lengths[slot]]
-        if not held or min(held) < 0:  # a tree is no text that could be read again
+        if not held:
             return False
         self._lost.setdefault(slot, held)
         self._lengths[slot] = 0

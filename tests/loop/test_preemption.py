@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import semspec
 from semspec.draft import ModelDrafter, NoDrafter
+from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
@@ -25,12 +26,14 @@ from tests.test_every_rule import DRAFT, RULES, TARGET, VOCAB, rule_of
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
 
 
-def answers(jobs: Sequence[Job], room: int | None, budget: int = 512) -> tuple[list[Task], list[PrefixCache]]:
+def answers(
+    jobs: Sequence[Job], room: int | None, budget: int = 512, tree: TreeOptions = CHAIN
+) -> tuple[list[Task], list[PrefixCache]]:
     inner = [FakeRunner(language, VOCAB, slots=4, capacity=90, room=room) for language in (TARGET, DRAFT)]
     target, draft = (PrefixCache(runner) for runner in inner)
     executor, tasks = Executor(budget=budget), list[Task]()
     for job in jobs:
-        stats, drafter = Stats(), ModelDrafter(draft) if job.rule.speculates else NoDrafter()
+        stats, drafter = Stats(), ModelDrafter(draft, tree=tree) if job.rule.speculates else NoDrafter()
         tasks.append(executor.submit(Decoder(job, target, drafter, stats).decode(), stats))
     executor.run()
     assert target.free == draft.free == 4 and not target._lost and not draft._lost
@@ -58,6 +61,19 @@ def test_no_rules_text_depends_on_room(name: str) -> None:
     (plenty, _), (short, _) = answers(jobs, room=None), answers(jobs, room=100)
     assert written(short) == written(plenty)
     assert sum(task.stats.preempted for task in short) > 0 == sum(task.stats.preempted for task in plenty)
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+@pytest.mark.parametrize("room", [95, 110])
+@pytest.mark.parametrize("name", ["exact", "sampling"])
+def test_trees_give_way_and_are_read_again(name: str, room: int, budget: int) -> None:
+    """A draft model grows a tree in several passes; whoever is in the middle of one gives way as all others do."""
+    jobs = [Job([i, 2, 3] * 8, rule_of(name), 4, 40, Sampling(0.9 * (i % 2), seed=i)) for i in range(5)]
+    tree = TreeOptions(12, 0, 3)
+    (plenty, _), (short, _) = answers(jobs, None, budget, tree), answers(jobs, room, budget, tree)
+    assert written(short) == written(plenty)
+    assert [task.stats.drafts for task in short] == [task.stats.drafts for task in plenty]
+    assert sum(task.stats.preempted for task in short) > 0
 
 
 def test_the_oldest_is_never_preempted_and_ends_first() -> None:
