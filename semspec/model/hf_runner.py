@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,7 @@ class TransformersRunner(EnoughRoom):
         self._caches = [DynamicCache() for _ in range(slots)]
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._probe()
+        self.trees = self._takes_trees()
 
     @staticmethod
     def load(
@@ -164,8 +164,7 @@ class TransformersRunner(EnoughRoom):
                 "cannot be undone"
             )
 
-    @cached_property
-    def trees(self) -> bool:
+    def _takes_trees(self) -> bool:
         """Tried out: not every model takes masks and positions of one's own."""
         if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=self.model.config).layers):
             return False  # one mask serves all layers
