@@ -79,7 +79,8 @@ class Rule(ABC):
     @property
     def supports_trees(self) -> bool:
         """A rule that compares distributions has to know how siblings were drawn: it overrides both of these."""
-        return self.unit == "token" and not self.needs_draft_logits and type(self).layout is Rule.layout
+        tokens_only = not (self.needs_draft_logits or self.keeps_draft_logits or self.draft_layers)
+        return self.unit == "token" and tokens_only and type(self).layout is Rule.layout
 
     def layout(self, draft: list[int]) -> list[int]:
         """The tokens to score: the draft first, then any others whose rows the rule needs; those are dropped again."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from semspec import tree
+from semspec.errors import SemspecError
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows
 from semspec.types import GREEDY, Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
@@ -19,6 +20,7 @@ from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.block import Block
 from semspec.verify.branches import Branches
 from semspec.verify.decide import decide
+from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.traversal import Traversal
 from tests.verify.build import CPU, Crowd, Language
@@ -264,3 +266,27 @@ def test_rules_say_whether_they_take_trees() -> None:
     can = {name for name, rule in rules.items() if rule().supports_trees}
     assert {"exact", "sampling", "traversal", "fly", "topk", "typical", "margin", "threshold"} <= can
     assert not can & {"block", "reflective", "ears", "ensemble"}
+
+
+def test_no_rule_is_given_a_tree_without_what_it_asks_for() -> None:
+    class Sure(Exact):
+        keeps_draft_logits = True
+
+    class Deep(Exact):
+        draft_layers = (1,)
+
+    assert Exact().supports_trees and not Sure().supports_trees and not Deep().supports_trees
+
+
+@pytest.mark.parametrize("last", [None, 0, 7])
+def test_an_accepted_path_is_one(last: int | None) -> None:
+    """A rule that names no last token, another than the path's, or none of the draft's."""
+
+    class Careless(Exact):
+        name = "careless"
+
+        def verify_tree(self, drafts: DraftBatch) -> Decisions:
+            return Decisions(torch.tensor([2]), torch.tensor([3]), last=None if last is None else torch.tensor([last]))
+
+    with pytest.raises(SemspecError, match="'careless' gave an impossible verdict: accepted 2 tokens of a tree"):
+        decide(Careless(), [request(Exact(), 0, (-1, 0, -1, 2), GREEDY)])
