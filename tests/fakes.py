@@ -9,15 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from semspec.model.decode import decode_by_score
+from semspec.model.paged_cache import PagedCache
 from semspec.model.room import EnoughRoom
 from semspec.tree import path
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 Logits = Callable[[list[int]], list[float]]
+PAGE = 8  # tokens
 
 
 @dataclass
@@ -48,33 +52,33 @@ class FakeRunner(EnoughRoom):
     clock: Clock = field(default_factory=Clock)
     seconds: float = 1.0  # per pass, or per token of a roll
     depth: int = 2
-    room: int | None = None  # tokens that all slots hold together
+    room: int | None = None  # tokens that all slots hold together, in pages of a real pool
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     trees: bool = True
 
     def __post_init__(self) -> None:
         self.held: dict[int, list[int]] = {}
         self.diary: list[Pass] = []
+        shape: Any = SimpleNamespace(depth=1, kv_heads=1, head_dim=1)
+        where = self.device, torch.float32
+        self.pages = self.room and PagedCache(shape, self.slots, self.capacity, *where, tokens=self.room, page=PAGE)
 
     @property
     def free(self) -> int:
         return self.slots - len(self.held)
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
-        slot = min(set(range(self.slots)) - self.held.keys())
+        slot = self.pages.acquire() if self.pages else min(set(range(self.slots)) - self.held.keys())
         self.held[slot] = []
         return slot
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        return self.room is not None and self.taken + sum(count for _, count in tokens) > self.room
-
-    @property
-    def taken(self) -> int:
-        """Tokens of all slots, where what two begin with counts once: copies share it."""
-        return len({tuple(held[: i + 1]) for held in self.held.values() for i in range(len(held))})
+        return bool(self.pages and self.pages.lacks(tokens))
 
     def release(self, slot: int) -> None:
         del self.held[slot]
+        if self.pages:
+            self.pages.release(slot)
 
     def length(self, slot: int) -> int:
         return len(self.held[slot])
@@ -82,17 +86,25 @@ class FakeRunner(EnoughRoom):
     def truncate(self, slot: int, length: int) -> None:
         assert 0 <= length <= len(self.held[slot]), "truncation beyond what the slot holds"
         del self.held[slot][length:]
+        if self.pages:
+            self.pages.truncate(slot, length)
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         assert list(rows) == sorted(set(rows)) and all(row < len(self.held[slot]) - start for row in rows)
         self.held[slot][start:] = [self.held[slot][start + row] for row in rows]
+        if self.pages:
+            self.pages.keep(slot, start, rows)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.held[target] = self.held[source][:length]
+        if self.pages:
+            self.pages.copy(source, target, length)
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self.diary.append(Pass("score", {r.slot: len(r.tokens) for r in requests}, self.clock.now))
         self.clock.now += self.seconds
+        if self.pages:
+            self.pages.extend([(r.slot, len(r.tokens)) for r in requests])
         return [self._feed(r) for r in requests]
 
     def _feed(self, request: Score) -> ScoreOutput:
@@ -108,7 +120,6 @@ class FakeRunner(EnoughRoom):
             if i >= len(request.tokens) - request.kept_states:
                 rows.append(self.logits(line))
         assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
-        assert self.room is None or self.taken <= self.room, "a pass that there is no room for"
         logits = torch.tensor(rows).view(len(rows), self.vocab)
         kept = logits[len(logits) - request.keep :]
         return ScoreOutput(kept, {layer: logits + layer for layer in request.layers})

@@ -73,13 +73,11 @@ class MemoryPlan:
 
     @property
     def held(self) -> int:
-        """Tokens that all slots hold together, at most."""
-        most = self.slots * self.context
+        """Tokens that there is memory for; a pool has a page to spare for each slot."""
         if not self.paged:
-            return most
+            return self.slots * self.context
         page = page_of(self.context)
-        wanted = most + self.slots * page if self.tokens is None else self.tokens  # a page may be full in part
-        return page * pages_of(wanted, self.slots, self.context, page)
+        return page * pages_of(self.tokens, self.slots, self.context, page)
 
     @property
     def kv(self) -> int:
@@ -144,10 +142,11 @@ def check(plans: Sequence[MemoryPlan]) -> None:
 def _what_would_fit(plans: list[MemoryPlan], free: int) -> str:
     graphs = sum(plan.graphs for plan in plans)  # fewer slots or less context need no more
     left = free - sum(plan.total - plan.kv for plan in plans)
-    slots, context = max(plan.slots for plan in plans), max(plan.context for plan in plans)
-    tokens = left // max(sum(plan.per_token for plan in plans), 1)
-    if tokens >= context:
-        return f"slots={min(tokens // context, slots)} would fit"
+    alone = [replace(plan, slots=1, tokens=None) for plan in plans]
+    slots, each = max(plan.slots for plan in plans), max(sum(plan.kv for plan in alone), 1)
+    if left >= each:
+        return f"slots={min(left // each, slots)} would fit"
+    tokens = left // max(sum(plan.per_token for plan in plans), 1) - max(plan.held - plan.context for plan in alone)
     if tokens >= 256:
         return f"slots=1, context={tokens // 256 * 256} would fit"
     what = "weights and graphs leave" if graphs else "the weights alone leave"

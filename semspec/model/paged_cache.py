@@ -25,10 +25,11 @@ def page_of(capacity: int) -> int:
     return 128 if capacity >= LONG else 64
 
 
-def pages_of(tokens: int, slots: int, capacity: int, page: int) -> int:
-    """Pages for so many tokens: no fewer than one sequence may need, and no more than all slots can use."""
-    each = -(-capacity // page)
-    return max(each + 1, min(tokens // page, slots * each))  # one more: to write a shared page takes a copy
+def pages_of(tokens: int | None, slots: int, capacity: int, page: int) -> int:
+    """Pages for so many tokens, or for all that slots can hold: no fewer than one sequence may need, and no more than
+    all can use."""
+    each = -(-capacity // page) + 1  # one to spare: to write a shared page takes a copy
+    return slots * each if tokens is None else max(each, min(tokens // page, slots * each))
 
 
 class PagedCache(Cache):
@@ -45,11 +46,10 @@ class PagedCache(Cache):
         """`tokens`: that all slots hold together, at most; None: as many as fit into them."""
         Slots.__init__(self, slots, capacity)
         page = page or page_of(capacity)
-        width = -(-capacity // page)
-        pages = pages_of(slots * width * page if tokens is None else tokens, slots, capacity, page)
+        pages = pages_of(tokens, slots, capacity, page)
         self.blocks = BlockTables(slots, pages, page)
         self._allocate(shape, pages, page, device, dtype)
-        self.tables: Tensor = torch.zeros(slots, width, dtype=torch.int32, device=device)
+        self.tables: Tensor = torch.zeros(slots, -(-capacity // page), dtype=torch.int32, device=device)
 
     def release(self, slot: int) -> None:
         super().release(slot)

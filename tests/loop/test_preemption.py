@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import semspec
 from semspec.draft import ModelDrafter, NoDrafter
 from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.errors import SemspecError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
@@ -53,6 +54,17 @@ def test_everybody_gets_the_whole_text_in_a_cache_for_two(jobs: list[tuple[list[
     made = [Job(prompt, rule_of(name), 3, 40) for prompt, name in jobs]
     tasks, _ = answers(made, room=100, budget=budget)
     assert written(tasks) == [greedy(TARGET, job.prompt, 40) for job in made]
+
+
+@pytest.mark.parametrize("one", range(20, 64, 4))
+def test_a_pool_of_full_size_has_room_for_everybody(one: int) -> None:
+    """Without a prefix cache nobody can be preempted; and nobody has to be, to the end of the context."""
+    for other in range(20, 64, 3):
+        target, executor = FakeRunner(TARGET, VOCAB, slots=2, capacity=64, room=10**6), Executor()
+        jobs = [Job([i] * n, rule_of("none"), 1, 64 - n) for i, n in enumerate((one, other))]
+        tasks = [executor.submit(Decoder(job, target, NoDrafter(), s := Stats()).decode(), s) for job in jobs]
+        executor.run()
+        assert written(tasks) == [greedy(TARGET, job.prompt, 64 - len(job.prompt)) for job in jobs]
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -122,7 +134,7 @@ def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text()
         stats = Stats()
         tasks.append(executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats))
     executor.run()
-    assert isinstance(tasks[1].error, AssertionError) and "slot overflow" in str(tasks[1].error)
+    assert isinstance(tasks[1].error, SemspecError) and "is full: 90 tokens and 1 more" in str(tasks[1].error)
     assert written([tasks[0], tasks[2]]) == [greedy(TARGET, job.prompt, 30) for job in (jobs[0], jobs[2])]
 
 
