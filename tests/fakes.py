@@ -60,7 +60,7 @@ class FakeRunner(EnoughRoom):
         self.held: dict[int, list[int]] = {}
         self.diary: list[Pass] = []
         shape: Any = SimpleNamespace(depth=1, kv_heads=1, head_dim=1)
-        where = self.device, torch.float32
+        where = torch.device("cpu"), torch.float32
         self.pages = self.room and PagedCache(shape, self.slots, self.capacity, *where, tokens=self.room, page=PAGE)
 
     @property

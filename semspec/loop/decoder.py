@@ -78,8 +78,9 @@ class Decoder:
     def decode(self) -> SequenceGenerator:
         slots: list[int] = []
         try:
-            drafts = self.drafter.runners
-            prompts = [self.job.prompt, *[self.job.draft_prompt or self.job.prompt] * len(drafts)]
+            drafts, read = self.drafter.runners, self.job.draft_prompt or self.job.prompt
+            # What is too long for a draft model is never fed to it.
+            prompts = [self.job.prompt, *(read if len(read) <= runner.capacity else () for runner in drafts)]
             slots = yield Acquire([self.target, *drafts], prompts, self.job.salt)
             self.slot, *rest = slots
             self.drafter.begin(rest)

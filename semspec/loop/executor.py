@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from semspec.errors import SemspecError
-from semspec.loop.passes import fitting, ragged, reads
+from semspec.loop.passes import NO_ROOM, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
 from semspec.loop.work import AgainWork, DecodeWork, ScoreWork, Task, Work
@@ -120,16 +120,16 @@ class Executor:
             self._advance(live)
         # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
         # of a batch would alternate for ever, and each round would cost two target passes.
-        stuck = True
+        stuck, moved = list[Runner](), False
         for runner in sorted(self._work, key=lambda runner: not self._drafts(runner)):
-            if self._work[runner]:
-                seconds = self._pass(self._work[runner])
-                stuck &= seconds is None
+            if work := self._work[runner]:
+                stuck.append(work[0].request.runner)
+                seconds = self._pass(work)
+                moved |= seconds is not None
                 busy += seconds or 0.0
                 self._advance(live)
-        if stuck and any(self._work.values()):
-            why = "the cache has no room for what runs, and nothing in it can give way; load more cache tokens"
-            self._end(self.tasks[-1], SemspecError(why))
+        if not moved and (task := youngest(stuck, self.tasks)):
+            self._end(task, SemspecError(NO_ROOM))
         share = max(self.clock() - start - busy, 0.0) / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semspec.loop.work import AgainWork, Task, Work
+from semspec.model.wrapper import unwrap
 from semspec.types import Runner, Score
 
 MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
+NO_ROOM = "the cache has no room for what runs, and nothing in it can give way; load more cache tokens"
 
 
 def fitting(runner: Runner, work: list[Work], tasks: Sequence[Task]) -> list[Work]:
@@ -34,7 +36,18 @@ def fitting(runner: Runner, work: list[Work], tasks: Sequence[Task]) -> list[Wor
 
 
 def _holds(runner: Runner, task: Task) -> bool:
-    return any(owner is runner and runner.length(slot) > len(runner.lost(slot)) for owner, slot in task.slots)
+    """Whether it takes room in this runner's cache, perhaps with what others have read for it."""
+    return any(unwrap(owner).length(slot) > 0 for owner, slot in _shared(runner, task))
+
+
+def youngest(runners: Sequence[Runner], tasks: Sequence[Task]) -> Task | None:
+    """Of those that take room in one of these runners' caches."""
+    return next((task for task in reversed(tasks) if any(_holds(runner, task) for runner in runners)), None)
+
+
+def _shared(runner: Runner, task: Task) -> list[tuple[Runner, int]]:
+    """The task's slots in the cache of this runner, which others may have wrapped in their own ways."""
+    return [(owner, slot) for owner, slot in task.slots if unwrap(owner) is unwrap(runner)]
 
 
 def _needs(work: Sequence[Work]) -> list[tuple[int | None, int]]:
@@ -42,7 +55,7 @@ def _needs(work: Sequence[Work]) -> list[tuple[int | None, int]]:
 
 
 def _preempted(runner: Runner, task: Task) -> bool:
-    return any(runner.preempt(slot) for owner, slot in task.slots if owner is runner)
+    return any(owner.preempt(slot) for owner, slot in _shared(runner, task))
 
 
 def reads(runner: Runner, item: Work, chunk: int) -> bool:

@@ -130,9 +130,10 @@ class PrefixCache(RunnerWrapper):
 
     def preempt(self, slot: int) -> bool:
         held = self._index.tokens[slot][: self._lengths[slot]]
-        if not held:
+        if not self._index.tokens[slot]:
             return False
-        self._lost.setdefault(slot, held)
+        if held:  # else it has only what others read
+            self._lost.setdefault(slot, held)
         self._lengths[slot] = 0
         self._cut(slot, 0)
         return True

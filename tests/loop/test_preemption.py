@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import semspec
 from semspec.draft import ModelDrafter, NoDrafter
 from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.draft.within_context import WithinContext
 from semspec.errors import SemspecError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
@@ -20,7 +23,8 @@ from semspec.loop.work import Task
 from semspec.model import ModelRunner
 from semspec.model.paged_cache import PagedCache
 from semspec.model.prefix_cache import PrefixCache
-from semspec.types import Sampling, Score
+from semspec.model.restricted import RestrictedRunner
+from semspec.types import Drafter, Runner, Sampling, Score
 from tests.fakes import FakeRunner, greedy
 from tests.test_every_rule import DRAFT, RULES, TARGET, VOCAB, rule_of
 
@@ -60,10 +64,8 @@ def test_everybody_gets_the_whole_text_in_a_cache_for_two(jobs: list[tuple[list[
 def test_a_pool_of_full_size_has_room_for_everybody(one: int) -> None:
     """Without a prefix cache nobody can be preempted; and nobody has to be, to the end of the context."""
     for other in range(20, 64, 3):
-        target, executor = FakeRunner(TARGET, VOCAB, slots=2, capacity=64, room=10**6), Executor()
         jobs = [Job([i] * n, rule_of("none"), 1, 64 - n) for i, n in enumerate((one, other))]
-        tasks = [executor.submit(Decoder(job, target, NoDrafter(), s := Stats()).decode(), s) for job in jobs]
-        executor.run()
+        tasks = run(jobs, FakeRunner(TARGET, VOCAB, slots=2, capacity=64, room=10**6))
         assert written(tasks) == [greedy(TARGET, job.prompt, 64 - len(job.prompt)) for job in jobs]
 
 
@@ -125,15 +127,65 @@ def test_a_conversation_is_not_dropped_to_admit_its_own_next_turn() -> None:
     assert target._index.tokens[1] == []
 
 
-def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text() -> None:
-    jobs = [Job([1, 2, 3] * 8, rule_of("exact"), 4, 30), Job([1] * 90, rule_of("none"), 4, 30)]
-    jobs.append(Job([4, 2, 3] * 8, rule_of("exact"), 4, 30))
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=95))
+def run(jobs: Sequence[Job], target: Runner, drafter: Callable[[], Drafter] = NoDrafter) -> list[Task]:
     executor, tasks = Executor(), list[Task]()
     for job in jobs:
         stats = Stats()
-        tasks.append(executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats))
+        tasks.append(executor.submit(Decoder(job, target, drafter(), stats).decode(), stats))
     executor.run()
+    return tasks
+
+
+def test_where_nobody_can_give_way_one_who_holds_room_is_ended_and_nobody_who_waits() -> None:
+    """A bare runner of two slots for two long texts, of which one does not fit, and two short ones behind them."""
+    jobs = [Job([i] * 24, rule_of("none"), 1, 60) for i in range(2)]
+    jobs += [Job([i] * 6, rule_of("none"), 1, 4) for i in range(2)]
+    tasks = run(jobs, FakeRunner(TARGET, VOCAB, slots=2, capacity=90, room=100))
+    assert [task.error is None for task in tasks] == [True, False, True, True]
+    assert "nothing in it can give way" in str(tasks[1].error)
+    del jobs[1], tasks[1]
+    assert written(tasks) == [greedy(TARGET, job.prompt, job.max_new_tokens) for job in jobs]
+
+
+def test_one_that_has_taken_over_a_slot_and_read_nothing_yet_gives_way() -> None:
+    rng = random.Random(1)
+    first, older, added = ([rng.randrange(VOCAB) for _ in range(n)] for n in (50, 60, 5))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=140))
+    (before,) = written(run([Job(first, rule_of("none"), 1, 5)], target))
+    jobs = [Job(older, rule_of("none"), 1, 30), Job([*first, *before, *added], rule_of("none"), 1, 20)]
+    tasks = run(jobs, target)
+    assert written(tasks) == [greedy(TARGET, job.prompt, job.max_new_tokens) for job in jobs]
+    assert tasks[1].stats.preempted
+
+
+def test_drafts_through_a_wrapper_share_the_room_of_those_without() -> None:
+    """As with other tokenizers: slots are those of the draft, and passes go through a runner around it."""
+    jobs = [Job([i, 2, 3] * 10, rule_of("exact"), 3, 40) for i in range(4)]
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90))
+    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=4, capacity=90, room=95))
+    restricted, made = RestrictedRunner(draft, torch.arange(VOCAB)), list[Drafter]()
+
+    def drafter() -> Drafter:
+        made.append(ModelDrafter(restricted if len(made) % 2 else draft))
+        made[-1].runners = [draft]  # type: ignore[misc]
+        return made[-1]
+
+    tasks = run(jobs, target, drafter)
+    assert written(tasks) == [greedy(TARGET, job.prompt, 40) for job in jobs]
+    assert sum(task.stats.preempted for task in tasks) > 0
+
+
+def test_a_prompt_that_is_too_long_for_the_draft_waits_for_no_room_there() -> None:
+    target, draft = (FakeRunner(language, VOCAB, 2, n, room=2 * n) for language, n in ((TARGET, 200), (DRAFT, 64)))
+    job = Job([1, 2, 3] * 50, rule_of("exact"), 3, 20)
+    tasks = run([job], PrefixCache(target), lambda: WithinContext(ModelDrafter(cached := PrefixCache(draft)), cached))
+    assert written(tasks) == [greedy(TARGET, job.prompt, 20)]
+
+
+def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text() -> None:
+    jobs = [Job([1, 2, 3] * 8, rule_of("exact"), 4, 30), Job([1] * 90, rule_of("none"), 4, 30)]
+    jobs.append(Job([4, 2, 3] * 8, rule_of("exact"), 4, 30))
+    tasks = run(jobs, PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=95)))
     assert isinstance(tasks[1].error, SemspecError) and "is full: 90 tokens and 1 more" in str(tasks[1].error)
     assert written([tasks[0], tasks[2]]) == [greedy(TARGET, job.prompt, 30) for job in (jobs[0], jobs[2])]
 

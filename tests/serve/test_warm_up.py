@@ -22,21 +22,24 @@ class Timed(FakeRunner):
     """A pass takes so long for each token, and something once."""
 
     per_token: float = 0.0
+    memory: int | None = None  # tokens of a pass that there is memory for
     device: torch.device = field(default_factory=lambda: torch.device("meta"))  # no CPU
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        if self.memory and sum(len(r.tokens) for r in requests) > self.memory:
+            raise torch.OutOfMemoryError("no memory for what a pass computes")
         rows = super().score(requests)
         self.clock.now += self.per_token * sum(len(r.tokens) for r in requests)
         return rows
 
 
 @pytest.mark.parametrize(
-    ("per_token", "capacity", "room", "budget"),
+    ("per_token", "capacity", "memory", "budget"),
     [(1e-3, 9000, None, 512), (0.13e-3, 9000, None, 2048), (1e-6, 9000, None, 8192), (1e-6, 3000, None, 2048),
      (1e-6, 9000, 5000, 4096)],
 )  # fmt: skip
-def test_a_pass_is_as_large_as_it_may_take(per_token: float, capacity: int, room: int | None, budget: int) -> None:
-    inner = Timed(chain(8), 8, slots=2, capacity=capacity, seconds=0.01, per_token=per_token, room=room)
+def test_a_pass_is_as_large_as_it_may_take(per_token: float, capacity: int, memory: int | None, budget: int) -> None:
+    inner = Timed(chain(8), 8, slots=2, capacity=capacity, seconds=0.01, per_token=per_token, memory=memory)
     target, executor = PrefixCache(inner), Executor()
     pair: Any = SimpleNamespace(target=target, executor=executor)
     measure_budget(pair, inner.clock)
