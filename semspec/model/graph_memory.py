@@ -23,7 +23,7 @@ WORKSPACE = 2 * 32 * 2**20  # of cuBLAS, on the stream of passes and on that of 
 PARTS = 256 * 128  # rows that the programs of attention hold, on a GPU of that many processors
 RULE_ROWS = 160  # of a verification in a graph, at most; larger ones run one operation at a time
 RULE_BUFFERS = (40, RULE_ROWS)  # rows for which logits of both models are kept; a larger batch takes the larger buffer
-RULE_ENTRY = 40  # bytes for each entry of the vocabulary and row: what rules make of both models' logits, in float32
+RULE_ENTRY = 48  # bytes for each entry of the vocabulary and row: what rules make of both models' logits; 45 were taken
 POOLED = 2  # sizes about double from bucket to bucket, so all of them together take twice the largest
 
 
