@@ -79,6 +79,9 @@ MAX_DRAFT_TOKENS = 16  # longest draft that is considered
 INITIAL_LENGTHS = (4, 2, 0)  # tried first; the first of them reads the prompt and is not timed
 INITIAL_LOOKUPS = (0, 2)
 TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft; the decoder takes more after several such rounds
+MIN_ROWS = 3  # passes over trees before a further token's seconds count
+MAX_LEAST = 0.5  # the most that a token of a tree has to be worth: a likely first one is always drafted
+FORGETTING = 0.98  # of that, per round without a tree: what was slow once is tried again
 MIN_SECONDS = 1e-9  # against division by zero
 
 
@@ -105,7 +108,8 @@ class AdaptiveLength:
         # By position; older rounds weigh less.
         self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
         self.draft, self.target = Seconds(through_zero=True), Seconds()
-        self.rows = deque[float](maxlen=RECENT)  # seconds of a further token in a pass over a tree
+        self.rows = deque[float](maxlen=RECENT)  # seconds of a further token in a pass over a tree,
+        self.treeless = 0  # and rounds with drafts since the last such pass
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
@@ -131,6 +135,8 @@ class AdaptiveLength:
         requested = min(made.requested, self.max_tokens)
         if self.rates and not made.prompt:
             self._keep_account(made, requested)
+        if requested and made.timed:
+            self.treeless = 0 if made.scored > made.drafted else self.treeless + 1
         if requested and not made.drafted:  # nothing was found, which says nothing about drafts but what they cost
             if made.timed and made.draft > 0:
                 self.draft.add(requested, made.draft)
@@ -141,15 +147,22 @@ class AdaptiveLength:
             self.draft.add(requested, made.draft)
             self.target.add(requested, made.target if requested else made.target / max(made.tokens, 1))
             if made.scored > made.drafted and 0 in self.target.median:
-                self.rows.append(max(made.target - self.target.of(0), 0.0) / made.scored)
+                row = max(made.target - self.target.of(0), 0.0) / made.scored
+                self.rows.append(min(row, MAX_SLOWDOWN * self.row_seconds) if self.row_seconds else row)
         if self.target.recent:
             self._update_rates()
 
     @property
+    def row_seconds(self) -> float:
+        """Of a further token in a pass over a tree; 0 before several were measured."""
+        return sorted(self.rows)[(len(self.rows) - 1) // 2] if len(self.rows) >= MIN_ROWS else 0.0
+
+    @property
     def least(self) -> float:
-        if not (self.rates and self.rows):
+        if not self.rates:
             return 0.0
-        return sorted(self.rows)[len(self.rows) // 2] * self.rates[self.best]  # what else is written in that time
+        worth = self.row_seconds * self.rates[self.best]  # what else is written in that time
+        return min(worth, MAX_LEAST) * FORGETTING**self.treeless
 
     def _keep_account(self, made: Round, requested: int) -> None:
         """Of what this round cost against the best length, and against the target alone."""
@@ -214,7 +227,7 @@ class RepeatableLength(AdaptiveLength):
         for n in range(self.max_tokens + 1):
             self.draft.add(n, draft_cost * n)
             self.target.add(n, 1 + row_cost * n)
-        self.rows.append(row_cost)
+        self.rows.extend([row_cost] * MIN_ROWS)
         self._update_rates()
 
     def observe(self, made: Round) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from semspec import verify
 from semspec.draft import ModelDrafter
+from semspec.draft.growing import fixed_shape
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.draft_length import (
     TARGET_ONLY_TOKENS,
@@ -24,6 +25,7 @@ from semspec.loop.draft_length import (
 )
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
+from semspec.tree import depths
 from tests.fakes import Clock, FakeRunner, blend, chain, greedy
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -350,3 +352,37 @@ def test_a_token_of_a_tree_has_to_be_worth_its_place() -> None:
     chain_only.observe(Round(4, 4, 3, 0.1, 1.4, scored=4))
     assert chain_only.least == 0.0 == FixedLength(4).least
     assert RepeatableLength(0.1, 0.05).least == pytest.approx(0.05 * max(RepeatableLength(0.1, 0.05).rates))
+
+
+ALONE = Round(0, 0, 4, 0.0, 0.04)
+
+
+@pytest.mark.parametrize("slow", [1, 3, 8])
+def test_a_few_slow_passes_do_not_end_trees_for_good(slow: int) -> None:
+    """A further token costs 0.2 % of a pass, so trees pay; but the first ones meet a busy machine, ten times slower."""
+    policy, sizes = AdaptiveLength(max_tokens=8), list[int]()
+    for _ in range(3000):
+        n = policy.length()
+        assert policy.least <= 0.5, "a likely first token is always drafted"
+        shape = fixed_shape(16, n, 4, round(policy.least, 3)) if n else ()
+        sizes.append(len(shape))
+        longest = max(depths(shape), default=-1) + 1
+        seconds = 0.01 + 0.00002 * len(shape)
+        if slow and len(shape) > longest:
+            slow, seconds = slow - 1, seconds + 0.1
+        tokens = min(longest, 3 if len(shape) > longest else 2) + 1
+        policy.observe(Round(n, longest, tokens, 0.001 * n, seconds, scored=len(shape)) if n else ALONE)
+    assert sum(sizes[-500:]) > 15 * 500
+
+
+def test_trees_that_do_not_pay_are_tried_again_seldom_and_small() -> None:
+    """A further token costs a third of a pass."""
+    policy, extra = AdaptiveLength(max_tokens=4), 0
+    for i in range(2000):
+        n = policy.length()
+        shape = fixed_shape(16, n, 4, round(policy.least, 3)) if n else ()
+        longest = max(depths(shape), default=-1) + 1
+        extra += (len(shape) - longest) * (i > 100)
+        made = Round(n, longest, longest + 1, 0.001, 0.01 + 0.003 * len(shape), scored=len(shape))
+        policy.observe(made if n else ALONE)
+    assert 0 < extra < 100
