@@ -207,7 +207,7 @@ class Decoder:
             self.stats.entropy += float(torch.special.entr(rows.logits[:count].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
         relaxed = [i for i in verdict.relaxed if i < accepted]
-        self.stats.observe(len(draft.tokens), accepted, len(relaxed), bonus=count - accepted)
+        self.stats.observe(len(draft.tokens), accepted, len(relaxed), count - accepted, draft.longest)
         self.drafter.accept(len(self.context) + accepted)
         event = self.commit(tokens[:count], verdict.logprobs, finish)
         event.drafted, event.accepted = len(draft.tokens), accepted

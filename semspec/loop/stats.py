@@ -18,6 +18,7 @@ class Stats:
     """
 
     drafts: Counter[int] = field(default_factory=Counter)  # draft length -> rounds
+    paths: Counter[int] = field(default_factory=Counter)  # the same, of drafts that branch by their longest path
     histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> rounds
     relaxed: int = 0
     bonus: int = 0
@@ -31,9 +32,12 @@ class Stats:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
     calls: Counter[str] = field(default_factory=Counter)  # round trips to servers: target, draft; and "draft lost"
 
-    def observe(self, drafted: int, accepted: int, relaxed: int = 0, bonus: int = 1) -> None:
-        """Record one round."""
+    def observe(
+        self, drafted: int, accepted: int, relaxed: int = 0, bonus: int = 1, longest: int | None = None
+    ) -> None:
+        """Record one round. `longest`: tokens on the longest path, if the draft branches."""
         self.drafts[drafted] += 1
+        self.paths[drafted if longest is None else longest] += 1
         self.histogram[accepted] += 1
         self.relaxed += relaxed
         self.bonus += bonus
@@ -76,13 +80,14 @@ class Stats:
 
     @property
     def drafted_per_position(self) -> list[int]:
-        """Entry i: rounds in which a draft token i was proposed."""
-        longest = max(self.drafts, default=0)
-        return [sum(rounds for n, rounds in self.drafts.items() if n > i) for i in range(longest)]
+        """Entry i: rounds in which a draft token i was proposed, on whichever path."""
+        longest = max(self.paths, default=0)
+        return [sum(rounds for n, rounds in self.paths.items() if n > i) for i in range(longest)]
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
             self.drafts + other.drafts,
+            self.paths + other.paths,
             self.histogram + other.histogram,
             self.relaxed + other.relaxed,
             self.bonus + other.bonus,

@@ -125,7 +125,9 @@ class DraftBatch:
     def uniform(self, purpose: int) -> Tensor:
         """[B, K + 1] noise for each draft position and the one behind; fresh in every round but for TARGET"""
         stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
-        at = self.positions if self.places is None else self.places  # of a tree, each token has its own
+        at = self.positions
+        if self.places is not None:  # each token of a tree has its own: siblings toss apart, whichever path they are on
+            at = torch.cat([self.places[:, 1:] - 1, self.places[:, -1:]], 1)
         return noise.uniform(self.seed[:, None], self.position[:, None] + at, stream[:, None])
 
     def key(self, purpose: int) -> Tensor:

@@ -38,6 +38,14 @@ def test_derived_figures_of_three_rounds() -> None:
     assert stats.drafted_per_position == [3, 3, 3, 2]
 
 
+def test_positions_of_a_tree_are_those_of_its_paths() -> None:
+    stats = observed((4, 1))
+    stats.observe(16, 2, longest=3)
+    stats = Stats.pooled([stats, observed((1, 1))])
+    assert stats.drafted == 21 and stats.drafts == Counter({4: 1, 16: 1, 1: 1})
+    assert (stats.drafted_per_position, stats.accepted_per_position) == ([3, 2, 2, 1], [3, 1])
+
+
 def test_nothing_observed() -> None:
     stats = Stats()
     assert (stats.rounds, stats.drafted, stats.accepted, stats.tokens) == (0, 0, 0, 0)

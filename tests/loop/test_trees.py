@@ -55,8 +55,9 @@ def test_exact_writes_the_targets_text(kind: str, sampling: Sampling) -> None:
 
 def test_a_tree_accepts_more_than_its_first_path() -> None:
     target, draft = FakeRunner(LANGUAGE, VOCAB), FakeRunner(slipping, VOCAB)
-    tau = {kind: decode(target, drafters(draft)[kind], n=200)[2].tau for kind in ("tree", "chain")}
-    assert tau["tree"] > tau["chain"] + 0.3
+    stats = {kind: decode(target, drafters(draft)[kind], n=200)[2] for kind in ("tree", "chain")}
+    assert stats["tree"].tau > stats["chain"].tau + 0.3
+    assert len(stats["tree"].drafted_per_position) == len(stats["chain"].drafted_per_position)
 
 
 @settings(max_examples=25, deadline=None)

@@ -290,3 +290,22 @@ def test_an_accepted_path_is_one(last: int | None) -> None:
 
     with pytest.raises(SemspecError, match="'careless' gave an impossible verdict: accepted 2 tokens of a tree"):
         decide(Careless(), [request(Exact(), 0, (-1, 0, -1, 2), GREEDY)])
+
+
+def test_siblings_toss_coins_of_their_own() -> None:
+    """Of four siblings some passes a coin of 0.3 in 76 % of all rounds, if no two share one; what two paths have in
+    common has one coin, so that both have the same to say about it."""
+    rule, rejecting = make("random:rate=0.3"), torch.full((5, 16), -5.0)
+    rejecting[:, 15] = 5.0
+
+    def accepted(parents: tuple[int, ...]) -> list[tuple[int, ...]]:
+        draft = Draft(list(range(1, 1 + len(parents))), parents=parents)
+        rows = ScoreOutput(rejecting[: len(parents) + 1])
+        asked = [VerifyRequest(rule, draft, rows, Sampling(seed=s), s % 50, s % 7) for s in range(4000)]
+        return [tuple(verdict.taken) for verdict in decide(rule, asked)]
+
+    siblings = accepted((-1, -1, -1, -1))
+    assert sum(map(bool, siblings)) / 4000 == pytest.approx(1 - 0.7**4, abs=0.03)
+    assert len(set(siblings)) == 5, "each of them passes alone at times"
+    twins = accepted((-1, 0, 0))
+    assert sum(map(bool, twins)) / 4000 == pytest.approx(0.3, abs=0.03)
