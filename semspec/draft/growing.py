@@ -29,11 +29,14 @@ from semspec.types import Draft, DraftRequest, Request, Runner, Score, ScoreOutp
 RANKS = (0.65, 0.13, 0.06, 0.035)  # how often the first, second ... sibling is accepted, about; later ones as the last
 
 
+TOP = 4  # branches of a token, if nobody says how many
+
+
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
     size: int = 0  # tokens of a draft; 0: drafts are chains
     depth: int = 0  # tokens on a path; 0: the draft length of the request
-    top: int = 4  # branches of a token
+    top: int = TOP  # branches of a token
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= tree.MAX_TREE:
@@ -42,6 +45,8 @@ class TreeOptions:
             raise BadRequest(f"depth is {self.depth}; give the most tokens on a path, or 0: the draft length")
         if not 1 <= self.top <= tree.MAX_TREE:
             raise BadRequest(f"top is {self.top}; give how many tokens may follow a token, 1 to {tree.MAX_TREE}")
+        if not self.size and (self.depth or self.top != TOP):
+            raise BadRequest("depth and top are for drafts that branch; give tree=... too, the tokens of a draft")
 
     def levels(self, most: int) -> int:
         return min(most, self.depth or most, self.size)
@@ -54,14 +59,13 @@ def grow(
     runner: Runner, slot: int, context: list[int], request: DraftRequest, options: TreeOptions
 ) -> Generator[Request, Any, Draft]:
     """A draft after this context; afterwards the slot holds the context and nothing else."""
-    # The last level is never fed.
+    kind: type[_Likeliest | _Drawn] = _Likeliest if request.sampling.greedy else _Drawn
     levels = options.levels(request.max_tokens)
-    while levels > 1 and len(context) + options.top * (levels - 1) > runner.capacity:
+    space = runner.capacity - len(context)
+    while (growth := kind(context, request, options, levels)).most_fed > space and levels > 1:
         levels -= 1
     feed = context[runner.length(slot) :]
     rows: ScoreOutput = yield Score(runner, slot, feed, 1, drafting=True)
-    greedy = request.sampling.greedy
-    growth: _Likeliest | _Drawn = (_Likeliest if greedy else _Drawn)(context, request, options, levels)
     fed: list[int] = []  # parents in the slot
     chosen = growth.add(rows.logits)
     while chosen:
@@ -80,7 +84,8 @@ class _Likeliest:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.options, self.stop, self.left = options, request.stop, levels
         self.least = math.log(request.least) if request.least > 0 else -math.inf
-        self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))  # all levels but the last are fed
+        self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))
+        self.most_fed = self.width * (levels - 1)  # all levels but the last
         self.tokens, self.parents, self.joint = list[int](), list[int](), list[float]()
         self.frontier = [-1]  # tokens whose successors come next
         self.fed = 0
@@ -122,6 +127,7 @@ class _Drawn:
         self.request, self.start = request, len(context)
         self.shape = fixed_shape(options.size, levels, options.top, round(request.least, 3))
         self.children = [[i for i, parent in enumerate(self.shape) if parent == p] for p in range(-1, len(self.shape))]
+        self.most_fed = sum(map(bool, self.children[1:]))  # whatever is followed by others
         self.tokens: dict[int, int] = {}  # of those that could be drawn
         self.rows: dict[int, Tensor] = {}  # what each was drawn from
         self.frontier, self.level = [-1], 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.early_exit import EarlyExit
-from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.draft.growing import CHAIN, TOP, TreeOptions
 from semspec.draft.head import HeadDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
@@ -64,7 +64,7 @@ class Branching(DrafterKind):
 
     tree: int = 0  # tokens of a draft; 0: drafts are chains
     depth: int = 0  # tokens on a path; 0: the draft length
-    top: int = 4  # branches of a token
+    top: int = TOP  # branches of a token
 
     def __post_init__(self) -> None:
         _ = self.branches  # refuses what is wrong

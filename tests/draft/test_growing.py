@@ -87,6 +87,18 @@ def test_a_drafter_holds_only_the_context_afterwards_and_stays_within_its_slot()
     assert task.error is None
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=3)], ids=["likeliest", "drawn"])
+def test_near_the_end_of_a_slot_paths_are_as_long_as_there_is_room_for(sampling: Sampling) -> None:
+    """The draft's slot has room for some tokens of a wide tree: never for less than is fed, nor for much more."""
+    levels = list[int]()
+    for space in range(0, 70):
+        runner = FakeRunner(chain(VOCAB), VOCAB, capacity=len(CONTEXT) + space)
+        drafter = ModelDrafter(runner, tree=TreeOptions(63, 0, 12))
+        levels.append(draft_of(drafter, CONTEXT, DraftRequest(8, sampling)).longest)
+    assert levels[0] == 1 and levels == sorted(levels), "no overflow, and more with more room"
+    assert levels[63] >= 7, "no more than 63 are fed, however wide a level may be"
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 20, 63])
 def test_a_fixed_shape_has_the_tokens_likeliest_to_be_accepted(size: int) -> None:
     """Against all shapes' tokens, ordered: no token that was left out is likelier than one that is in."""
@@ -136,6 +148,12 @@ def test_lookups_share_their_beginnings() -> None:
 @pytest.mark.parametrize("spec", ["model:tree=64", "ngram:tree=-1", "model:tree=8,top=0", "ngram:tree=8,depth=-2"])
 def test_shapes_that_cannot_be_are_refused(spec: str) -> None:
     with pytest.raises(BadRequest, match=r"tree is|top is|depth is"):
+        REGISTRY.make(spec)
+
+
+@pytest.mark.parametrize("spec", ["model:depth=3,top=2", "model:depth=3", "ngram:top=7", "eagle:somewhere,top=7"])
+def test_options_of_trees_are_refused_where_there_is_none(spec: str) -> None:
+    with pytest.raises(BadRequest, match=r"give tree=... too"):
         REGISTRY.make(spec)
 
 
