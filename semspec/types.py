@@ -241,8 +241,8 @@ class Runner(Protocol):
     def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         """Whether there is room now for a sequence that starts with this prompt."""
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        """Whether there is no room now for so many more tokens of these slots; None: of one not acquired yet."""
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        """Whether there is no room for so many more tokens of these slots (None: of a new one), `without` others."""
 
     def preempt(self, slot: int) -> bool:
         """Give its room to others. Its user does not notice, if `lost` is fed before anything else; False: none won."""

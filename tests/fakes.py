@@ -72,8 +72,8 @@ class FakeRunner(EnoughRoom):
         self.held[slot] = []
         return slot
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        return bool(self.pages and self.pages.lacks(tokens))
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return bool(self.pages and self.pages.lacks(tokens, without))
 
     def release(self, slot: int) -> None:
         del self.held[slot]

@@ -119,6 +119,8 @@ def serve(
     from semspec.serve.metrics import Metrics
     from semspec.serve.server import Server, configure
 
+    if model.of_servers and private_prompts:
+        raise BadRequest("--private-prompts is for models loaded here: servers cache prompts themselves; leave it out")
     if model.sparse is not None and not lossy:
         raise BadRequest("with a sparse plan no answer is lossless; allow that with --allow-lossy, or leave it out")
     settings = replace(

@@ -7,8 +7,11 @@ device is returned as `Change`s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+NONE: Mapping[int, int] = {}
 
 
 class Change(NamedTuple):
@@ -31,12 +34,21 @@ class BlockTables:
     def free(self) -> int:
         return len(self._free)
 
-    def needed(self, slot: int | None, length: int, count: int) -> int:
-        """Free blocks that it takes to write `count` tokens after the first `length` of a slot; None: of a new one."""
+    def uses(self, slots: Sequence[int]) -> Counter[int]:
+        """How many of these slots each block is in."""
+        return Counter(block for slot in slots for block in self.tables[slot])
+
+    def freed(self, dropped: Mapping[int, int]) -> int:
+        """Blocks that are free once so many uses of each are gone."""
+        return sum(self._users[block] == count for block, count in dropped.items())
+
+    def needed(self, slot: int | None, length: int, count: int, dropped: Mapping[int, int] = NONE) -> int:
+        """Free blocks that it takes to write `count` tokens after the first `length` of a slot (None: of a new one),
+        once so many uses of each block are gone."""
         if not count:
             return 0
         table, first = [] if slot is None else self.tables[slot], length // self.size
-        shared = sum(self._users[block] > 1 for block in table[first : self._blocks(length + count)])
+        shared = sum(self._users[b] - dropped.get(b, 0) > 1 for b in table[first : self._blocks(length + count)])
         return max(0, self._blocks(length + count) - len(table)) + shared
 
     def extend(self, slot: int, length: int, count: int) -> list[Change]:

@@ -72,7 +72,7 @@ class Slots:
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         """Make sure that so many more tokens of each slot can be written, before a pass does; here they always can."""
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         """See types.Runner; a slot's own capacity is another matter."""
         return False
 

@@ -7,14 +7,14 @@ is about to read once more, which is little beside the arithmetic of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
-from semspec.model.blocks import BlockTables, Change
+from semspec.model.blocks import NONE, BlockTables, Change
 from semspec.model.cache import Cache, Slots
 from semspec.model.config import Shape
 from semspec.model.kernels import LONG
@@ -60,16 +60,18 @@ class PagedCache(Cache):
         if not length:  # else its pages stay, for what is written instead
             self.blocks.shrink(slot, 0)
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         """With a page to spare for each: a slot that is cut back may have to copy one before it writes."""
-        needed = self._needed(tokens) + len(tokens)
-        if needed > self.blocks.free:
-            self.blocks.shrink_all(self.lengths)
-            needed = self._needed(tokens) + len(tokens)
-        return needed > self.blocks.free
+        if self._needed(tokens) + len(tokens) <= self.blocks.free:
+            return False
+        self.blocks.shrink_all(self.lengths)
+        dropped = self.blocks.uses(without)
+        return self._needed(tokens, dropped) + len(tokens) > self.blocks.free + self.blocks.freed(dropped)
 
-    def _needed(self, tokens: Sequence[tuple[int | None, int]]) -> int:
-        return sum(self.blocks.needed(slot, 0 if slot is None else self.lengths[slot], count) for slot, count in tokens)
+    def _needed(self, tokens: Sequence[tuple[int | None, int]], dropped: Mapping[int, int] = NONE) -> int:
+        """What exceeds a slot's capacity is never written."""
+        at = [(slot, 0 if slot is None else self.lengths[slot], count) for slot, count in tokens]
+        return sum(self.blocks.needed(s, n, min(count, self.capacity - n), dropped) for s, n, count in at)
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         if self._needed(tokens) > self.blocks.free:

@@ -111,21 +111,28 @@ class PrefixCache(RunnerWrapper):
         shared = self._index.common(prompt, salt)
         return not self._lacks([(None, len(prompt) - max(shared.values(), default=0))], shared)
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        return self._lacks([(slot, count if slot is None else self._more(slot, count)) for slot, count in tokens])
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        more = [(slot, count if slot is None else self._more(slot, count)) for slot, count in tokens]
+        return self._lacks(more, without=without)
 
     def _more(self, slot: int, count: int) -> int:
         """What the slot inside will have more when so many tokens are fed, and before them all that it has lost."""
         there = len(self._index.tokens[slot]) - self._lengths[slot]
         return max(0, count + len(self.lost(slot)) - there)
 
-    def _lacks(self, tokens: Sequence[tuple[int | None, int]], wanted: Collection[int] = ()) -> bool:
-        """Idle slots give way, the least recently used first, but those that are wanted last."""
-        while self.inner.lacks(tokens):
-            idle = sorted((slot for slot in self._idle if self._index.tokens[slot]), key=lambda slot: slot in wanted)
-            if not idle:
-                return True
-            self._cut(idle[0], 0)
+    def _lacks(
+        self, tokens: Sequence[tuple[int | None, int]], wanted: Collection[int] = (), without: Sequence[int] = ()
+    ) -> bool:
+        """Idle slots give way where that helps, the least recently used first, but those that are wanted last."""
+        if not self.inner.lacks(tokens, without):
+            return False
+        idle = sorted((slot for slot in self._idle if self._index.tokens[slot]), key=lambda slot: slot in wanted)
+        if self.inner.lacks(tokens, [*idle, *without]):
+            return True
+        for slot in idle:
+            self._cut(slot, 0)
+            if not self.inner.lacks(tokens, without):
+                break
         return False
 
     def preempt(self, slot: int) -> bool:

@@ -2,11 +2,12 @@
 
 The hash of a block covers all blocks before it, so that one look per block finds the slots with the longest common
 beginning, however many slots there are. Hashes only point at candidates: what is shared is compared, so two texts with
-the same hash cost a comparison and nothing else. Plain Python: it knows tokens, not tensors.
+the same hash cost a comparison, and perhaps a prefix that is not found. Plain Python: it knows tokens, not tensors.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 BLOCK = 16  # tokens; a shorter common beginning is chance
@@ -15,6 +16,7 @@ BLOCK = 16  # tokens; a shorter common beginning is chance
 class PrefixIndex:
     def __init__(self, block: int = BLOCK) -> None:
         self.block = block
+        self._start = secrets.randbits(61)  # so that nobody can choose texts with one hash
         self.salts: dict[int, str] = {}  # of each slot: texts are only found by who has the same
         self.tokens: dict[int, list[int]] = {}  # of each slot
         self._hashes: dict[int, list[int]] = {}  # of each slot's whole blocks
@@ -39,7 +41,7 @@ class PrefixIndex:
         if slot in self._hidden:
             return
         for end in range((len(hashes) + 1) * self.block, len(held) + 1, self.block):
-            before = hashes[-1] if hashes else hash(self.salts[slot])
+            before = hashes[-1] if hashes else hash((self._start, self.salts[slot]))
             hashes.append(self._hash(before, held[end - self.block : end]))
             self._holders.setdefault(hashes[-1], {})[slot] = None
 
@@ -57,7 +59,7 @@ class PrefixIndex:
 
     def common(self, text: Sequence[int], salt: str = "") -> dict[int, int]:
         """The slots with the longest common beginning, of at least a block, each with the tokens it shares."""
-        last, holders = hash(salt), dict[int, None]()
+        last, holders = hash((self._start, salt)), dict[int, None]()
         for end in range(self.block, len(text) + 1, self.block):
             last = self._hash(last, text[end - self.block : end])
             if last not in self._holders:
@@ -68,9 +70,10 @@ class PrefixIndex:
 
     def _forget(self, slot: int, blocks: int) -> None:
         for old in self._hashes[slot][blocks:]:
-            del self._holders[old][slot]
-            if not self._holders[old]:
-                del self._holders[old]
+            holders = self._holders.get(old, {})
+            holders.pop(slot, None)  # gone already, if two of its blocks have one hash
+            if not holders:
+                self._holders.pop(old, None)
         del self._hashes[slot][blocks:]
 
     @staticmethod

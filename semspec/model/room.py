@@ -11,7 +11,7 @@ class EnoughRoom:
     def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         return not self.lacks([(None, len(prompt))])
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         return False
 
     def preempt(self, slot: int) -> bool:

@@ -88,8 +88,8 @@ class ModelRunner(EnoughRoom):
     def free(self) -> int:
         return self.cache.free
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        return self.cache.lacks(tokens)
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return self.cache.lacks(tokens, without)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.cache.copy(source, target, length)

@@ -50,8 +50,8 @@ class RunnerWrapper:
     def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         return self.inner.admits(prompt, salt)
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]]) -> bool:
-        return self.inner.lacks(tokens)
+    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return self.inner.lacks(tokens, without)
 
     def preempt(self, slot: int) -> bool:
         return self.inner.preempt(slot)

@@ -167,10 +167,10 @@ def _announce(
     plans: list[MemoryPlan], cache_tokens: int | None, report: Callable[[str], None] | None
 ) -> list[MemoryPlan]:
     """Share the memory there is, report what is needed, and refuse if there is not enough."""
-    if cache_tokens is not None and (cache_tokens < 1 or not any(plan.paged for plan in plans)):
+    if cache_tokens is not None and (cache_tokens < 1 or not plans[0].paged):
         raise BadRequest(
-            f"cache_tokens is {cache_tokens}; give the tokens that all slots hold together, on a GPU: elsewhere each "
-            "slot has room for its whole context"
+            f"cache_tokens is {cache_tokens}; give the tokens that all slots hold together, on a GPU: elsewhere, under "
+            "transformers and with a sparse plan of attention each slot of the target has room for its whole context"
         )
     plans = fitted(plans, cache_tokens)
     if report is not None:

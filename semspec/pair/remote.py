@@ -213,6 +213,7 @@ class RemotePair(Pair):
             "max_thinking_tokens": options.max_thinking_tokens is not None,
             "relax_span": options.relax_span != "all",
             "stop_ids": bool(options.stop_ids),
+            "cache_salt": bool(options.cache_salt),  # their caches are shared by all who ask them
             "ignore_eos": options.ignore_eos,
             "a change of logits (penalties, biases, structured_outputs, ...)": _changes_logits(options),
             "draft_min_p and draft_max_entropy": options.early_exit.enabled,

@@ -125,12 +125,12 @@ class Engine:
 
     @property
     def cache_usage(self) -> float:
-        """The share of the slots' tokens that hold something."""
+        """The share of the cache's tokens that requests hold; beginnings that they share count for each."""
         if self.pair is None or not self.slots:
             return 0.0
         running = [s for r in self.accepted for s in r.sequences if s.started is not None and not s.done]
         held = sum(len(s.ticket.job.prompt) + s.written for s in running)
-        return min(1.0, held / (self.slots * self.pair.target.capacity))
+        return min(1.0, held / memory.cache_tokens(self.pair.target, self.slots))
 
     def check_capacity(self, count: int = 1, client: str = "") -> InFlightRequest | None:
         """Refuse what cannot be accepted now. Where there is no room, a request may have to give way to this one."""

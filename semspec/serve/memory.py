@@ -53,6 +53,13 @@ def _cache_bytes(runner: Runner) -> int:
     return sum(part.nbytes for part in (cache.keys, cache.values)) if cache is not None else 0
 
 
+def cache_tokens(runner: Runner, slots: int) -> int:
+    """That all slots hold together, at most."""
+    blocks = getattr(getattr(unwrap(runner), "cache", None), "blocks", None)
+    most = slots * runner.capacity
+    return most if blocks is None else min(most, blocks.blocks * blocks.size)
+
+
 def expected(pair: Pair, draft_tokens: int) -> dict[str, int | None]:
     """MiB that this process has now, and will have at most."""
     resident = resident_mib()

@@ -99,7 +99,7 @@ class Metrics:
         self._gauge("num_requests_running", "Slots in use.").set_function(lambda: engine.running)
         self._gauge("num_requests_waiting", "Sequences without a slot.").set_function(lambda: engine.waiting)
         self._gauge("num_slots", "Slots.").set_function(lambda: engine.slots)
-        self._gauge("kv_cache_usage_perc", "Share of the slots' tokens in use, 0 to 1.").set_function(
+        self._gauge("kv_cache_usage_perc", "Share of the cache's tokens in use, 0 to 1.").set_function(
             lambda: engine.cache_usage
         )
         self._own.register(PrefixCache(engine))

@@ -42,6 +42,7 @@ def test_serve_refuses_at_the_start_what_its_servers_cannot_do(semspec, servers:
         (["--verifier", "exact"], "compares single tokens"),
         (["--verifier", "semantic+"], "no judge"),
         (["--verifier", "likely-step", "--no-allow-lossy"], "lossy"),
+        (["--verifier", "likely-step", "--private-prompts"], "--private-prompts is for models loaded here"),
     ):
         told = semspec("serve", "--target", target.url, "--draft", draft.url, "--port", 0, *more)
         assert told.returncode == 2 and word in told.stderr and "Traceback" not in told.stderr

@@ -131,6 +131,7 @@ def test_only_the_target_ends_the_thinking(target: Fake, draft: Fake) -> None:
         ({"verifier": "none", "logprobs": 2}, "logprobs cannot"),
         ({"verifier": "none", "max_new_tokens": 9999}, "context of 4096"),
         ({"verifier": "none", "ignore_eos": True}, "ignore_eos cannot"),
+        ({"verifier": "none", "cache_salt": "mine"}, "cache_salt cannot"),
     ],
 )
 def test_what_servers_cannot_do_is_refused_before_anything_is_asked(

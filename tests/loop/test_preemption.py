@@ -182,6 +182,22 @@ def test_a_prompt_that_is_too_long_for_the_draft_waits_for_no_room_there() -> No
     assert written(tasks) == [greedy(TARGET, job.prompt, 20)]
 
 
+def test_a_prompt_that_has_to_wait_drops_no_cached_beginning() -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=130)
+    target, executor = PrefixCache(inner), Executor()
+    run([Job([1, 2, 3, 4] * 10, rule_of("none"), 1, 2)], target)
+    jobs = [Job([4, 5] * 20, rule_of("none"), 1, 45), Job([6, 7] * 44, rule_of("none"), 1, 2)]
+    tasks = list[Task]()
+    for job in jobs:
+        stats = Stats()
+        tasks.append(executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats))
+        executor.tick()
+        executor.tick()
+    assert executor._slots and max(len(target._index.tokens[slot]) for slot in target._idle) == 41
+    executor.run()
+    assert written(tasks) == [greedy(TARGET, job.prompt, job.max_new_tokens) for job in jobs]
+
+
 def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text() -> None:
     jobs = [Job([1, 2, 3] * 8, rule_of("exact"), 4, 30), Job([1] * 90, rule_of("none"), 4, 30)]
     jobs.append(Job([4, 2, 3] * 8, rule_of("exact"), 4, 30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,5 @@ def test_where_slots_cannot_all_be_full_they_share_what_there_is(target_folder: 
     assert memory_plan.fitted([here]) == [here], "on a CPU a slot has room for its whole context"
     with pytest.raises(BadRequest, match="cache_tokens is 640; give the tokens that all slots hold together, on a GPU"):
         semspec.load(target_folder, device="cpu", cache_tokens=640)
+    with pytest.raises(BadRequest, match="with a sparse plan of attention each slot of the target has room"):
+        loading._announce([replace(plans[0], paged=False), plans[1]], 640, None)

@@ -312,6 +312,17 @@ def test_faults_of_the_index_are_noticed(fault: str, monkeypatch: pytest.MonkeyP
     assert any(wrong_about(PrefixIndex(block=2), history, text) for text in texts)
 
 
+def test_blocks_of_one_slot_with_one_hash_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixIndex, "_hash", staticmethod(lambda before, tokens: 7))
+    index = PrefixIndex(4)
+    for slot in range(2):
+        index.add(slot)
+        index.append(slot, [slot] * 12)
+    index.cut(0, 4)
+    index.drop(0)
+    assert index.common([1] * 9) == {1: 9}
+
+
 def test_what_one_salt_has_read_another_does_not_find() -> None:
     """Neither in an idle slot, nor in one that is in use, nor in the same pass; the same salt finds it."""
     inner = FakeRunner(TARGET, VOCAB, slots=4)

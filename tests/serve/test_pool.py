@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from semspec import Pair
 from semspec.model import ModelRunner
 from semspec.model.paged_cache import PagedCache
 from semspec.model.wrapper import unwrap
+from semspec.serve.engine import Engine
 from semspec.serve.limits import Limits, Settings
 from tests.serve.live import Live, serving
 
@@ -42,6 +44,15 @@ def pool(target_folder: Path, draft_folder: Path) -> Iterator[tuple[Live, Pair]]
 def body(i: int) -> dict[str, Any]:
     options = {"model": "pool", "max_tokens": 20 + 5 * (i % 7), "temperature": 0.0, "seed": i, "ignore_eos": True}
     return options | METHODS[i % len(METHODS)] | {"prompt": SYSTEM * (i % 2) + "one two three " * (1 + i % 4)}
+
+
+def test_usage_is_that_of_the_pool(pool: tuple[Live, Pair]) -> None:
+    _, pair = pool
+    ticket = SimpleNamespace(job=SimpleNamespace(prompt=[1] * 180))
+    sequence = SimpleNamespace(started=1.0, done=False, written=20, ticket=ticket)
+    request = SimpleNamespace(sequences=[sequence])
+    engine: Any = SimpleNamespace(pair=pair, slots=8, accepted=[request])
+    assert Engine.cache_usage.fget(engine) == 0.5  # type: ignore[attr-defined]
 
 
 def test_everybody_gets_the_text_he_gets_alone(pool: tuple[Live, Pair]) -> None:
