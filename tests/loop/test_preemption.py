@@ -225,3 +225,15 @@ def test_a_real_pair_in_few_pages(rule: str, target_folder: Path, draft_folder: 
         cache.close()
         pages = cache.inner.cache  # type: ignore[attr-defined]
         assert isinstance(pages, PagedCache) and pages.blocks.free == pages.blocks.blocks
+
+
+def test_trees_of_a_real_draft_model_in_few_pages(target_folder: Path, draft_folder: Path, pair: semspec.Pair) -> None:
+    small = semspec.load(target_folder, draft_folder, device="cpu", slots=4, context=256)
+    assert isinstance(small.draft, ModelRunner)
+    small.draft = ModelRunner(small.draft.transformer, 4, 256, small.draft.vocab, tokens=200, page=8)
+    texts = ["the quick brown fox " * n for n in (4, 5, 6, 7)]
+    options = {"drafter": "model:tree=40,top=6", "max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 5}
+    results = small.wrapped(PrefixCache).generate(texts, verifier="exact", **options)
+    plenty = pair.generate(texts, verifier="exact", **options)
+    assert [(r.tokens, r.stats.drafts) for r in results] == [(r.tokens, r.stats.drafts) for r in plenty]
+    assert sum(r.stats.preempted for r in results) > 0
