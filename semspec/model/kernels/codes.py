@@ -42,8 +42,8 @@ fma.rn.bf16x2 $0, s, f, a;
 fma.rn.bf16x2 $1, t, f, b;
 }
 """)
-# 128 + the code, less 136.
-INT4_ASM = tl.constexpr("""
+# 128 + the code, less 136; or plus a number for each half, that of a zero: -(128 + zero).
+_INT4 = """
 {
 .reg .b32 a, b, s, t, f, c;
 mov.b32 f, 0x3f803f80;
@@ -56,31 +56,14 @@ lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
 lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
 lop3.b32 s, s, 0x000f000f, 0x43004300, 0xea;
 lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-fma.rn.bf16x2 $0, a, f, c;
-fma.rn.bf16x2 $1, b, f, c;
-fma.rn.bf16x2 $2, s, f, c;
-fma.rn.bf16x2 $3, t, f, c;
+fma.rn.bf16x2 $0, a, f, %s;
+fma.rn.bf16x2 $1, b, f, %s;
+fma.rn.bf16x2 $2, s, f, %s;
+fma.rn.bf16x2 $3, t, f, %s;
 }
-""")
-# 128 + the code, plus a number for each half: that of a zero, -(128 + zero).
-INT4_ZERO_ASM = tl.constexpr("""
-{
-.reg .b32 a, b, s, t, f;
-mov.b32 f, 0x3f803f80;
-prmt.b32 a, $4, 0, 0x4140;
-prmt.b32 b, $4, 0, 0x4342;
-shr.b32 s, a, 4;
-shr.b32 t, b, 4;
-lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
-lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
-lop3.b32 s, s, 0x000f000f, 0x43004300, 0xea;
-lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-fma.rn.bf16x2 $0, a, f, $5;
-fma.rn.bf16x2 $1, b, f, $6;
-fma.rn.bf16x2 $2, s, f, $7;
-fma.rn.bf16x2 $3, t, f, $8;
-}
-""")
+"""
+INT4_ASM = tl.constexpr(_INT4 % ("c", "c", "c", "c"))
+INT4_ZERO_ASM = tl.constexpr(_INT4 % ("$5", "$6", "$7", "$8"))
 # e2m1's exponent is a bfloat16's but for a factor of 2^126.
 FP4_ASM = tl.constexpr("""
 {

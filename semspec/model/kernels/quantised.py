@@ -177,7 +177,8 @@ def _quantised_product(
     BYTES: tl.constexpr = INPUTS // HALVES
     STEP: tl.constexpr = BLOCK_K * UNROLL
     split = tl.program_id(1)
-    m, n, k = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = x + m[:, None] * INPUTS
     each: tl.constexpr = (BYTES + STEP * SPLITS - 1) // (STEP * SPLITS) * STEP
     inside, exists = m < rows, n < outputs
     begin = split * each
@@ -195,30 +196,46 @@ def _quantised_product(
     for step in tl.range(0, each, STEP, num_stages=STAGES):  # said here, so that scales are part of the pipeline too
         for tile in tl.static_range(UNROLL):
             start = begin + step + tile * BLOCK_K
-            known = inside[:, None] & (start + k < BYTES)[None, :]
-            from_x = x + m[:, None] * INPUTS + (HALVES * start + k)[None, :]
-            a = tl.load(from_x, mask=known, other=0.0)
-            b = a
-            if HALVES == 2:
-                b = tl.load(from_x + BLOCK_K, mask=known, other=0.0)
-            sum = _add(
-                sum, from_n, of_n, scales, zeros, scale_group, a, b, start, exists,
-                INPUTS, BLOCK_K, KIND, GROUP, ZEROS, SWAP, ASM,
+            sum, other = add_tile(
+                sum, other, row, inside, from_n, from_up, of_n, of_up, scales, zeros, scale_group, start, exists,
+                INPUTS, BLOCK_K, KIND, GROUP, ZEROS, GATED, SWAP, ASM,
             )  # fmt: skip
-            if GATED:
-                other = _add(
-                    other, from_up, of_up, scales, zeros, scale_group, a, b, start, exists,
-                    INPUTS, BLOCK_K, KIND, GROUP, ZEROS, SWAP, ASM,
-                )  # fmt: skip
     if SWAP:
         sum, other = tl.trans(sum), tl.trans(other)
-    sum = _finished(sum, scales + of_n, gain, bias, n, exists, split, GROUP, GAIN, BIASED)
+    sum = finished(sum, scales + of_n, gain, bias, n, exists, split, GROUP, GAIN, BIASED)
     if GATED:
-        other = _finished(other, scales + of_up, gain, bias, up, exists, split, GROUP, GAIN, BIASED)
+        other = finished(other, scales + of_up, gain, bias, up, exists, split, GROUP, GAIN, BIASED)
         sum, other = rounded(sum, out), rounded(other, out)
         sum = rounded(activated(sum, SILU), out) * other
     target = out + (split * rows + m)[:, None].to(tl.int64) * out_stride + n[None, :]
     tl.store(target, sum, mask=inside[:, None] & exists[None, :])
+
+
+@triton.jit
+def add_tile(
+    sum, other, row, inside, from_n, from_up, of_n, of_up, scales, zeros, scale_group, start, exists,
+    INPUTS: tl.constexpr, BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
+    GATED: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Both sums (the second only with a gate), and the products of rows of x with one tile of codes."""
+    HALVES: tl.constexpr = 1 if KIND < INT4 else 2
+    k = tl.arange(0, BLOCK_K)
+    known = inside[:, None] & (start + k < INPUTS // HALVES)[None, :]
+    from_x = row + (HALVES * start + k)[None, :]
+    a = tl.load(from_x, mask=known, other=0.0)
+    b = a
+    if HALVES == 2:
+        b = tl.load(from_x + BLOCK_K, mask=known, other=0.0)
+    sum = _add(
+        sum, from_n, of_n, scales, zeros, scale_group, a, b, start, exists,
+        INPUTS, BLOCK_K, KIND, GROUP, ZEROS, SWAP, ASM,
+    )  # fmt: skip
+    if GATED:
+        other = _add(
+            other, from_up, of_up, scales, zeros, scale_group, a, b, start, exists,
+            INPUTS, BLOCK_K, KIND, GROUP, ZEROS, SWAP, ASM,
+        )  # fmt: skip
+    return sum, other
 
 
 @triton.jit
@@ -229,14 +246,11 @@ def _add(
     """The sum and the product with one tile of codes."""
     HALVES: tl.constexpr = 1 if KIND < INT4 else 2
     at = start + tl.arange(0, BLOCK_K)
-    where = _outer(codes, at, SWAP)
     known = _outer(exists, at < INPUTS // HALVES, SWAP, False)
-    raw = tl.load(where, mask=known, other=0, eviction_policy="evict_first")
+    raw = tl.load(_outer(codes, at, SWAP), mask=known, other=0, eviction_policy="evict_first")
     first = HALVES * start
     scale, zero = _of_group(scales, zeros, own, first, scale_group, exists, INPUTS, GROUP, ZEROS)
-    second, low, high = scale, zero, zero
-    w = raw
-    v = raw
+    second, low, high, w, v = scale, zero, zero, raw, raw
     if HALVES == 1:
         w = whole_codes(raw, a.dtype, KIND, ASM)
     else:
@@ -325,7 +339,7 @@ def _add_half(sum, a, w, scale, zero, GROUP: tl.constexpr, ZEROS: tl.constexpr, 
 
 
 @triton.jit
-def _finished(sum, scales, gain, bias, n, exists, split, GROUP: tl.constexpr, GAIN: tl.constexpr, BIASED: tl.constexpr):
+def finished(sum, scales, gain, bias, n, exists, split, GROUP: tl.constexpr, GAIN: tl.constexpr, BIASED: tl.constexpr):
     if GROUP == 0:
         sum *= tl.load(scales, mask=exists, other=0.0).to(tl.float32)[None, :]
     if GAIN:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semspec.model.kernels.codes import INT4, KINDS
 from semspec.model.kernels.gemm import activated, rounded
-from semspec.model.kernels.quantised import ANY_ZEROS, NO_ZEROS, _add, _finished, packed, suits
+from semspec.model.kernels.quantised import ANY_ZEROS, NO_ZEROS, add_tile, finished, packed, suits
 from semspec.model.kernels.tiles import card_of, fit_shared
 from semspec.model.quantised import QuantisedLinear
 
@@ -70,7 +70,7 @@ def _experts(
     ALL: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     own = tl.program_id(1)
     count, e = tl.load(listed + own), tl.load(listed + experts + own).to(tl.int64)
-    n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     up, exists = n + OUTPUTS, n < OUTPUTS
     from_n, from_up = codes + (e * ALL + n) * BYTES, codes + (e * ALL + up) * BYTES
     scales += e * scale_expert
@@ -85,25 +85,14 @@ def _experts(
         sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         other = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in tl.range(0, BYTES, BLOCK_K, num_stages=STAGES):
-            known = inside[:, None] & (start + k < BYTES)[None, :]
-            from_x = row + (HALVES * start + k)[None, :]
-            a = tl.load(from_x, mask=known, other=0.0)
-            b = a
-            if HALVES == 2:
-                b = tl.load(from_x + BLOCK_K, mask=known, other=0.0)
-            sum = _add(
-                sum, from_n, of_n, scales, zeros, scale_group, a, b, start, exists,
-                INPUTS, BLOCK_K, KIND, GROUP, ZEROS, False, ASM,
+            sum, other = add_tile(
+                sum, other, row, inside, from_n, from_up, of_n, of_up, scales, zeros, scale_group, start, exists,
+                INPUTS, BLOCK_K, KIND, GROUP, ZEROS, GATED, False, ASM,
             )  # fmt: skip
-            if GATED:
-                other = _add(
-                    other, from_up, of_up, scales, zeros, scale_group, a, b, start, exists,
-                    INPUTS, BLOCK_K, KIND, GROUP, ZEROS, False, ASM,
-                )  # fmt: skip
-        sum = _finished(sum, scales + of_n, gain, x, n, exists, 0, GROUP, GAIN, False)
+        sum = finished(sum, scales + of_n, gain, x, n, exists, 0, GROUP, GAIN, False)
         place = pick.to(tl.int64)
         if GATED:
-            other = _finished(other, scales + of_up, gain, x, up, exists, 0, GROUP, GAIN, False)
+            other = finished(other, scales + of_up, gain, x, up, exists, 0, GROUP, GAIN, False)
             sum = rounded(activated(rounded(sum, out), SILU), out) * rounded(other, out)
         else:
             sum *= tl.load(weights + pick, mask=inside, other=0.0)[:, None]
