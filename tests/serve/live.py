@@ -46,6 +46,13 @@ class Live:
         assert found, f"there is no metric {name}"
         return sum(float(value) for _, value in found)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is decoded inside: who is answered stays so, however fast or slow the machine is."""
+        assert self.engine.pair is not None
+        with self.engine.pair.executor.lock:
+            yield
+
     def idle(self, seconds: float = 10.0) -> bool:
         """Whether every slot comes back, on both models, and nothing is left waiting."""
         pair = self.engine.pair

@@ -29,13 +29,14 @@ LONG: dict[str, Any] = {"model": "tiny", "prompt": "the quick", "max_tokens": 80
 
 def test_who_finds_the_queue_full_is_told_when_to_come_back(tiny: Live):
     with ThreadPoolExecutor(8) as threads:  # two slots and a queue of six
-        running = [threads.submit(tiny.post, "/v1/completions", LONG | {"max_tokens": 80}) for _ in range(8)]
-        assert until(lambda: tiny.engine.live == 8)
-        refusal = tiny.post("/v1/completions", LONG)
-        assert refusal.status_code == 429 and refusal.json()["error"]["type"] == "rate_limit_error"
-        assert 1 <= int(refusal.headers["retry-after"]) <= 60
-        with pytest.raises(openai.RateLimitError):
-            tiny.openai().completions.create(model="tiny", prompt="x", n=2)
+        with tiny.held():
+            running = [threads.submit(tiny.post, "/v1/completions", LONG | {"max_tokens": 80}) for _ in range(8)]
+            assert until(lambda: tiny.engine.live == 8)
+            refusal = tiny.post("/v1/completions", LONG)
+            assert refusal.status_code == 429 and refusal.json()["error"]["type"] == "rate_limit_error"
+            assert 1 <= int(refusal.headers["retry-after"]) <= 60
+            with pytest.raises(openai.RateLimitError):
+                tiny.openai().completions.create(model="tiny", prompt="x", n=2)
         texts = {answer.result().json()["choices"][0]["text"] for answer in running}
     assert len(texts) == 1, "those who waited got the same answer as those who did not"
     assert tiny.idle() and tiny.post("/v1/completions", LONG | {"max_tokens": 2}).status_code == 200
