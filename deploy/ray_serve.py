@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -63,6 +64,7 @@ async def end_with(engine: Any) -> None:
     """Ray replaces a replica that ends."""
     while engine.state != "failed":
         await asyncio.sleep(1)
+    print(f"semspec: {engine.error}", file=sys.stderr, flush=True)
     os._exit(1)
 
 

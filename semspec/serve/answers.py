@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -28,6 +29,14 @@ class Call:
     id: str
     name: str
     arguments: str = ""
+
+
+def parsed(arguments: str) -> Any:
+    """For the APIs that send an object: empty where the answer was cut inside it, or is nested without end."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return {}
 
 
 @dataclass
@@ -103,6 +112,7 @@ class Answer(ABC):
         self.id, self.model, self.created = f"{self.prefix}-{name}", model, int(time.time())
         self.choices, self.n, self.trace, self.detailed = choices, n, trace, detailed
         self.include_usage, self.prompt_tokens = include_usage, prompt_tokens
+        self.cached_tokens = 0  # of the prompt; known when a stream begins
         self.finished: list[Finished] = []
 
     @abstractmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from semspec.serve.answers import parsed
 from semspec.serve.blocks import Block, BlockAnswer, Events
 from semspec.serve.http_errors import HttpError
 from semspec.serve.report import metrics_of, usage_of
@@ -18,7 +18,8 @@ class MessagesAnswer(BlockAnswer):
     prefix = "msg"
 
     def opening(self) -> Events:
-        return [{"type": "message_start", "message": self._message([], self.prompt_tokens, 0)}]
+        usage = _usage(self.prompt_tokens, self.cached_tokens, 0)
+        return [{"type": "message_start", "message": self._message([], usage)}]
 
     def opened(self, block: Block) -> Events:
         return [{"type": "content_block_start", "index": block.index, "content_block": _block(block, empty=True)}]
@@ -31,16 +32,13 @@ class MessagesAnswer(BlockAnswer):
         return [{"type": "content_block_stop", "index": block.index}]
 
     def closing(self) -> Events:
-        usage = {"output_tokens": usage_of(self.finished, self.n)["completion_tokens"]}
-        return [{"type": "message_delta", "delta": self._ending(), "usage": usage}, {"type": "message_stop"}]
+        return [{"type": "message_delta", "delta": self._ending(), "usage": self._used()}, {"type": "message_stop"}]
 
     def failure(self, error: HttpError) -> Events:
         return [error.body_at("/v1/messages")]
 
     def whole(self) -> dict[str, Any]:
-        counts = usage_of(self.finished, self.n)
-        content = [_block(block) for block in self.blocks]
-        message = self._message(content, counts["prompt_tokens"], counts["completion_tokens"])
+        message = self._message([_block(block) for block in self.blocks], self._used())
         return message | self._ending() | {"metrics": metrics_of(self.finished, self.detailed)}
 
     def _ending(self) -> dict[str, Any]:
@@ -48,11 +46,24 @@ class MessagesAnswer(BlockAnswer):
         reason = "stop_sequence" if by and finish == "stop" else REASONS.get(finish, "end_turn")
         return {"stop_reason": reason, "stop_sequence": by}
 
-    def _message(self, content: list[dict[str, Any]], read: int, written: int) -> dict[str, Any]:
+    def _used(self) -> dict[str, int]:
+        counts = usage_of(self.finished, self.n)
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
+        return _usage(counts["prompt_tokens"], cached, counts["completion_tokens"])
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": read, "output_tokens": written},
+            "stop_reason": None, "stop_sequence": None, "usage": usage,
         }  # fmt: skip
+
+
+def _usage(prompt: int, cached: int, written: int) -> dict[str, int]:
+    """Input tokens are those that were read; to write them into a cache costs nothing here."""
+    return {
+        "input_tokens": prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
+        "output_tokens": written,
+    }  # fmt: skip
 
 
 def _block(block: Block, empty: bool = False) -> dict[str, Any]:
@@ -61,8 +72,4 @@ def _block(block: Block, empty: bool = False) -> dict[str, Any]:
         return {"type": "text", "text": text}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
-    try:
-        given = json.loads(text or "{}")
-    except ValueError:  # the answer was cut inside them
-        given = {}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": given}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": parsed(text)}

@@ -58,6 +58,7 @@ class Service:
         answer, request = await unless_gone(http, self._start(http, body, shape))
         if body.stream:
             await unless_gone(http, begun(request))  # what fails before has a status of its own
+            answer.cached_tokens = request.cached_tokens
             http.scope["takes_comments"] = answer.media_type == "text/event-stream"
             return AnswerStream(http, answer, request, self.settings.limits.delivery_seconds)
         return JSONResponse(await unless_gone(http, collect(answer, request, http)))

@@ -190,7 +190,8 @@ class Engine:
                 if self._requests:
                     self._tick(self.pair)
         except BaseException as error:
-            log.error("the engine has failed", exc_info=True)
+            if not (self.state == "loading" and isinstance(error, SemspecError)):  # those are told by who started it
+                log.error("the engine has failed", exc_info=True)
             self.error, self.state = error, "failed"
             for request in list(self._requests):
                 self._end(request, SemspecError("the server has failed"))

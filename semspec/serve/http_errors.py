@@ -25,6 +25,7 @@ KINDS = {
 }
 MAX_MESSAGE = 2000  # characters; an error may quote what a client sent
 MAX_LOCATION = 100
+BODY = "model_attributes_type"  # also what is wrong with a body that was not said to be JSON
 TRIED = ("int", "str", "float", "bool")
 MESSAGES = {  # where pydantic's own message would describe the validator rather than the field
     "json_invalid": "is not valid JSON",
@@ -39,6 +40,7 @@ MESSAGES = {  # where pydantic's own message would describe the validator rather
     "int_type": "has to be a whole number",
     "int_parsing": "has to be a whole number",
     "int_from_float": "has to be a whole number",
+    "int_parsing_size": "has too many digits",
     "float_type": "has to be a number",
     "float_parsing": "has to be a number",
     "bool_type": "has to be true or false",
@@ -46,7 +48,7 @@ MESSAGES = {  # where pydantic's own message would describe the validator rather
     "none_required": "has to be null",
     "string_unicode": "has half a character in it; send whole ones",
     "finite_number": "has to be a finite number",
-    "model_attributes_type": "has to be a JSON object, sent with the header Content-Type: application/json",
+    BODY: "has to be a JSON object",
     "union_tag_invalid": "is of a type that is not known here",
     "union_tag_not_found": "has no type that is known here",
 }
@@ -104,8 +106,9 @@ def explain(error: RequestValidationError) -> str:
     """What is wrong with a body, in one line; values are not repeated, they may be anybody's text."""
     # Of alternatives, the one that fitted best; our own checks say more than that a list is no text.
     first = max(error.errors(), key=lambda found: (len(found["loc"]), found["type"] == "value_error"))
-    # Between field names and indices pydantic puts what it tried, such as "function-after[..., str]" or "int".
-    parts = [str(p) for p in first["loc"][1:] if isinstance(p, int) or (p.isidentifier() and p not in TRIED)]
+    # Between field names and indices pydantic puts what it tried: "function-after[..., str]", "int", a class's name.
+    own = [p for p in first["loc"][1:] if isinstance(p, int) or (p.isidentifier() and p.islower() and p not in TRIED)]
+    parts = [str(p) for p in own]
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:MAX_LOCATION]
         if name in Speculation.model_fields:
@@ -119,7 +122,8 @@ def explain(error: RequestValidationError) -> str:
     if first["type"] == "value_error":
         return f"{where}: {first['msg'].removeprefix('Value error, ')}"
     if first["type"] in MESSAGES:
-        return f"{where} {MESSAGES[first['type']]}"
+        sent = ", sent with the header Content-Type: application/json" if first["type"] == BODY and not parts else ""
+        return f"{where} {MESSAGES[first['type']]}{sent}"
     if first["type"] in ("too_long", "string_too_long"):
         return f"{where} is too long; send at most {first['ctx']['max_length']} of what it consists of"
     return f"{where} {SUBJECT.sub('has to', first['msg'])}"

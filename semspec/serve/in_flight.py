@@ -73,6 +73,12 @@ class InFlightRequest:
         """Whether it has, or has had, a slot."""
         return any(sequence.started is not None or sequence.done for sequence in self.sequences)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of its first prompt, that were not read; known once an answer has begun."""
+        first = self.sequences[0].ticket
+        return min(first.stats.cached_tokens, len(first.job.prompt))
+
     async def __aenter__(self) -> InFlightRequest:
         return self
 

@@ -6,7 +6,7 @@ import datetime
 import json
 from typing import Any
 
-from semspec.serve.answers import Answer
+from semspec.serve.answers import Answer, parsed
 from semspec.serve.deltas import Delta, Finished
 from semspec.serve.http_errors import HttpError
 
@@ -55,7 +55,7 @@ class OllamaAnswer(Answer):
             message["thinking"] = texts["reasoning"]
         if calls:
             message["tool_calls"] = [
-                {"function": {"index": i, "name": call.name, "arguments": _object(call.arguments)}}
+                {"function": {"index": i, "name": call.name, "arguments": parsed(call.arguments)}}
                 for i, call in enumerate(calls)
             ]
         return message
@@ -78,10 +78,3 @@ class OllamaTextAnswer(OllamaAnswer):
     def _said(self, texts: dict[str, str], calls: list[Any]) -> dict[str, Any]:
         thinking = {"thinking": texts["reasoning"]} if texts["reasoning"] else {}
         return self._head() | {"response": texts["content"], **thinking, "done": False}
-
-
-def _object(text: str) -> Any:
-    try:
-        return json.loads(text or "{}")
-    except ValueError:
-        return {}

@@ -7,6 +7,7 @@ does and gives up, in words, beyond its own limits. It neither fetches nor opens
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -27,6 +28,8 @@ MAX_GRAMMAR = 30_000
 MAX_CHOICES = 1_000
 MAX_CHOICE = 30_000  # characters of all choices
 MAX_MESSAGE = 300  # characters of the library's own words
+# What it says around an error of a schema that is part of a grammar of ours (`CALLS`).
+IN_OURS = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: | \d+ \| start: .*$")
 # A lexer's states are kept as long as its grammar is, and take up to 3 kB each: all grammars together below 500 MB.
 CACHED = 8  # compiled grammars
 LIMITS: dict[str, Any] = {"max_lexer_states": 20_000, "verbose_errors": False}  # the rest are the library's own
@@ -180,4 +183,5 @@ class Grammars:
 def reason(matcher: Any) -> str:
     """Why a matcher has failed, in the library's words."""
     text = " ".join(str(matcher.get_error()).replace("<non-verbose/>", "").split())
+    text = IN_OURS.sub("", text).replace("Expected f64", "Expected number")
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."

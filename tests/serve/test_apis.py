@@ -139,6 +139,24 @@ def test_a_message_and_its_events(live: Live):
     assert claude(live).messages.create(**given, system=system).content[0].text == "Hi."
 
 
+def test_a_message_says_what_of_its_prompt_was_cached(pocket: Live):
+    turns: Any = [{"role": "user", "content": "Mia has 4 bags with 6 pens each. Tom has 5 more. Is that in a cache?"}]
+    given: Any = {"model": "pocket", "max_tokens": 3, "messages": turns}
+
+    def counted(usage: Any) -> tuple[int, int]:
+        return usage.input_tokens, usage.cache_read_input_tokens
+
+    read, cached = counted(claude(pocket).messages.create(**given).usage)
+    whole = pocket.openai().chat.completions.create(**given).usage
+    assert read + cached == whole.prompt_tokens and cached < whole.prompt_tokens - 16, "as OpenAI's, but apart"
+    expected = (whole.prompt_tokens - (again := whole.prompt_tokens_details.cached_tokens), again)
+    assert again > cached and counted(claude(pocket).messages.create(**given).usage) == expected
+    events = list(claude(pocket).messages.create(**given, stream=True))
+    (start,) = [event.message.usage for event in events if event.type == "message_start"]
+    (end,) = [event.usage for event in events if event.type == "message_delta"]
+    assert counted(start) == counted(end) == expected and end.output_tokens == 3
+
+
 def test_a_message_calls_and_gets_the_result(live: Live):
     client, tools = claude(live), [{"name": "weather", "input_schema": SCHEMA}]
     turns: Any = [{"role": "user", "content": "rome"}]

@@ -2,54 +2,112 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import random
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
+from semspec.errors import BadRequest
+from semspec.serve.completion_routes import translated
 from semspec.serve.http_errors import explain
-from semspec.serve.schema.anthropic import MessagesRequest
-from semspec.serve.schema.ollama import OllamaChat, OllamaGenerate
-from semspec.serve.schema.requests import ChatRequest, CompletionRequest
-from semspec.serve.schema.responses import ResponsesRequest
-from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from semspec.serve.limits import Limits, Settings
+from semspec.serve.schema import anthropic, base, messages, ollama, requests, responses, structured, tokenize, tools
+from tests.serve.hostile import BODIES, WRONG, places, spoilt
+from tests.serve.live import JSON, Live, serving
+from tests.serve.scripted import scripted_pair
 
+CLASSES = {
+    name
+    for module in (anthropic, base, messages, ollama, requests, responses, structured, tokenize, tools)
+    for name, kind in vars(module).items()
+    if inspect.isclass(kind) and issubclass(kind, BaseModel)
+}
 INSIDES = re.compile(
-    r"function|functools|lambda|pydantic|validator|<|>|\[|dictionary|None|Union|Literal|builtin|constr|\.py|/|"
-    r"instance|object at|str\b|int\b|float\b|bool\b|dict\b|Tag|tagged|union|discriminator|Model"
+    r"functools|lambda|pydantic|validator|<|>|\[|dictionary|None|Union|Literal|builtin|constr|\.py|"
+    r"instance|object at|str\b|int\b|float\b|bool\b|dict\b|Tag|tagged|union|discriminator|f64|failed to compile|%json|"
+    r"parse input|\b(?:" + "|".join(sorted(CLASSES, key=len, reverse=True)) + r")\b"
 )
-OURS = re.compile(r"a function that is not among|of a function")  # words of our own
-WRONG: list[Any] = [
-    {}, [], "", "x", "x" * 2000, -1, 1.5, 10**30, True, [[]], [{}], [1, "a"], {"a": {"b": []}}, ["\ud800"], "\ud800",
-    [""], {"type": "nonsense"}, [{"type": "nonsense"}], [{"role": "wizard", "content": {}}], {"type": 3}, [None],
-    [{"role": "user", "content": [{"type": "text"}]}], ["x"] * 5000, {str(i): 1 for i in range(70)}, float("nan"),
-]  # fmt: skip
-BODIES: dict[type[BaseModel], dict[str, Any]] = {
-    ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "x"}]},
-    CompletionRequest: {"model": "m", "prompt": "x"},
-    ResponsesRequest: {"model": "m", "input": "x"},
-    MessagesRequest: {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
-    OllamaChat: {"model": "m", "messages": [{"role": "user", "content": "x"}]},
-    OllamaGenerate: {"model": "m", "prompt": "x"},
-    TokenizeRequest: {"prompt": "x"},
-    DetokenizeRequest: {"tokens": [1]},
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|" + "|".join(re.escape(w) for w in WRONG if isinstance(w, str) and w))
+KINDS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "/v1/chat/completions": requests.ChatRequest.model_validate,
+    "/v1/completions": requests.CompletionRequest.model_validate,
+    "/v1/responses": lambda b: translated(responses.ResponsesRequest.model_validate(b).chat, requests.ChatRequest),
+    "/v1/messages": lambda b: translated(anthropic.MessagesRequest.model_validate(b).chat, requests.ChatRequest),
+    "/api/chat": lambda b: translated(ollama.OllamaChat.model_validate(b).chat, requests.ChatRequest),
+    "/api/generate": lambda b: translated(ollama.OllamaGenerate.model_validate(b).chat, requests.ChatRequest),
+    "/tokenize": tokenize.TokenizeRequest.model_validate,
+    "/detokenize": tokenize.DetokenizeRequest.model_validate,
 }
 
 
-@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
-def test_no_error_shows_the_insides(kind: type[BaseModel]):
-    told = set()
-    for name in kind.model_fields:
-        for wrong in WRONG:
-            try:
-                kind.model_validate(BODIES[kind] | {name: wrong})
-            except ValidationError as error:
-                found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-                told.add(explain(RequestValidationError(found)))
-    assert len(told) > 3
-    for text in told:
-        insides = INSIDES.search(OURS.sub("", re.sub(r"'[^']*'", "", text)))
-        assert insides is None, f"{insides and insides[0]!r} in: {text}"
-        assert text[0].isalpha() or text[0] in "'\"", text
+def refusal(check: Callable[[dict[str, Any]], object], body: dict[str, Any]) -> str | None:
+    """What the server would say; None: nothing is wrong."""
+    try:
+        check(body)
+    except ValidationError as error:
+        return explain(RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]))
+    except RequestValidationError as error:
+        return explain(error)
+    except BadRequest as error:
+        return str(error)
+    return None
+
+
+def in_words(text: str) -> bool:
+    insides = INSIDES.search(QUOTED.sub("", text))
+    assert insides is None, f"{insides and insides[0]!r} in: {text[:500]}"
+    return (text[0].isalnum() or text[0] in "'\"") and len(text) < 2100
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
+def test_no_error_shows_the_insides(path: str, body: dict[str, Any]):
+    """Every place of every body, also where it is deep inside, with every wrong value."""
+    assert refusal(KINDS[path], body) is None
+    told = {
+        text
+        for place in places(body)
+        for wrong in [*WRONG, KeyError]
+        if (text := refusal(KINDS[path], spoilt(body, place, wrong))) is not None
+    }
+    assert len(told) > 3 and all(map(in_words, told))
+
+
+@pytest.mark.parametrize("planted", ["tool_choice.NamedChoice.type has to be 'function'", "n <function f>", "x is str"])
+def test_a_name_of_ours_would_be_seen(planted: str):
+    with pytest.raises(AssertionError, match="in: "):
+        in_words(planted)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    pair = scripted_pair({"hello": ["Good day."]}, think=True)
+    settings = Settings(name="s", limits=Limits(new_tokens=500), tool_parser="hermes", allow_lossy=True)
+    with serving(lambda: pair, settings) as live:
+        yield live
+
+
+def test_hundreds_of_hostile_bodies_over_http(live: Live, caplog: pytest.LogCaptureFixture):
+    """Those that get past the fields, to templates, grammars and models, are told in words, too."""
+    rng, refused = random.Random(3), 0
+    cases = [
+        (path, spoilt(b, place, wrong)) for path, b in BODIES for place in places(b) for wrong in [*WRONG, KeyError]
+    ]
+    with httpx.Client(base_url=live.url, headers=JSON, timeout=60) as client:
+        for path, body in rng.sample(cases, 500):
+            answer = client.post(path, content=json.dumps(body).encode())
+            assert answer.status_code in (200, 400, 404), (path, body, answer.text)
+            if not answer.is_success:
+                error = answer.json()["error"]
+                assert in_words(error if isinstance(error, str) else error["message"]), (path, body)
+                refused += 1
+        endless = b'{"model": "s", "prompt": "x", "seed": ' + b"1" * 5000 + b"}"
+        assert client.post("/v1/completions", content=endless).status_code == 400
+    assert refused > 300 and live.idle()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -163,10 +163,19 @@ def test_a_signal_while_a_model_loads_ends_the_server(sent: signal.Signals):
         assert [line["event"] for line in log_lines(running)][-1] == "draining"
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path):
-    with process(str(tmp_path)) as (running, _):
-        assert running.wait(120) == 3
-        assert running.stderr is not None and "semspec: " in running.stderr.read()
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["{folder}"], 3, "without a config.json"),
+        (["pocket", "--context", "64", "--verifier", "semantic:probes={folder}", "--allow-lossy"], 3, "probe"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path: Path, given: list[str], code: int, words: str):
+    with process(*[word.format(folder=tmp_path) for word in given]) as (running, _):
+        assert running.wait(600) == code and running.stderr is not None
+        *logged, told = running.stderr.read().splitlines()
+    assert told.startswith("semspec: ") and words in told
+    assert all(json.loads(line)["level"] == "info" for line in logged), "nobody's mistake is a failure of the server"
 
 
 def test_while_it_loads_it_says_so_and_refuses(pair: semspec.Pair):
@@ -187,17 +196,19 @@ def test_while_it_loads_it_says_so_and_refuses(pair: semspec.Pair):
         assert until(lambda: live.engine.state in ("draining", "stopped"))
 
 
-def test_a_failure_to_load_is_remembered():
+@pytest.mark.parametrize("error", [ModelError("no such model"), KeyError("a mistake of ours")])
+def test_a_failure_to_load_is_remembered(error: Exception, caplog: pytest.LogCaptureFixture):
     gate = threading.Event()
 
     def load() -> semspec.Pair:
-        assert gate.wait(20)
-        raise ModelError("no such model")
+        assert gate.wait(60)
+        raise error
 
     with serving(load, ready=False) as live:
         gate.set()
         assert until(lambda: live.engine.state in ("failed", "stopped"))
-        assert isinstance(live.engine.error, ModelError) and until(lambda: live.server.should_exit)
+        assert live.engine.error is error and until(lambda: live.server.should_exit)
+    assert ("the engine has failed" in caplog.text) == isinstance(error, KeyError), "a user's mistake is no failure"
 
 
 def test_draining_waits_for_answers_and_then_ends(pair: semspec.Pair):

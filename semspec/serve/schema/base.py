@@ -91,5 +91,5 @@ class Lenient(BaseModel):
         for name in [k for k, v in found.items() if isinstance(v, bool)] if isinstance(found, dict) else ():
             kind = cls.model_fields[name].annotation if name in cls.model_fields else bool
             if bool not in (kind, *get_args(kind)):
-                raise ValueError(f"{name} is true or false, which it cannot be; give a number or a text")
+                raise ValueError(f"{name} is true or false, which it cannot be; give a value of its own kind")
         return found
