@@ -34,7 +34,7 @@ INSIDES = re.compile(
     r"instance|object at|str\b|int\b|float\b|bool\b|dict\b|Tag|tagged|union|discriminator|f64|failed to compile|%json|"
     r"parse input|\b(?:" + "|".join(sorted(CLASSES, key=len, reverse=True)) + r")\b"
 )
-QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|" + "|".join(re.escape(w) for w in WRONG if isinstance(w, str) and w))
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|, got .*|" + "|".join(re.escape(w) for w in WRONG if isinstance(w, str) and w))
 KINDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "/v1/chat/completions": requests.ChatRequest.model_validate,
     "/v1/completions": requests.CompletionRequest.model_validate,
