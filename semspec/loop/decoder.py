@@ -18,7 +18,7 @@ from torch import Tensor
 
 from semspec.draft.reading import ReadingDrafter
 from semspec.loop.branches import legal_branches
-from semspec.loop.draft_length import TARGET_ONLY_TOKENS, FixedLength, Round
+from semspec.loop.draft_length import DECODE_TOKENS, FixedLength, Round
 from semspec.loop.job import Job as Job
 from semspec.loop.job import Referee as Referee
 from semspec.loop.stats import Stats
@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 MAX_QUOTE = 80  # characters of repeated text in the log
 PROMPT_ROWS = 64  # of a prompt's logits at a time
 MAX_GIVEN = 64  # tokens that follow without a pass, between two checks for cancellation
-DECODE_TOKENS = 8  # tokens without a draft between two checks for stop strings and cancellation
 
 
 class Decoder:
@@ -95,6 +94,7 @@ class Decoder:
                 event.prompt_logprobs, prompt_logprobs = prompt_logprobs, None
                 yield event
         finally:
+            self.draft_length.close()
             if slots:
                 self.target.release(self.slot)
                 self.drafter.close()
@@ -153,9 +153,7 @@ class Decoder:
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)
         else:
-            # Rounds take time of their own: while drafts do not pay, there are no more of them than with `none`.
-            tokens = DECODE_TOKENS if self.alone > 1 else TARGET_ONLY_TOKENS
-            event = yield from self.decode_target(tokens, left)
+            event = yield from self.decode_target(self.draft_length.rest(self.alone), left)
             drafted = 0
         self.alone = 0 if n else self.alone + 1
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)

@@ -28,6 +28,13 @@ class DraftLengthPolicy(Protocol):
 
     def observe(self, made: Round) -> None: ...
 
+    def rest(self, alone: int) -> int:
+        """Tokens of the target's own before a length is asked for again, after so many rounds without a draft."""
+        ...
+
+    def close(self) -> None:
+        """The sequence has ended."""
+
     @property
     def least(self) -> float:
         """The chance of being accepted from which a further token of a tree is worth its place in the target's pass."""
@@ -61,6 +68,12 @@ class FixedLength:
     def observe(self, made: Round) -> None:
         pass
 
+    def rest(self, alone: int) -> int:
+        return TARGET_ONLY_TOKENS
+
+    def close(self) -> None:
+        pass
+
 
 DECAY = 0.95  # of the weight of older rounds, per round
 PRIOR_ACCEPTANCE = 0.7  # acceptance rate before any draft of a model,
@@ -78,7 +91,8 @@ MAX_RESERVE = 12.0  # and after they have saved as much
 MAX_DRAFT_TOKENS = 16  # longest draft that is considered
 INITIAL_LENGTHS = (4, 2, 0)  # tried first; the first of them reads the prompt and is not timed
 INITIAL_LOOKUPS = (0, 2)
-TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft; the decoder takes more after several such rounds
+TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft,
+DECODE_TOKENS = 8  # and after several such rounds: between two checks for stop strings and cancellation
 MIN_ROWS = 3  # passes over trees before a further token's seconds count
 MAX_LEAST = 0.5  # the most that a token of a tree has to be worth: a likely first one is always drafted
 FORGETTING = 0.98  # of that, per round without a tree: what was slow once is tried again
@@ -100,9 +114,13 @@ def rates(chances: Iterable[float], draft: Callable[[int], float], target: Calla
 class AdaptiveLength:
     """Learns while running. One may serve several sequences, at the same time or one after the other."""
 
-    def __init__(self, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1, lookup: bool = False) -> None:
-        """`lookup`: drafts cost nothing to make, are worth less, and are often empty."""
-        self.lookup = lookup
+    def __init__(
+        self, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1, lookup: bool = False, draft_cost: float = 0.0
+    ) -> None:
+        """`lookup`: drafts cost nothing to make, are worth less, and are often empty; `draft_cost`: of a draft token in
+        target passes, as far as the models' sizes tell."""
+        self.lookup, self.draft_cost = lookup, draft_cost
+        self.decay = DECAY
         self.prior = PRIOR_LOOKUP if lookup else PRIOR_ACCEPTANCE
         self.max_tokens, self.min_tokens = max(max_tokens, min_tokens), min_tokens  # of a draft that is not empty
         # By position; older rounds weigh less.
@@ -152,6 +170,13 @@ class AdaptiveLength:
         if self.target.recent:
             self._update_rates()
 
+    def rest(self, alone: int) -> int:
+        # Rounds take time of their own: while drafts do not pay, there are no more of them than with `none`.
+        return DECODE_TOKENS if alone > 1 else TARGET_ONLY_TOKENS
+
+    def close(self) -> None:
+        pass
+
     @property
     def row_seconds(self) -> float:
         """Of a further token in a pass over a tree; 0 before several were measured."""
@@ -178,17 +203,20 @@ class AdaptiveLength:
     def _count(self, requested: int, accepted: int) -> None:
         """Every position up to the first rejected one was tested; a draft that ended early counts as rejected there."""
         for i in range(self.max_tokens):
-            self.accepted[i] *= DECAY
-            self.tested[i] *= DECAY
+            self.accepted[i] *= self.decay
+            self.tested[i] *= self.decay
         for i in range(min(requested, accepted + 1)):
             self.accepted[i] += i < accepted
             self.tested[i] += 1
 
-    def _update_rates(self) -> None:
+    def chances(self) -> list[float]:
+        """Of each position to be accepted, if those before it were."""
         mean = (PRIOR_TOKENS * self.prior + sum(self.accepted)) / (PRIOR_TOKENS + sum(self.tested))
         counts = zip(self.accepted, self.tested, strict=True)
-        chances = [(accepted + PRIOR_TOKENS * mean) / (tested + PRIOR_TOKENS) for accepted, tested in counts]
-        estimates = rates(chances, self.draft.of, self.target.of)
+        return [(accepted + PRIOR_TOKENS * mean) / (tested + PRIOR_TOKENS) for accepted, tested in counts]
+
+    def _update_rates(self) -> None:
+        estimates = rates(self.chances(), self.draft.of, self.target.of)
         self.rates = [rate if n == 0 or n >= self.min_tokens else 0.0 for n, rate in enumerate(estimates)]
         self.best = self.rates.index(max(self.rates))
 
@@ -221,8 +249,8 @@ class RepeatableLength(AdaptiveLength):
     def __init__(
         self, draft_cost: float, row_cost: float, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1
     ) -> None:
-        super().__init__(max_tokens, min_tokens)
-        self.draft_cost, self.row_cost = draft_cost, row_cost
+        super().__init__(max_tokens, min_tokens, draft_cost=draft_cost)
+        self.row_cost = row_cost
         self.planned.clear()  # no length has to be tried for its cost
         for n in range(self.max_tokens + 1):
             self.draft.add(n, draft_cost * n)
@@ -243,8 +271,10 @@ class DraftLengths:
         self.size = size
         self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
 
-    def of(self, key: Hashable, max_tokens: int, min_tokens: int, lookup: bool = False) -> AdaptiveLength:
-        policy = self._policies.setdefault(key, AdaptiveLength(max_tokens, min_tokens, lookup))
+    def of(
+        self, key: Hashable, max_tokens: int, min_tokens: int, lookup: bool = False, draft_cost: float = 0.0
+    ) -> AdaptiveLength:
+        policy = self._policies.setdefault(key, AdaptiveLength(max_tokens, min_tokens, lookup, draft_cost))
         self._policies.move_to_end(key)
         if len(self._policies) > self.size:
             self._policies.popitem(last=False)

@@ -19,11 +19,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from semspec.errors import SemspecError
-from semspec.loop.passes import NO_ROOM, fitting, ragged, reads, youngest
+from semspec.loop.batch_length import BatchLengths
+from semspec.loop.costs import PassCosts
+from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
-from semspec.loop.work import AgainWork, DecodeWork, ScoreWork, Task, Work
-from semspec.sampling.draw import logprobs_of, next_tokens
+from semspec.loop.work import AgainWork, DecodeWork, ScoreWork, Task, Work, add_logprobs
+from semspec.sampling.draw import next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
     Acquire,
@@ -34,7 +36,6 @@ from semspec.types import (
     Runner,
     Score,
     SequenceGenerator,
-    Verdict,
     VerifyRequest,
 )
 
@@ -45,6 +46,8 @@ class Executor:
         self.budget = budget  # tokens in one pass
         self.clock = clock
         self.rules = RuleGraphs()
+        self.costs = PassCosts()
+        self.lengths = BatchLengths(self.costs)
         self.tasks: list[Task] = []
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
         self.choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]  # who gets the next ones
@@ -112,16 +115,17 @@ class Executor:
                 raise
 
     def _tick(self) -> None:
-        start, busy = self.clock(), 0.0
+        start, busy, verifying = self.clock(), 0.0, 0.0
         live = list(self.tasks)
+        self.costs.begin(sum(1 for task in live if task.slots or not task.requests))  # with a slot, or new
         self._advance(live)
         while self._verify_requests:  # cheap, and what follows can still join this tick's passes
-            busy += self._verify()
+            busy = verifying = busy + self._verify()
             self._advance(live)
         # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
         # of a batch would alternate for ever, and each round would cost two target passes.
         stuck, moved = list[Runner](), False
-        for runner in sorted(self._work, key=lambda runner: not self._drafts(runner)):
+        for runner in sorted(self._work, key=lambda runner: not drafts(self._work[runner])):
             if work := self._work[runner]:
                 stuck.append(work[0].request.runner)
                 seconds = self._pass(work)
@@ -130,7 +134,9 @@ class Executor:
                 self._advance(live)
         if not moved and (task := youngest(stuck, self.tasks)):
             self._end(task, SemspecError(NO_ROOM))
-        share = max(self.clock() - start - busy, 0.0) / max(len(live), 1)
+        host = max(self.clock() - start - busy, 0.0)
+        self.costs.end(host + verifying)
+        share = host / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share
 
@@ -245,7 +251,7 @@ class Executor:
             try:
                 answers = self.rules.verify(rule, requests)
                 for request, verdict in zip(requests, answers, strict=True):
-                    self._add_logprobs(request, verdict)
+                    add_logprobs(request, verdict)
             except Exception as error:  # fails the sequences that use this rule
                 self._fail((task for task, _ in group), error)
                 continue
@@ -263,17 +269,7 @@ class Executor:
             task.stats.seconds["verify"] += seconds / len(waiting)
         return seconds
 
-    @staticmethod
-    def _add_logprobs(request: VerifyRequest, verdict: Verdict) -> None:
-        if request.logprobs is not None:
-            tokens = [*(request.draft.tokens[i] for i in verdict.taken), verdict.next]
-            rows = request.rows.logits[[0, *(i + 1 for i in verdict.taken)]]
-            verdict.logprobs = logprobs_of(rows, tokens, request.logprobs)
-
     # -- passes
-
-    def _drafts(self, runner: int) -> bool:
-        return any(item.request.drafting for item in self._work[runner])
 
     def _pass(self, work: list[Work]) -> float | None:
         """One pass on one runner. Returns the seconds it took; None: it has no room for any of this."""
@@ -285,11 +281,13 @@ class Executor:
         start = self.clock()
         served = self._ragged_pass(runner, work) if reading else self._decode(runner, work)
         seconds = self.clock() - start
-        for item in served:
+        if served and not drafts(item for item, _ in served):
+            self.costs.passed([part for _, part in served], seconds)
+        for item, _ in served:
             item.task.stats.seconds["draft" if item.request.drafting else "score"] += seconds / len(served)
         return seconds
 
-    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Sequence[Work | AgainWork]:
+    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work | AgainWork, Score]]:
         chunks = ragged(runner, work, self.budget)
         try:
             rows = runner.score([chunk for _, chunk in chunks])
@@ -297,7 +295,7 @@ class Executor:
             outputs = next_tokens([w.request for w, _ in decoding], [r for _, r in decoding])
         except Exception as error:
             self._fail((item.task for item, _ in chunks), error)
-            return [item for item, _ in chunks]
+            return []
         for (item, chunk), row in zip(chunks, rows, strict=True):
             if not item.request.drafting and not isinstance(item, AgainWork):
                 item.task.stats.target_passes += chunk.keep > 0
@@ -312,9 +310,9 @@ class Executor:
             item.take(out)
             if item.finished:
                 self._finish(runner, item)
-        return [item for item, _ in chunks]
+        return chunks
 
-    def _decode(self, runner: Runner, work: list[Work]) -> Sequence[Work | AgainWork]:
+    def _decode(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work, DecodeOutput]]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
         decodes = [w for w in work if isinstance(w, DecodeWork)]
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
@@ -322,7 +320,7 @@ class Executor:
             out = runner.decode([w.next_decode(n) for w in decodes])
         except Exception as error:
             self._fail((w.task for w in decodes), error)
-            return list(decodes)
+            return []
         for item, result in zip(decodes, out, strict=True):
             if self._broken(item, result):
                 continue
@@ -331,7 +329,7 @@ class Executor:
                 item.task.stats.target_passes += len(result.tokens)
             if item.finished:
                 self._finish(runner, item)
-        return list(decodes)
+        return list(zip(decodes, out, strict=True))
 
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
         """End a sequence whose model gave NaN for logits: no token can be drawn from them."""

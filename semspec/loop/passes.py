@@ -7,7 +7,7 @@ is a function of the position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from semspec.loop.work import AgainWork, Task, Work
 from semspec.model.wrapper import unwrap
@@ -56,6 +56,10 @@ def _needs(work: Sequence[Work]) -> list[tuple[int | None, int]]:
 
 def _preempted(runner: Runner, task: Task) -> bool:
     return any(owner.preempt(slot) for owner, slot in _shared(runner, task))
+
+
+def drafts(work: Iterable[Work | AgainWork]) -> bool:
+    return any(item.request.drafting for item in work)
 
 
 def reads(runner: Runner, item: Work, chunk: int) -> bool:

@@ -7,8 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from semspec.loop.stats import Stats
+from semspec.sampling.draw import logprobs_of
 from semspec.tree import MAX_TREE
-from semspec.types import Decode, DecodeOutput, Event, Request, Runner, Score, ScoreOutput, SequenceGenerator
+from semspec.types import (
+    Decode,
+    DecodeOutput,
+    Event,
+    Request,
+    Runner,
+    Score,
+    ScoreOutput,
+    SequenceGenerator,
+    Verdict,
+    VerifyRequest,
+)
 
 
 class ScoreWork:
@@ -127,3 +139,11 @@ class Task:
     @property
     def answered(self) -> bool:
         return len(self.results) == len(self.requests)
+
+
+def add_logprobs(request: VerifyRequest, verdict: Verdict) -> None:
+    """Those that were asked for, of what was accepted and of the token after it."""
+    if request.logprobs is not None:
+        tokens = [*(request.draft.tokens[i] for i in verdict.taken), verdict.next]
+        rows = request.rows.logits[[0, *(i + 1 for i in verdict.taken)]]
+        verdict.logprobs = logprobs_of(rows, tokens, request.logprobs)

@@ -165,6 +165,7 @@ class Pair:
 
     def _submit(self, prepared: Prepared) -> Ticket:
         job, stats = prepared.job, Stats()
+        job.num_draft_tokens = self.executor.lengths.within(job.num_draft_tokens)
         decoder = (Decoder if job.steps is None else StepDecoder)(job, self.target, prepared.drafter, stats)
         task = self.executor.submit(decoder.decode(), stats)
         sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""

@@ -125,7 +125,7 @@ class Preparer:
             row_cost = ROW_COST.get(self.target.device.type, ROW_COST["cuda"])
             return RepeatableLength(self._draft_cost(drafter), row_cost, *lengths)
         key = (rule, options.drafter, options.early_exit, options.max_draft_tokens)
-        return self.lengths.of(key, *lengths, lookup=self._kind(options).looks_up)
+        return self.lengths.of(key, *lengths, self._kind(options).looks_up, self._draft_cost(drafter))
 
     def _draft_cost(self, drafter: Drafter) -> float:
         """What a draft token takes, in target passes, by the models' sizes: no clock, so the same in every run."""

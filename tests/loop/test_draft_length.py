@@ -42,6 +42,12 @@ class NoSpeculation:
     def observe(self, made: Round) -> None:
         pass
 
+    def rest(self, alone: int) -> int:
+        return TARGET_ONLY_TOKENS
+
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class World:
