@@ -56,7 +56,7 @@ def test_every_step_of_the_training_is_what_the_exported_head_drafts(
     export(made, tmp_path, "x", target.vocab, 128, [0.5], "counting")
     text = texts[1]
     batch = made.batch([text])
-    logits = made.module(batch.embedded, batch.states, 4)
+    logits = made.module(batch.embedded, batch.states, torch.arange(len(text.tokens) - 2), 4)
     runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
     hidden = made._read([text], tuple(sorted(set(LAYERS))))[0]
     for begin in (0, 2, 7):
@@ -66,7 +66,29 @@ def test_every_step_of_the_training_is_what_the_exported_head_drafts(
         for j in range(4):
             (rows,) = runner.score([Score(runner, slot, feed, 1)])
             feed = [text.tokens[begin + 2 + j]]
-            torch.testing.assert_close(rows.logits[0, made.ids], logits[j][0, begin + j], atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(rows.logits[0, made.ids], logits[j][begin + j], atol=2e-4, rtol=1e-4)
+
+
+def test_rows_that_do_not_count_change_nothing_for_those_that_do(
+    target: ModelRunner, texts: list[Text], tmp_path: Path
+):
+    """Prompts give keys and values only; what a draft reads of its own steps is among the rows."""
+    made = trainer(target, texts, tmp_path, depth=4)
+    batch = made.batch([Text(texts[2].tokens, 11), Text(texts[0].tokens, 3)])
+    every = made.module(batch.embedded, batch.states, torch.arange(batch.embedded[..., 0].numel()), 4)
+    assert len(batch.rows) < batch.embedded[..., 0].numel() and not batch.counts.all()
+    for j, logits in enumerate(made.logits(batch)):
+        counts = batch.counts & (batch.places >= j)
+        torch.testing.assert_close(logits[counts], every[j][batch.rows[counts]], atol=1e-5, rtol=1e-4)
+
+
+def test_states_are_read_once_while_there_is_room(target: ModelRunner, texts: list[Text], tmp_path: Path):
+    made, layers = trainer(target, texts, tmp_path), (1, 2)
+    first = made._read(texts[:2], layers)
+    again = made._read([texts[1], texts[3], texts[0]], layers)
+    assert again[2] is first[0] and again[0] is first[1] and again[1] is not first[0]
+    made.room = 0
+    assert made._read([texts[4]], layers)[0] is not made._read([texts[4]], layers)[0]
 
 
 def test_an_interrupted_training_ends_as_one_that_was_not(target: ModelRunner, texts: list[Text], tmp_path: Path):
@@ -104,7 +126,8 @@ def test_prompts_and_padding_teach_nothing(target: ModelRunner, texts: list[Text
     made = trainer(target, texts, tmp_path)
     short, long = texts[0], texts[2]
     batch = made.batch([short, long])
-    assert batch.counts[0].tolist() == [2 <= i < 16 for i in range(18)]
+    counted = batch.rows[batch.counts].tolist()
+    assert counted == [i for i in range(36) if 2 <= i % 18 < (16 if i < 18 else 18)]
     alone, padded = made.batch([short]), made.batch([short, Text([5] * 20, 20)])
     torch.testing.assert_close(made.loss(alone), made.loss(padded), atol=1e-4, rtol=1e-4)
 

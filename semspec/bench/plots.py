@@ -10,7 +10,6 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from io import BytesIO
-from itertools import zip_longest
 from typing import Any
 
 from semspec.bench.colours import colour_of
@@ -185,9 +184,8 @@ def accepted(style: _Style, axes: Any) -> bool:
 def positions(style: _Style, axes: Any) -> bool:
     curves = {}
     for name, arm in style.arms.items():
-        if drafted := arm["drafted_per_position"]:
-            pairs = zip_longest(arm["accepted_per_position"], drafted, fillvalue=0)
-            curves[name] = {i: 100 * a / d for i, (a, d) in enumerate(pairs, 1)}
+        if shares := arm["acceptance_per_position"]:
+            curves[name] = {i: 100 * share for i, share in enumerate(shares, 1)}
     style.frame(axes, "Acceptance by position", "position in the draft", "% of draft tokens accepted")
     drawn = _curves(style, axes, curves)
     axes.set_ylim(0, 100)

@@ -207,7 +207,12 @@ def _data(png: bytes) -> str:
 
 def _drafts(summary: dict[str, Any]) -> str:
     """Acceptance, with the two means that are both called tau elsewhere under two names."""
-    head = ["tau, pooled over rounds", "tau, mean of requests", "accepted of drafted, %", "tokens / target pass"]
+    head = [
+        "tau, pooled over rounds",
+        "tau, mean of requests",
+        "accepted of drafted (trees: of the longest path), %",
+        "tokens / target pass",
+    ]
     head += ["relaxed of accepted, %", "relaxed of all tokens, %", "same tokens as target, %"]
     rows = {}
     for name, arm in summary["arms"].items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from math import fsum
 from typing import Any
 
@@ -113,11 +114,14 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
     """What an arm did by itself."""
     problems = [[s for (s,) in group] for group in by_problem((s,) for s in samples)]
     scored = [s for s in samples if s["correct"] is not None]
-    counts = {k: sum(s["stats"][k] for s in samples) for k in ("steps", "drafted", "accepted", "relaxed", "tokens")}
+    counts = {k: sum(s["stats"][k] for s in samples) for k in ("steps", "accepted", "relaxed", "tokens")}
     passes = sum(s["stats"]["target_passes"] for s in samples) if arm["role"] != "draft" else None
     histogram: Counter[int] = Counter()
     for s in samples:
         histogram.update({int(n): rounds for n, rounds in s["stats"]["histogram"].items()})
+    accepted, drafted = (
+        sum_positions(s["stats"][f"{what}_per_position"] for s in samples) for what in ("accepted", "drafted")
+    )
     return {
         "role": arm["role"],
         "verifier": arm.get("verifier"),
@@ -129,10 +133,11 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
         "tau_pooled": 1 + counts["accepted"] / counts["steps"] if counts["steps"] else None,
         "tau_interval": plain(tau(problems)),
         "tau_per_request_mean": quotient(fsum(s["stats"]["tau"] for s in samples), len(samples)),
-        "acceptance_rate": quotient(counts["accepted"], counts["drafted"]),
+        "acceptance_rate": quotient(counts["accepted"], sum(drafted)),  # of the longest paths, where drafts branch
         "acceptance_histogram": {str(n): histogram[n] for n in sorted(histogram)},
-        "accepted_per_position": sum_positions(s["stats"]["accepted_per_position"] for s in samples),
-        "drafted_per_position": sum_positions(s["stats"]["drafted_per_position"] for s in samples),
+        "accepted_per_position": accepted,
+        "drafted_per_position": drafted,
+        "acceptance_per_position": [a / d for a, d in zip_longest(accepted, drafted, fillvalue=0)],
         "target_passes": passes,
         "tokens_per_target_pass": quotient(counts["tokens"], passes),
         "tokens": sum(len(s["tokens"]) for s in samples),

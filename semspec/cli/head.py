@@ -36,6 +36,7 @@ def train(
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     layers: Annotated[str, typer.Option(help="Target layers whose states it reads, e.g. 2,15,27.")] = "",
     draft_vocab: Annotated[int | None, typer.Option(help="Tokens that it can draft; at most 32000 by default.")] = None,
+    ffn: Annotated[int | None, typer.Option(help="Inner width of its layer; the target's by default.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses prompts, batches and first weights.")] = 0,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
@@ -53,7 +54,8 @@ def train(
     if problems is None and not data.endswith(texts.FILES):
         raise BadRequest("a task has as many prompts as you ask for; give a number with --problems")
     asked = texts.prompts(data, problems, seed)
-    options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    rule = "exact" if draft else "none"  # many texts at a time seldom gain by drafts
+    options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, verifier=rule)
     Training((0,), steps, batch, length, depth, rate, seed)  # what is wrong with it is said before anything is loaded
     pair = load(target, draft, device=device, dtype=dtype, context=context, slots=slots, report=memory_line(quiet))
     how = Training(layers_of(pair.target, layers), steps, batch, length, depth, rate, seed)
@@ -61,7 +63,7 @@ def train(
     with bar("texts") as progress, interruptible(progress.kept(out)):
         written = texts.write(pair, asked, out, options, progress, slots)
     ids = frequent(written, pair.target.vocab, draft_vocab)
-    trainer = Trainer(pair.target, written, ids, size_of(pair.target, how.layers, len(ids)), how, out)
+    trainer = Trainer(pair.target, written, ids, size_of(pair.target, how.layers, len(ids), ffn), how, out)
     with bar("train") as progress, interruptible(progress.kept(out)):
         trainer.run(progress)
     curve = trainer.curve()

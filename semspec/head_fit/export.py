@@ -25,18 +25,21 @@ from semspec.types import Runner
 MOST_TOKENS = 32000  # of a head's vocabulary, if nothing else is said
 
 
-def size_of(target: Runner, layers: Sequence[int], vocab: int) -> HeadSize:
-    """A head of the target's width; its layer has the shape of the target's, or a usual one where that is not known."""
+def size_of(target: Runner, layers: Sequence[int], vocab: int, ffn: int | None = None) -> HeadSize:
+    """A head of the target's width; its layer has the shape of the target's, or a usual one where that is not known,
+    with another inner width if one is given."""
+    if ffn is not None and ffn < 1:
+        raise BadRequest(f"ffn is {ffn}; give the inner width of the head's layer, 1 or more")
     shape, width = getattr(unwrap(target), "shape", None), TargetParts.of(target).embedding.shape[1]
     if shape is None:
         heads = max(1, width // 64)
-        return HeadSize(width, heads, heads, 64, 3 * width, len(layers), width, vocab, 1e-5, 10000.0)
+        return HeadSize(width, heads, heads, 64, ffn or 3 * width, len(layers), width, vocab, 1e-5, 10000.0)
     return HeadSize(
         width,
         shape.heads,
         shape.kv_heads,
         shape.head_dim,
-        shape.ffn,
+        ffn or shape.ffn,
         len(layers),
         width,
         vocab,

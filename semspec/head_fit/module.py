@@ -64,21 +64,39 @@ class HeadModule(nn.Module):
         )
         self.norm, self.lm_head = Norm(s.width, s.eps), linear(s.width, s.vocab)
 
-    def forward(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
-        """Pairs of embedded tokens [B, T, width] and states [B, T, states * target's width] -> logits [B, T, vocab] of
-        each step. Step j means nothing at the first j positions."""
+    def forward(self, embedded: Tensor, states: Tensor, rows: Tensor, steps: int) -> list[Tensor]:
+        """Pairs of embedded tokens [B, T, width] and states [B, T, states * target's width] -> logits [N, vocab] of
+        each step at these rows, [N] of all B * T positions. Step j means nothing at the first j positions of a text,
+        nor at rows without the j positions before them. All other positions only give keys and values."""
         attend = StepAttention(self.size, embedded.shape[1], embedded.device)
         state, logits, layer = self.fc(states), list[Tensor](), self.midlayer
+        own, mlp = layer["self_attn"], layer["mlp"]
         embedded = layer["input_layernorm"](embedded)
-        for _ in range(steps):
+        for step in range(steps):
             inputs = torch.cat([embedded, layer["hidden_norm"](state)], -1)
-            own = layer["self_attn"]
-            x = state + own["o_proj"](attend(*(own[f"{name}_proj"](inputs) for name in "qkv")))  # type: ignore[index]
-            fed, mlp = layer["post_attention_layernorm"](x), layer["mlp"]
+            some = picked(inputs, rows)
+            q = placed(own["q_proj"](some), rows, inputs)  # type: ignore[index]
+            k, v = (  # later steps need those of a draft's own tokens only
+                placed(own[name](some), rows, inputs) if step else own[name](inputs)  # type: ignore[index]
+                for name in ("k_proj", "v_proj")
+            )
+            x = picked(state, rows) + own["o_proj"](picked(attend(q, k, v), rows))  # type: ignore[index]
+            fed = layer["post_attention_layernorm"](x)
             x = x + mlp["down_proj"](F.silu(mlp["gate_proj"](fed)) * mlp["up_proj"](fed))  # type: ignore[index]
             logits.append(self.lm_head(self.norm(x)))
-            state = later(x, 1)
+            state = later(placed(x, rows, state), 1)
         return logits
+
+
+def picked(x: Tensor, rows: Tensor) -> Tensor:
+    """[B, T, n] -> [N, n]"""
+    return x.flatten(0, 1)[rows]
+
+
+def placed(x: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """[N, n] -> [B, T, n], zero elsewhere."""
+    batch, length, _ = like.shape
+    return x.new_zeros(batch * length, x.shape[1]).index_copy(0, rows, x).view(batch, length, -1)
 
 
 class StepAttention:

@@ -14,6 +14,7 @@ from semspec.tasks import make
 from semspec.tasks.jsonl import JsonLines
 from semspec.text.tokenizer import Prompt, encode
 
+AT_A_TIME = 8  # prompts for each slot: a slot that is done with a short text takes the next one
 FILES = (".jsonl", ".json", ".csv", ".tsv", ".gz")
 
 
@@ -35,7 +36,7 @@ def write(
     folder: Path,
     options: Options,
     progress: Callable[[int, int], None],
-    batch: int,
+    slots: int,
 ) -> list[Text]:
     """The target's answers, some at a time; those in the folder already are not written again."""
     file, about = folder / "texts.jsonl", folder / "texts.json"
@@ -46,7 +47,7 @@ def write(
     texts = read(file)[: len(asked)]
     progress(len(texts), len(asked))
     while len(texts) < len(asked):
-        some = list(asked[len(texts) : len(texts) + batch])
+        some = list(asked[len(texts) : len(texts) + AT_A_TIME * slots])
         given = [encode(pair.tokenizer, prompt) for prompt in some]
         answers = pair.generate(some, options)
         new = [Text(own + result.tokens, len(own)) for own, result in zip(given, answers, strict=True)]

@@ -1,6 +1,7 @@
 """Training a head: batches of the target's texts with its states, the loss over several draft steps, and checkpoints.
 
-A batch is a function of the seed and its number, so a run that was interrupted ends as one that was not.
+A batch is a function of the seed and its number, so an interrupted run ends as one that was not, up to rounding.
+Where the target is in bfloat16, so is the training's arithmetic, and on a CPU with such instructions it is faster.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ DECAY = 0.8  # of a step's weight in the loss, per step
 WARM_UP = 0.04  # share of the training in which the rate rises
 LAST_RATE = 0.1  # of the peak, at the end
 CLIP = 1.0
+OTHER_STATES = 0.2  # of fc's first weights, beside the last state as it is
+CACHE_BYTES = 2 << 30  # of the target's states, which are the same whenever a text comes again
 CHUNK = 512  # rows of the target's logits at a time: large vocabularies
 
 
@@ -52,8 +55,10 @@ class Training:
 class Batch:
     embedded: Tensor  # [B, T, width] of the tokens after each state
     states: Tensor  # [B, T, layers * width]
-    wanted: Tensor  # [B, T, head's vocab] the target's probabilities of the token after that
-    counts: Tensor  # [B, T] whether it counts: it is there, and no prompt
+    rows: Tensor  # [N] positions of B * T that count, and as many before them as a draft is long
+    places: Tensor  # [N] where these are in their texts
+    counts: Tensor  # [N] whether it counts: it is there, and no prompt
+    wanted: Tensor  # [N, head's vocab] the target's probabilities of the token after that
 
 
 class Trainer:
@@ -69,12 +74,22 @@ class Trainer:
             raise BadRequest(f"{len(useful)} texts of {how.depth + 3} tokens or more are too few to learn from")
         torch.manual_seed(how.seed)
         self.module = HeadModule(size).to(target.device)
-        if size.width == size.target_width:  # what the target would say of its own state is a good beginning
-            with torch.no_grad():
-                unit = torch.eye(size.width, device=target.device, dtype=self.parts.dtype)
-                self.module.lm_head.weight.copy_(self.parts.head(unit)[:, self.ids].T)
+        if size.width == size.target_width:
+            self._begin_as_the_target()
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.done, self.losses = 0, list[float]()
+        self.cached, self.room = dict[tuple[int, ...], dict[int, Tensor]](), CACHE_BYTES
+
+    @torch.no_grad()
+    def _begin_as_the_target(self) -> None:
+        """What the target would say of its own last state is a good beginning."""
+        width, own = self.module.size.width, self.module
+        unit = torch.eye(width, device=self.target.device, dtype=self.parts.dtype)
+        own.lm_head.weight.copy_(self.parts.head(unit)[:, self.ids].T)
+        if self.parts.norm is not None:
+            own.norm.weight.copy_(self.parts.norm)
+        own.fc.weight.mul_(OTHER_STATES)
+        own.fc.weight[:, -width:] += unit.to(own.fc.weight.dtype)
 
     def run(self, progress: Callable[[int, int], None], every: int = 50) -> None:
         """Train to the last step, from the last checkpoint on if there is one."""
@@ -100,11 +115,16 @@ class Trainer:
         self.optimiser.step()
         return float(loss.detach())
 
+    def logits(self, batch: Batch) -> list[Tensor]:
+        """Of each draft step, [N, vocab]; in bfloat16 where the target is."""
+        half = self.parts.dtype == torch.bfloat16
+        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
+            return self.module(batch.embedded, batch.states, batch.rows, self.how.depth)
+
     def loss(self, batch: Batch) -> Tensor:
         total = batch.wanted.new_zeros(())
-        for j, logits in enumerate(self.module(batch.embedded, batch.states, self.how.depth)):
-            counts = batch.counts.clone()
-            counts[:, :j] = False
+        for j, logits in enumerate(self.logits(batch)):
+            counts = batch.counts & (batch.places >= j)
             rows = -(batch.wanted[counts] * logits[counts].float().log_softmax(-1)).sum(-1)
             total = total + DECAY**j * rows.mean()
         return total
@@ -115,15 +135,17 @@ class Trainer:
         the second is too, and so on."""
         there, right = [0] * self.how.depth, [0] * self.how.depth
         for i in range(0, len(self.held_out), self.how.batch):
-            some = [_window(text, self.how.length, None) for text in self.held_out[i : i + self.how.batch]]
-            batch = self.batch(some)
-            so_far, best = batch.counts, batch.wanted.argmax(-1)
-            for j, logits in enumerate(self.module(batch.embedded, batch.states, self.how.depth)):
+            batch = self.batch([_window(text, self.how.length, None) for text in self.held_out[i : i + self.how.batch]])
+            best, length = batch.wanted.argmax(-1), batch.embedded.shape[1]
+            all_right = torch.zeros(batch.embedded.shape[0] * length, dtype=torch.bool, device=best.device)
+            so_far = batch.counts
+            for j, logits in enumerate(self.logits(batch)):
                 if j:  # a draft that began one position earlier
-                    so_far = torch.cat([torch.zeros_like(so_far[:, :1]), so_far[:, :-1]], 1) & batch.counts
+                    so_far = all_right[(batch.rows - 1).clamp(min=0)] & (batch.places > 0) & batch.counts
                 there[j] += int(so_far.sum())
                 so_far = so_far & (logits.argmax(-1) == best)
                 right[j] += int(so_far.sum())
+                all_right[batch.rows] = so_far
         return [r / max(t, 1) for r, t in zip(right, there, strict=True)]
 
     @torch.no_grad()
@@ -132,31 +154,42 @@ class Trainer:
         layers, depth = self.how.layers, self.parts.depth
         outputs = self._read(texts, tuple(sorted({*layers, depth})))
         longest = max(len(text.tokens) for text in texts) - 2
-        embedded, states, wanted, counts = [], [], [], []
+        embedded, states, said, places, counts = [], [], [], [], []
         for text, hidden in zip(texts, outputs, strict=True):
             n = len(text.tokens) - 2  # the last two tokens have no token two places later
             pad = (0, 0, 0, longest - n)
             after = torch.tensor(text.tokens[1:-1], device=self.target.device)
             embedded.append(F.pad(F.embedding(after, self.parts.embedding).float(), pad))
             states.append(F.pad(torch.cat([hidden[layer][:n] for layer in layers], -1).float(), pad))
-            wanted.append(F.pad(self._probabilities(hidden[depth][1 : n + 1]), pad))
-            places = torch.arange(longest, device=self.target.device)
-            counts.append((places < n) & (places >= text.prompt - 2))
-        return Batch(torch.stack(embedded), torch.stack(states), torch.stack(wanted), torch.stack(counts))
+            first = max(text.prompt - 2, 0)
+            own = torch.arange(max(first - self.how.depth + 1, 0), n)
+            said.append(hidden[depth][own + 1])
+            places.append(own)
+            counts.append(own >= first)
+        rows = torch.cat([own + i * longest for i, own in enumerate(places)])
+        small = (t.to(self.target.device) for t in (rows, torch.cat(places), torch.cat(counts)))
+        return Batch(torch.stack(embedded), torch.stack(states), *small, self._probabilities(torch.cat(said)))
 
     def _read(self, texts: Sequence[Text], layers: tuple[int, ...]) -> list[dict[int, Tensor]]:
-        read: list[dict[int, Tensor]] = []
-        while len(read) < len(texts):
-            some = texts[len(read) : len(read) + max(self.target.free, 1)]
+        keys = [tuple(text.tokens) for text in texts]
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self.cached}
+        read, asked = dict[tuple[int, ...], dict[int, Tensor]](), list(new.items())
+        while len(read) < len(asked):
+            some = asked[len(read) : len(read) + max(self.target.free, 1)]
             slots = [self.target.acquire() for _ in some]
             requests = [
                 Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))
-                for slot, text in zip(slots, some, strict=True)
+                for slot, (_, text) in zip(slots, some, strict=True)
             ]
-            read += [{i: h.clone() for i, h in rows.hidden.items()} for rows in self.target.score(requests)]
+            for (key, _), rows in zip(some, self.target.score(requests), strict=True):
+                read[key] = {i: h.clone() for i, h in rows.hidden.items()}
             for slot in slots:
                 self.target.release(slot)
-        return read
+        for key, hidden in read.items():
+            size = sum(h.numel() * h.element_size() for h in hidden.values())
+            if self.room >= size:
+                self.cached[key], self.room = hidden, self.room - size
+        return [read[key] if key in read else self.cached[key] for key in keys]
 
     def _probabilities(self, states: Tensor) -> Tensor:
         parts = [self.parts.head(rows).float().softmax(-1)[:, self.ids] for rows in states.split(CHUNK)]

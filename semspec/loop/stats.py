@@ -64,8 +64,21 @@ class Stats:
         return 1.0 + self.accepted / self.rounds if self.rounds else 1.0
 
     @property
+    def proposed(self) -> int:
+        """Draft tokens that could have been accepted: of drafts that branch, those of the longest path."""
+        return sum(n * rounds for n, rounds in self.paths.items())
+
+    @property
     def acceptance_rate(self) -> float:
-        return self.accepted / self.drafted if self.drafted else 0.0
+        """Of the tokens that could have been accepted; of chains, of all that were drafted."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Entry i: the share of rounds with a draft token i, on whichever path, in which one was accepted."""
+        accepted = self.accepted_per_position
+        drafted = self.drafted_per_position
+        return [(accepted[i] if i < len(accepted) else 0) / n for i, n in enumerate(drafted)]
 
     @property
     def mean_entropy(self) -> float | None:
@@ -121,6 +134,7 @@ class Stats:
             "histogram": {str(n): self.histogram[n] for n in sorted(self.histogram)},
             "accepted_per_position": self.accepted_per_position,
             "drafted_per_position": self.drafted_per_position,
+            "acceptance_per_position": self.acceptance_per_position,
             "fates": dict(self.step_outcomes),
             **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,

@@ -51,6 +51,7 @@ def speculation_of(end: Finished, detailed: bool) -> dict[str, Any]:
     report: dict[str, Any] = {
         "mean_acceptance_length": round(1 + stats.accepted / rounds, 4) if rounds else 1.0,
         "draft_acceptance_rate": round(stats.acceptance_rate, 4),
+        "acceptance_rate_per_position": [round(share, 4) for share in stats.acceptance_per_position],
         "acceptance_histogram": histogram,
         "num_spec_steps": rounds,
         "num_accepted_draft_tokens": stats.accepted,

@@ -215,6 +215,11 @@ def test_drafts_are_pooled_over_steps_and_per_request_under_two_names() -> None:
     assert found["acceptance_histogram"] == {"0": 3, "1": 1, "4": 1}
     assert found["accepted_per_position"] == [2, 1, 1, 1]
     assert found["drafted_per_position"] == [5, 5, 4, 4]
+    assert found["acceptance_per_position"] == [2 / 5, 1 / 5, 1 / 4, 1 / 4]
+    branching = Stats()
+    branching.observe(30, 3, longest=6)
+    tree = figures(run_of("fly"), [sample("none"), sample("fly", 0, stats=branching)], "fly")
+    assert tree["acceptance_rate"] == 3 / 6 and tree["tau_pooled"] == 4
     assert found["target_passes"] == 5 and found["tokens_per_target_pass"] == 10 / 5
     assert found["relaxed_share"] == 1 / 5 and found["divergence"] == 1 / 10
 

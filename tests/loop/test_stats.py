@@ -44,6 +44,8 @@ def test_positions_of_a_tree_are_those_of_its_paths() -> None:
     stats = Stats.pooled([stats, observed((1, 1))])
     assert stats.drafted == 21 and stats.drafts == Counter({4: 1, 16: 1, 1: 1})
     assert (stats.drafted_per_position, stats.accepted_per_position) == ([3, 2, 2, 1], [3, 1])
+    assert stats.acceptance_per_position == [1.0, 0.5, 0.0, 0.0]
+    assert stats.acceptance_rate == 4 / (4 + 3 + 1), "a path of 3 tokens could be accepted, not a tree of 16"
 
 
 def test_nothing_observed() -> None:

@@ -39,13 +39,14 @@ class TargetParts:
     depth: int
     vocab: int
     dtype: torch.dtype
+    norm: Tensor | None = None  # before the head, where it is known
 
     @staticmethod
     def of(runner: Runner) -> TargetParts:
         inner = unwrap(runner)
         if isinstance(inner, ModelRunner):
             model = inner.transformer
-            return TargetParts(model.embedding, model.head, inner.depth, runner.vocab, model.dtype)
+            return TargetParts(model.embedding, model.head, inner.depth, runner.vocab, model.dtype, model.final_norm)
         if isinstance(inner, TransformersRunner):
             weight = inner.model.get_output_embeddings().weight
             embedding = inner.model.get_input_embeddings().weight
