@@ -14,10 +14,13 @@ from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput, Sequ
 
 VERIFY = "verify"
 Pass = tuple[str, str, list[tuple[int, ...]]]
-"""A pass: the model, "score" or "roll", and for each sequence: tokens fed, tokens in its slot before, rows kept or
-tokens written; for a roll also how many it was allowed to write, whether it kept the logits of each, whether it was
-greedy, and whether it could stop. A verification: "verify", the rule's name, and for each sequence: tokens drafted,
-rows scored, whether the draft's logits are known, and after which tokens reasoning steps end."""
+"""A pass: the model, "score", "roll" or "keep", and for each sequence: tokens fed, tokens in its slot before, rows kept
+or tokens written; for a score of a tree also the parents of its tokens, see tree.py; for a roll also how many it was
+allowed to write, whether it kept the logits of each, whether it was greedy, and whether it could stop. A "keep" leaves
+one path of a tree in a slot: nothing is fed; then come the tokens before the tree, and which of the tree's stay.
+A verification: "verify", the rule's name, and for each sequence: tokens drafted, rows scored, if the draft's logits
+are known, and after which tokens reasoning steps end; or, of a draft that branches, its tokens' parents, the first of
+which is -1."""
 
 
 class Recorder(RunnerWrapper):
@@ -32,8 +35,13 @@ class Recorder(RunnerWrapper):
         return graphs.launcher.seconds if graphs and isinstance(graphs.launcher, GraphCache) else 0.0
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
-        self.passes.append((self.name, "score", [(len(r.tokens), self.length(r.slot), r.keep) for r in requests]))
+        rows: list[tuple[int, ...]] = [(len(r.tokens), self.length(r.slot), r.keep, *r.parents) for r in requests]
+        self.passes.append((self.name, "score", rows))
         return self.inner.score(requests)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.passes.append((self.name, "keep", [(0, self.length(slot), 0, start, *rows)]))
+        self.inner.keep(slot, start, rows)
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         before = [self.length(r.slot) for r in requests]
@@ -74,7 +82,12 @@ class RecordingExecutor(Executor):
     def _note(self, request: VerifyRequest) -> None:
         """What is asked of one rule between two passes is verified in one call."""
         draft, name = request.draft, request.rule.name
-        row = (len(draft.tokens), len(request.rows.logits), int(draft.logits is not None), *draft.step_ends)
+        row = (
+            len(draft.tokens),
+            len(request.rows.logits),
+            int(draft.logits is not None),
+            *(draft.parents or draft.step_ends),
+        )
         if self.passes and self.passes[-1][:2] == (VERIFY, name) and self.passes[-1][2][0][2] == row[2]:
             self.passes[-1][2].append(row)
         else:

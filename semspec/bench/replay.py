@@ -84,7 +84,13 @@ class Replay:
         for slot, (_, context, *_) in enumerate(rows):
             runner.cache.pretend(slot, context)
         if kind == "score":
-            runner.score([Score(runner, i, [1] * fed, out) for i, (fed, _, out) in enumerate(rows)])
+            runner.score([
+                Score(runner, i, [1] * fed, out, parents=tuple(parents))
+                for i, (fed, _, out, *parents) in enumerate(rows)
+            ])  # fmt: skip
+        elif kind == "keep":
+            for slot, row in enumerate(rows):
+                runner.keep(slot, row[3], row[4:])
         else:
             runner.decode([
                 Decode(runner, i, [1] * row[0], n, self._sampling_of(row), 0, _never(runner, row), any(row[4:5]))
@@ -117,10 +123,16 @@ def once_each(passes: list[list[Any]]) -> list[list[Any]]:
     """One pass and one verification of every size, so that all graphs are captured before anything is timed."""
     sizes: dict[str, list[Any]] = {}
     for name, kind, rows in passes:
-        short = rows if name == VERIFY else [[*row[:2], min(row[2], WARM_UP_TOKENS), *row[3:]] for row in rows]
-        size = short if name == VERIFY else [[row[0], *row[2:]] for row in short]
-        sizes.setdefault(json.dumps([name, kind, size]), [name, kind, short])
+        short = [[*row[:2], min(row[2], WARM_UP_TOKENS), *row[3:]] for row in rows] if kind == "roll" else rows
+        sizes.setdefault(json.dumps([name, kind, [_size(name, kind, row) for row in short]]), [name, kind, short])
     return list(sizes.values())
+
+
+def _size(name: str, kind: str, row: list[int]) -> list[int]:
+    """What a graph depends on: not on how long a text is, nor on how a tree branches."""
+    if name == VERIFY:
+        return [*row[:3], len(row)] if row[3:4] == [-1] else row
+    return [row[0], row[2], len(row)] if kind == "score" else [row[0], *row[2:]]
 
 
 def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: Any = None) -> dict[str, Any]:

@@ -99,13 +99,16 @@ class Verification:
         decide(rule, requests)
 
     def _request(self, rule: Rule, drafted: int, scored: int, has_logits: int, *ends: int) -> VerifyRequest:
+        """`ends`: of steps, or the parents of a draft that branches."""
+        branches = ends[:1] == (-1,)
         kinds = {model: runner.transformer.dtype for model, runner in self.runners.items()}
         widths = {model: runner.shape.width for model, runner in self.runners.items()}
         draft = Draft(
             [1] * drafted,
             self._noise(self.vocab, torch.float32, drafted) if has_logits else None,
             {layer: self._noise(widths["draft"], kinds["draft"], drafted) for layer in rule.draft_layers},
-            ends,
+            () if branches else ends,
+            parents=ends if branches else (),
         )
         states = {layer: self._noise(widths["target"], kinds["target"], scored) for layer in rule.layers}
         logits = self._noise(self.vocab, self.dtype, scored)

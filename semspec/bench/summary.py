@@ -119,7 +119,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
     histogram: Counter[int] = Counter()
     for s in samples:
         histogram.update({int(n): rounds for n, rounds in s["stats"]["histogram"].items()})
-    accepted, drafted = (
+    at_position = tuple(
         sum_positions(s["stats"][f"{what}_per_position"] for s in samples) for what in ("accepted", "drafted")
     )
     return {
@@ -133,11 +133,13 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
         "tau_pooled": 1 + counts["accepted"] / counts["steps"] if counts["steps"] else None,
         "tau_interval": plain(tau(problems)),
         "tau_per_request_mean": quotient(fsum(s["stats"]["tau"] for s in samples), len(samples)),
-        "acceptance_rate": quotient(counts["accepted"], sum(drafted)),  # of the longest paths, where drafts branch
+        "acceptance_rate": quotient(
+            counts["accepted"], sum(at_position[1])
+        ),  # of the longest paths, where drafts branch
         "acceptance_histogram": {str(n): histogram[n] for n in sorted(histogram)},
-        "accepted_per_position": accepted,
-        "drafted_per_position": drafted,
-        "acceptance_per_position": [a / d for a, d in zip_longest(accepted, drafted, fillvalue=0)],
+        "accepted_per_position": at_position[0],
+        "drafted_per_position": at_position[1],
+        "acceptance_per_position": [a / d for a, d in zip_longest(at_position[0], at_position[1], fillvalue=0)],
         "target_passes": passes,
         "tokens_per_target_pass": quotient(counts["tokens"], passes),
         "tokens": sum(len(s["tokens"]) for s in samples),

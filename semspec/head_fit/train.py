@@ -1,6 +1,6 @@
 """Training a head: batches of the target's texts with its states, the loss over several draft steps, and checkpoints.
 
-A batch is a function of the seed and its number, so an interrupted run ends as one that was not, up to rounding.
+A batch is a function of the seed and its number, so a run that was interrupted ends as one that was not.
 Where the target is in bfloat16, so is the training's arithmetic, and on a CPU with such instructions it is faster.
 """
 
@@ -167,29 +167,25 @@ class Trainer:
             places.append(own)
             counts.append(own >= first)
         rows = torch.cat([own + i * longest for i, own in enumerate(places)])
-        small = (t.to(self.target.device) for t in (rows, torch.cat(places), torch.cat(counts)))
-        return Batch(torch.stack(embedded), torch.stack(states), *small, self._probabilities(torch.cat(said)))
+        rows, where, count = (t.to(self.target.device) for t in (rows, torch.cat(places), torch.cat(counts)))
+        wanted = self._probabilities(torch.cat(said))
+        return Batch(torch.stack(embedded), torch.stack(states), rows, where, count, wanted)
 
     def _read(self, texts: Sequence[Text], layers: tuple[int, ...]) -> list[dict[int, Tensor]]:
-        keys = [tuple(text.tokens) for text in texts]
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self.cached}
-        read, asked = dict[tuple[int, ...], dict[int, Tensor]](), list(new.items())
-        while len(read) < len(asked):
-            some = asked[len(read) : len(read) + max(self.target.free, 1)]
-            slots = [self.target.acquire() for _ in some]
-            requests = [
-                Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))
-                for slot, (_, text) in zip(slots, some, strict=True)
-            ]
-            for (key, _), rows in zip(some, self.target.score(requests), strict=True):
-                read[key] = {i: h.clone() for i, h in rows.hidden.items()}
-            for slot in slots:
-                self.target.release(slot)
-        for key, hidden in read.items():
-            size = sum(h.numel() * h.element_size() for h in hidden.values())
-            if self.room >= size:
-                self.cached[key], self.room = hidden, self.room - size
-        return [read[key] if key in read else self.cached[key] for key in keys]
+        """Each text by itself, so that its states do not depend on those beside it, and once while there is room."""
+        return [self._states(tuple(text.tokens), layers) for text in texts]
+
+    def _states(self, tokens: tuple[int, ...], layers: tuple[int, ...]) -> dict[int, Tensor]:
+        if tokens in self.cached:
+            return self.cached[tokens]
+        slot = self.target.acquire()
+        (rows,) = self.target.score([Score(self.target, slot, list(tokens), 0, layers, states=len(tokens))])
+        self.target.release(slot)
+        hidden = {i: h.clone() for i, h in rows.hidden.items()}
+        size = sum(h.numel() * h.element_size() for h in hidden.values())
+        if size <= self.room:
+            self.cached[tokens], self.room = hidden, self.room - size
+        return hidden
 
     def _probabilities(self, states: Tensor) -> Tensor:
         parts = [self.parts.head(rows).float().softmax(-1)[:, self.ids] for rows in states.split(CHUNK)]

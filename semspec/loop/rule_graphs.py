@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from semspec.loop.replayable import NotReplayable, Watch
-from semspec.model.graph_memory import RULE_BUFFERS, RULE_ROWS
+from semspec.model.graph_memory import RULE_BUFFERS, RULE_ROWS, TREE_ROWS
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.types import Verdict, VerifyRequest
 from semspec.verify.base import Rule
@@ -64,7 +64,7 @@ class RuleGraphs:
     def verify(self, rule: Rule, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """One verdict per draft. The drafts share the rule, and what `collate` wants to be shared."""
         if requests[0].draft.parents:  # too many shapes to capture
-            return decide(rule, requests)
+            return [verdict for some in in_parts(requests, TREE_ROWS) for verdict in decide(rule, some)]
         return join_segments(self._decide(rule, requests).verdicts(), requests)
 
     def _decide(self, rule: Rule, requests: Sequence[VerifyRequest]) -> Packed:
@@ -164,6 +164,20 @@ class Tables:
         self._there[:whole].copy_(self._here[:whole], non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._there.device))
+
+
+def in_parts(requests: Sequence[VerifyRequest], rows: int) -> Iterator[list[VerifyRequest]]:
+    """In order, each part with at most so many rows of logits, or with one request: what a rule makes of them has to
+    fit into memory."""
+    part, taken = list[VerifyRequest](), 0
+    for request in requests:
+        own = len(request.rows.logits)
+        if part and taken + own > rows:
+            yield part
+            part, taken = [], 0
+        part.append(request)
+        taken += own
+    yield part
 
 
 def rounded_up(layout: Layout) -> Layout | None:

@@ -15,6 +15,7 @@ from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, STOP_SETS
 from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
 from semspec.model.kernels import FIELDS
+from semspec.tree import MAX_TREE
 
 FLOAT = torch.float32.itemsize
 LONG = torch.long.itemsize
@@ -24,6 +25,7 @@ PARTS = 256 * 128  # rows that the programs of attention hold, on a GPU of that 
 RULE_ROWS = 160  # of a verification in a graph, at most; larger ones run one operation at a time
 RULE_BUFFERS = (40, RULE_ROWS)  # rows for which logits of both models are kept; a larger batch takes the larger buffer
 RULE_ENTRY = 48  # bytes for each entry of the vocabulary and row: what rules make of both models' logits; 45 were taken
+TREE_ROWS = 128  # of drafts that branch, in one call of a rule; more are verified in several
 POOLED = 2  # sizes about double from bucket to bucket, so all of them together take twice the largest
 
 
@@ -45,11 +47,12 @@ def graph_bytes(shape: Shape | None, device: torch.device, itemsize: int, slots:
 
 
 def rule_bytes(vocab: int, device: torch.device, slots: int) -> int:
-    """Of the graphs of rules (semspec.loop.rule_graphs), and of the logits that they read; a pair has them once."""
+    """Of the graphs of rules (semspec.loop.rule_graphs), of the logits that they read, and of what rules make of trees,
+    which are verified without graphs; a pair has them once."""
     if device.type != "cuda":
         return 0
-    rows = min(RULE_ROWS, slots * (MAX_QUERIES + 1))
-    return vocab * (sum(min(size, rows) for size in RULE_BUFFERS) * 2 * FLOAT + rows * RULE_ENTRY)
+    rows, trees = min(RULE_ROWS, slots * (MAX_QUERIES + 1)), min(TREE_ROWS, slots * (MAX_TREE + 1))
+    return vocab * (sum(min(size, rows) for size in RULE_BUFFERS) * 2 * FLOAT + (rows + trees) * RULE_ENTRY)
 
 
 def static_bytes(shape: Shape, itemsize: int, context: int) -> int:

@@ -15,9 +15,10 @@ from semspec.bench.replay_verify import Verification
 from semspec.bench.run import Bench
 from semspec.bench.shapes import SHAPES
 from semspec.errors import BadRequest, ModelError
+from semspec.model import ModelRunner
 from semspec.model import memory_plan as plan
 from semspec.model.config import Shape
-from semspec.types import Sampling, VerifyRequest
+from semspec.types import Sampling, Score, ScoreOutput, VerifyRequest
 from semspec.verify import Rule
 from tests.bench.conftest import CONFIG, samples
 
@@ -103,6 +104,51 @@ def test_a_replay_verifies_with_the_rules_of_the_run(
         s.shape[1] for s in step.draft.hidden.values()
     } == {32}
     assert max(len(rows) for s in samples(tmp_path / "run") for kind, _, rows in s["passes"] if kind == "verify") == 2
+
+
+def test_a_replay_of_trees_makes_their_passes_and_their_paths_again(
+    pocket: semspec.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Parents in passes of both models and in verifications, and the path that stays in the target's cache."""
+    methods = [f"{rule}:k=3,drafter=model:tree=7" for rule in ("exact", "sampling", "fly")]
+    Bench(replace(CONFIG, methods=methods, n=2, max_new_tokens=16), pocket).run(tmp_path / "run")
+    recorded = [p for s in samples(tmp_path / "run") for p in s["passes"]]
+    done: list[list] = []
+    score, keep = ModelRunner.score, ModelRunner.keep
+
+    def scored(self: ModelRunner, requests: list[Score]) -> list[ScoreOutput]:
+        done.append(["score", [[len(r.tokens), self.length(r.slot), r.keep, *r.parents] for r in requests]])
+        return score(self, requests)
+
+    def kept_path(self: ModelRunner, slot: int, start: int, rows: list[int]) -> None:
+        done.append(["keep", [[0, self.length(slot), 0, start, *rows]]])
+        keep(self, slot, start, rows)
+
+    monkeypatch.setattr(ModelRunner, "score", scored)
+    monkeypatch.setattr(ModelRunner, "keep", kept_path)
+    drafts = []
+    request = Verification._request
+    monkeypatch.setattr(Verification, "_request", lambda self, *row: drafts.append(made := request(self, *row)) or made)
+    player = replaying.Replay("tiny", 1, 512, "cpu")
+    for s in samples(tmp_path / "run"):
+        player.play(s["passes"], ARM | {"name": s["arm"], "verifier": s["verifier"]})
+    wanted = [[kind, rows] for model, kind, rows in recorded if kind in ("score", "keep") and rows[0][3:]]
+    assert [made for made in done if made[1][0][3:]] == wanted, "of trees; others are parts of rolls, too"
+    branching = [rows[0] for model, kind, rows in recorded if model == "target" and kind == "score" and rows[0][3:]]
+    assert branching and all(row[0] == row[2] == len(row[3:]) + 1 for row in branching)
+    assert any(rows[0][3:] for model, kind, rows in recorded if model == "draft" and kind == "score")
+    kept = [rows[0] for model, kind, rows in recorded if kind == "keep"]
+    assert len(kept) == len(branching) and any(row[4:] != list(range(len(row[4:]))) for row in kept)
+    assert [list(d.draft.parents) for d in drafts if d.draft.parents] == [row[3:] for row in branching]
+    summary = replaying.replay(tmp_path / "run", "tiny", tmp_path / "again", device="cpu")
+    assert summary["replayed_passes"]["target"] == sum(p[0] == "target" for p in recorded)
+
+
+def test_warming_up_meets_a_size_of_tree_once():
+    trees = ([-1, 0, 0], [-1, -1, 1])
+    passes = [["target", "score", [[4, 9, 4, *tree]]] for tree in trees]
+    passes += [["verify", "exact", [[3, 4, 0, *tree]]] for tree in trees] + [["target", "keep", [[0, 13, 0, 10, 0, 2]]]]
+    assert replaying.once_each(passes) == [passes[0], passes[2], passes[4]]
 
 
 def test_a_replay_computes_what_a_gpu_computes_past_a_stop():

@@ -195,7 +195,9 @@ def test_a_target_is_planned_with_the_memory_of_rules(target_folder: Path, a_car
     source = Source.find(target_folder)
     alone, judged = source.plan("cuda", "float32", 8, 100), source.plan_as_target("cuda", "float32", 8, 100)
     rules = judged.graphs - alone.graphs
-    assert rules == graph_memory.rule_bytes(source.vocab, GPU, 8) >= source.vocab * 160 * 48
+    assert rules == graph_memory.rule_bytes(source.vocab, GPU, 8) >= source.vocab * (160 + 128) * 48
+    two, many = (graph_memory.rule_bytes(source.vocab, GPU, slots) for slots in (3, 64))
+    assert many == two, "more trees than two are verified one after the other"
     assert graph_memory.rule_bytes(source.vocab, GPU, 1) < rules and graph_memory.rule_bytes(source.vocab, CPU, 8) == 0
 
 
