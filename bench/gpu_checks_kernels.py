@@ -25,7 +25,7 @@ from semspec.model.kernels import (
     reference_kernels,
     triton_kernels,
 )  # fmt: skip
-from semspec.model.paged_cache import page_of
+from semspec.model.page_pool import page_of
 from semspec.sampling.draw import SamplingUse
 from semspec.sampling.noise import exponential, key
 from semspec.sparse.attention import block_lists

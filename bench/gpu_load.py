@@ -10,7 +10,7 @@ import torch
 
 from bench.gpu_tune import CASES, HEAD, Case, graphed
 from semspec.model.kernels.attention import attend
-from semspec.model.paged_cache import page_of
+from semspec.model.page_pool import page_of
 from semspec.types import Score
 
 if TYPE_CHECKING:

@@ -215,8 +215,10 @@ class Runner(Protocol):
     depth: int  # number of layers; hidden states of layer `depth` are those after the final norm
 
     @property
-    def trees(self) -> bool:
-        """Whether it scores drafts that branch."""
+    def trees(self) -> bool: ...  # whether it scores drafts that branch
+
+    @property
+    def windowed(self) -> bool: ...  # whether layers give back what their window has left
 
     @property
     def device(self) -> torch.device:
@@ -227,19 +229,17 @@ class Runner(Protocol):
         """Slots that can be acquired."""
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
-        """A slot for a sequence that starts with this prompt; it may hold a cached prefix of it already, of one with
-        the same salt."""
+        """A slot for a sequence that starts with this prompt; it may hold a prefix of it, read for the same salt."""
 
     def release(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
+    def shortest(self, slot: int) -> int: ...  # but 0, that it can be cut to now, where a runner is `windowed`
     def truncate(self, slot: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None: ...  # the first `length` tokens of a cache
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None: ...  # of the tokens from `start` on only these
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
-
-    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
-        """Whether there is room now for a sequence that starts with this prompt."""
+    def admits(self, prompt: Sequence[int], salt: str = "") -> bool: ...  # whether there is room for one more now
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         """Whether there is no room for so many more tokens of these slots (None: of a new one), `without` others."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
 from semspec.model.paged_cache import PagedCache
 from semspec.model.room import EnoughRoom
@@ -53,13 +54,15 @@ class FakeRunner(EnoughRoom):
     seconds: float = 1.0  # per pass, or per token of a roll
     depth: int = 2
     room: int | None = None  # tokens that all slots hold together, in pages of a real pool
+    window: int | None = None  # of one of its layers, in such a pool
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     trees: bool = True
 
     def __post_init__(self) -> None:
         self.held: dict[int, list[int]] = {}
         self.diary: list[Pass] = []
-        shape: Any = SimpleNamespace(depth=1, kv_heads=1, head_dim=1)
+        specs = [AttentionSpec(None, None), *([AttentionSpec(self.window, None)] if self.window else [])]
+        shape: Any = SimpleNamespace(depth=len(specs), kv_heads=1, head_dim=1, attention_specs=specs)
         where = torch.device("cpu"), torch.float32
         self.pages = self.room and PagedCache(shape, self.slots, self.capacity, *where, tokens=self.room, page=PAGE)
 

@@ -1,8 +1,9 @@
 """Which blocks of a cache each slot's tokens lie in: tables, a pool of free blocks, and shared ones.
 
 A slot's table lists its blocks in order; block i holds the tokens from i * size on. Slots that begin alike may share
-blocks: a shared block is never written, its writer gets a copy first. Plain Python: what has to be copied or told to a
-device is returned as `Change`s.
+blocks: a shared block is never written, its writer gets a copy first. The blocks that a table begins with may be given
+back, where only the last tokens of a text are ever read: `GONE` is left of them. Plain Python: what has to be copied or
+told to a device is returned as `Change`s.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 NONE: Mapping[int, int] = {}
+GONE = -1
 
 
 class Change(NamedTuple):
@@ -27,6 +29,7 @@ class BlockTables:
     def __init__(self, slots: int, blocks: int, size: int) -> None:
         self.size, self.blocks = size, blocks
         self.tables: list[list[int]] = [[] for _ in range(slots)]
+        self.first = [0] * slots  # blocks that each table begins with and has given back
         self._users = [0] * blocks  # tables that each block is in
         self._free = list(range(blocks))[::-1]
 
@@ -36,25 +39,29 @@ class BlockTables:
 
     def uses(self, slots: Sequence[int]) -> Counter[int]:
         """How many of these slots each block is in."""
-        return Counter(block for slot in slots for block in self.tables[slot])
+        return Counter(block for slot in slots for block in self.tables[slot][self.first[slot] :])
 
     def freed(self, dropped: Mapping[int, int]) -> int:
         """Blocks that are free once so many uses of each are gone."""
         return sum(self._users[block] == count for block, count in dropped.items())
 
-    def needed(self, slot: int | None, length: int, count: int, dropped: Mapping[int, int] = NONE) -> int:
+    def needed(
+        self, slot: int | None, length: int, count: int, dropped: Mapping[int, int] = NONE, first: int = 0
+    ) -> int:
         """Free blocks that it takes to write `count` tokens after the first `length` of a slot (None: of a new one),
-        once so many uses of each block are gone."""
+        or those from block `first` on, once so many uses of each block are gone."""
         if not count:
             return 0
-        table, first = [] if slot is None else self.tables[slot], length // self.size
-        shared = sum(self._users[b] - dropped.get(b, 0) > 1 for b in table[first : self._blocks(length + count)])
-        return max(0, self._blocks(length + count) - len(table)) + shared
+        table, end = [] if slot is None else self.tables[slot], self._blocks(length + count)
+        written = table[max(first, length // self.size) : end]
+        shared = sum(self._users[b] - dropped.get(b, 0) > 1 for b in written)
+        return max(0, end - max(first, len(table))) + shared
 
-    def extend(self, slot: int, length: int, count: int) -> list[Change]:
+    def extend(self, slot: int, length: int, count: int, first: int = 0) -> list[Change]:
         """Make room for it; the caller has asked whether there is enough."""
         table, end, changes = self.tables[slot], self._blocks(length + count), list[Change]()
-        for i in range(length // self.size, min(end, len(table)) if count else 0):
+        self.give_back(slot, first)
+        for i in range(max(first, length // self.size), min(end, len(table)) if count else 0):
             old = table[i]
             if self._users[old] > 1:
                 table[i] = self._take()
@@ -70,19 +77,33 @@ class BlockTables:
         """The target holds the first `length` tokens of the source, in the same blocks, and nothing else."""
         self.shrink(target, 0)
         shared = self.tables[source][: self._blocks(length)]
-        for block in shared:
+        first = self.first[target] = min(self.first[source], len(shared))
+        for block in shared[first:]:
             self._users[block] += 1
         self.tables[target] = list(shared)
-        return [Change(target, i, block) for i, block in enumerate(shared)]
+        return [Change(target, i, block) for i, block in enumerate(shared) if i >= first]
 
     def shrink(self, slot: int, length: int) -> None:
         """Give back the blocks after those of the first `length` tokens."""
-        table = self.tables[slot]
-        for block in table[self._blocks(length) :]:
+        table, end = self.tables[slot], self._blocks(length)
+        self._release(table[max(end, self.first[slot]) :])
+        del table[end:]
+        self.first[slot] = min(self.first[slot], end)
+
+    def give_back(self, slot: int, first: int) -> None:
+        """Give back the blocks before this one: none of their tokens is read again."""
+        table, gone = self.tables[slot], self.first[slot]
+        if first <= gone:
+            return
+        self._release(table[gone:first])
+        table[gone:first] = [GONE] * (first - gone)
+        self.first[slot] = first
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free.append(block)
-        del table[self._blocks(length) :]
 
     def shrink_all(self, lengths: Sequence[int]) -> None:
         """Give back all blocks that truncated slots have kept for what comes next."""

@@ -1,8 +1,8 @@
 """The KV cache in slots: a fixed buffer of pages, one sequence per slot, lengths on the host.
 
-Truncation is O(1): it sets a length, and the next pass overwrites what lies after it. A slot may be truncated to any
-length, so layers with a window keep all positions too, not only their window. Here every slot is one page;
-`paged_cache.py` has slots of many.
+Truncation is O(1): it sets a length, and the next pass overwrites what lies after it. Here every slot is one page, and
+may be truncated to any length, since layers with a window keep all positions too; `paged_cache.py` has slots of many
+pages.
 """
 
 from __future__ import annotations
@@ -93,20 +93,39 @@ def kv_bytes_per_token(depth: int, kv_heads: int, head_dim: int, dtype: torch.dt
 class Cache(Slots):
     """One page for each slot, as long as its capacity: a CPU's attention reads a slot as it lies in memory."""
 
-    tables: Tensor | None = None  # [slots, W] of a paged cache: its pages
-
     def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(slots, capacity)
-        self._allocate(shape, slots, capacity, device, dtype)
-
-    def _allocate(self, shape: Shape, pages: int, page: int, device: torch.device, dtype: torch.dtype) -> None:
-        buffer = (shape.depth, pages, shape.kv_heads, page, shape.head_dim)
+        self.depth = shape.depth
+        buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
         self.keys = torch.zeros(buffer, device=device, dtype=dtype)
         self.values = torch.zeros(buffer, device=device, dtype=dtype)
         # Made once, since making views takes time too.
         self._views = [
             [(k, v) for k, v in zip(*layer, strict=True)] for layer in zip(self.keys, self.values, strict=True)
         ]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that a pass may have, if not all that slots have room for."""
+        return None
+
+    @property
+    def tokens(self) -> int:
+        """That all slots hold together, at most."""
+        return len(self.lengths) * self.capacity
+
+    def layer(self, i: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values [pages, kv heads, positions, head_dim] of a layer, and each slot's pages [slots, W]; None:
+        every slot is one page."""
+        return self.keys[i], self.values[i], None
+
+    def shortest(self, slot: int) -> int:
+        """See types.Runner."""
+        return 0
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.truncate(target, 0)
@@ -122,18 +141,26 @@ class Cache(Slots):
                 buffer[:, slot, :, start + same : start + len(rows)] = buffer[:, slot, :, at]
         super().keep(slot, start, rows)
 
-    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values [count, kv heads, head_dim] into a slot that has been extended; returns all of the
-        slot's, [kv heads, its tokens or more, head_dim]."""
-        return write(*self._views[layer][chunk.slot], chunk, k, v)
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """New keys and values [count, kv heads, head_dim] into a slot that has been extended; returns the slot's from
+        position `begin` on, [kv heads, tokens, head_dim]."""
+        return write(*self._views[layer][chunk.slot], chunk, k, v, begin)
 
-    def between(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [depth, kv heads, tokens, head_dim] of some of a slot's tokens, in all layers."""
+    @property
+    def whole_layers(self) -> list[int]:
+        """Those that keep all positions of a slot."""
+        return list(range(len(self.keys)))
+
+    def between(self, slot: int, start: int, end: int, whole: bool = False) -> tuple[Tensor, Tensor]:
+        """Keys and values [layers, kv heads, tokens, head_dim] of some of a slot's tokens, in all layers, or in those
+        that keep all positions."""
         return self.keys[:, slot, :, start:end], self.values[:, slot, :, start:end]
 
 
-def write(keys: Tensor, values: Tensor, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """New keys and values [count, kv heads, d] into a sequence's own, [kv heads, capacity, d]."""
-    new = slice(chunk.start, chunk.start + chunk.count)
+def write(
+    keys: Tensor, values: Tensor, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int
+) -> tuple[Tensor, Tensor]:
+    """New keys and values [count, kv heads, d] into a sequence's own, [kv heads, capacity, d]; its own from `begin`."""
+    new = slice(chunk.start, end := chunk.start + chunk.count)
     keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
-    return keys, values
+    return keys[:, begin:end], values[:, begin:end]

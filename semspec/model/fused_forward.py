@@ -85,13 +85,13 @@ class FusedForward:
             qkv = self._norm_product(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:
                 hidden[i] = x.clone()
-            keys, values = self.cache.keys[i], self.cache.values[i]
+            keys, values, tables = self.cache.layer(i)
             qkv = qkv.view(batch, queries, -1, s.head_dim)
             norms = None
             if layer.query_norm is not None and layer.key_norm is not None:
                 norms = (layer.query_norm, layer.key_norm)
             spec = layer.attention_spec
-            rope, tables = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps), self.cache.tables
+            rope = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps)
             scale_and_window = (s.attention_scale, spec.window)
             if queries == 1 and self.flags.turn and metadata.tree is None:
                 attended = k.rope_cache_attend(qkv, keys, values, *where, *rope, *scale_and_window, tables=tables)

@@ -33,8 +33,8 @@ class Layer:
 
 
 class KeysAndValues(Protocol):
-    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values into a sequence's slot; returns all of the slot's. See `cache.Cache`."""
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """New keys and values into a sequence's slot; returns those from `begin` on. See `cache.Cache`."""
         ...
 
 
@@ -127,11 +127,10 @@ class LayerMath:
         outs, row = [], 0
         masks = metadata.masks(layer.attention_spec)
         for n, (chunk, (begin, mask)) in enumerate(zip(metadata.chunks, masks, strict=True)):
-            rows, end = slice(row, row := row + chunk.count), chunk.start + chunk.count
-            keys, values = cache.write(i, chunk, k[rows], v[rows])
-            seen = (keys[:, begin:end], values[:, begin:end])
+            rows = slice(row, row := row + chunk.count)
+            keys, values = cache.write(i, chunk, k[rows], v[rows], begin)
             own = q[rows].transpose(0, 1).to(keys.dtype)
-            outs.append(layer_ops.attend(i, n, own, *seen, mask, self.shape.attention_scale))
+            outs.append(layer_ops.attend(i, n, own, keys, values, mask, self.shape.attention_scale))
         return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)).transpose(0, 1).flatten(1).to(x.dtype)
 
     def project(self, layer: Layer, x: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:

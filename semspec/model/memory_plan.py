@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import Shape
 from semspec.model.cpu_gemm import GemmPaths
 from semspec.model.graph_memory import graph_bytes
-from semspec.model.paged_cache import page_of, pages_of
+from semspec.model.page_pool import own_window, page_of, pages_of
 from semspec.model.placement import Precision
 from semspec.model.quantised import group_of
 
@@ -37,6 +39,7 @@ class MemoryPlan:
     transposed: int = 0  # bytes of the down projections that a sparse plan keeps a second time
     paged: bool = False  # slots take room as they grow, from one pool
     tokens: int | None = None  # of that pool, if not as many as all slots can hold
+    windows: tuple[tuple[int, int], ...] = ()  # (tokens, bytes of `per_token`) of layers with a window
 
     @staticmethod
     def of(
@@ -69,7 +72,11 @@ class MemoryPlan:
         transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0
         reads = read if shape.mixture is None else None  # experts are read as tokens choose them
         paged = device.type == "cuda"
-        return MemoryPlan(name, device, weights, per_token, slots, context, reads, graphs, transposed, paged)
+        counts = Counter(spec.window for spec in shape.attention_specs if spec.window is not None)
+        windows = tuple((window, per_token // shape.depth * n) for window, n in sorted(counts.items()))
+        return MemoryPlan(
+            name, device, weights, per_token, slots, context, reads, graphs, transposed, paged, windows=windows
+        )
 
     @property
     def held(self) -> int:
@@ -81,7 +88,18 @@ class MemoryPlan:
 
     @property
     def kv(self) -> int:
-        return self.per_token * self.held
+        if not self.paged:
+            return self.per_token * self.held
+        page, whole, kept = page_of(self.context), self.held, self._kept_windows
+        return (self.per_token - sum(each for _, each in kept)) * whole + sum(
+            each * page * pages_of(self.tokens, self.slots, self.context, page, window) for window, each in kept
+        )
+
+    @property
+    def _kept_windows(self) -> list[tuple[int, int]]:
+        """Those of layers that keep their window only."""
+        page = page_of(self.context) if self.paged else self.context
+        return [w for w in self.windows if self.paged and own_window(w[0], self.slots, self.context, page) is not None]
 
     @property
     def total(self) -> int:
@@ -91,6 +109,8 @@ class MemoryPlan:
         tokens = f"{self.slots} x {self.context} tokens"
         if self.tokens is not None:
             tokens = f"{self.held} tokens, in {self.slots} slots of at most {self.context},"
+        windows = " and ".join(str(window) for window, _ in self._kept_windows)
+        tokens += f" (of the last {windows} in layers with a window)" if windows else ""
         text = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
         text += f" + transposed projections {size(self.transposed)}" if self.transposed else ""
         return text + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
@@ -123,7 +143,9 @@ def fitted(plans: Sequence[MemoryPlan], tokens: int | None = None) -> list[Memor
         if free is None or sum(plan.total for plan in here) <= free or not all(plan.paged for plan in here):
             continue
         left = int(POOL * (free - sum(plan.total - plan.kv for plan in here)))
-        pool = left // sum(plan.per_token for plan in here)
+        most = max(plan.slots * (plan.context + page_of(plan.context)) for plan in here)
+        # The largest pool that fits: none takes less memory for more tokens.
+        pool = bisect_right(range(most), left, key=lambda n: sum(replace(plan, tokens=n).kv for plan in here)) - 1
         if pool > max(plan.context for plan in here):
             made = [replace(plan, tokens=pool) if plan.device == device else plan for plan in made]
     return made

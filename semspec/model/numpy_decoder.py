@@ -27,6 +27,7 @@ from semspec.model.int8 import Int8Linear
 from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
+from semspec.model.paged_cache import PagedCache
 from semspec.model.rows import chunks_of, last_rows, prefill, rest, split_rows
 from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
@@ -79,7 +80,7 @@ class NumpyDecoder:
         layers = transformer.layers
         if transformer.shape.mixture is not None or ACTIVATE[transformer.shape.activation] not in _ACTIVATE:
             return None
-        if transformer.device.type != "cpu" or transformer.dtype != torch.float32 or cache.tables is not None:
+        if transformer.device.type != "cpu" or transformer.dtype != torch.float32 or isinstance(cache, PagedCache):
             return None
         head = transformer.head.inner if isinstance(transformer.head, LimitedHead) else transformer.head
         linears = [head, *(linear for layer in layers for linear in (layer.qkv, layer.out))]

@@ -1,35 +1,24 @@
-"""A KV cache in pages: slots take them from a pool as they grow, and share those they have in common.
+"""A KV cache in pages: slots take them from pools as they grow, and share those they have in common.
 
-So sequences take the memory of their tokens, not of the longest that could come. Kernels read `tables`, a copy of the
-block tables on the device. Passes without our kernels (prompts) gather a slot's pages first: that moves what attention
-is about to read once more, which is little beside the arithmetic of a prompt.
+So sequences take the memory of their tokens, not of the longest that could come, and in layers with a window that of
+the window. Kernels read `tables`, a copy of the block tables on the device. Passes without our kernels (prompts) gather
+a slot's pages first: that moves what attention is about to read once more, which is little beside the arithmetic of a
+prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
-from semspec.model.blocks import NONE, BlockTables, Change
+from semspec.model.blocks import BlockTables
 from semspec.model.cache import Cache, Slots
 from semspec.model.config import Shape
-from semspec.model.kernels import LONG
-
-
-def page_of(capacity: int) -> int:
-    """Tokens in a page: a tile of the attention kernel lies in one, so that it costs one look at the table."""
-    return 128 if capacity >= LONG else 64
-
-
-def pages_of(tokens: int | None, slots: int, capacity: int, page: int) -> int:
-    """Pages for so many tokens, or for all that slots can hold: no fewer than one sequence may need, and no more than
-    all can use."""
-    each = -(-capacity // page) + 1  # one to spare: to write a shared page takes a copy
-    return slots * each if tokens is None else max(each, min(tokens // page, slots * each))
+from semspec.model.page_pool import PagePool, own_window, page_of, pages_of
 
 
 class PagedCache(Cache):
@@ -45,97 +34,102 @@ class PagedCache(Cache):
     ) -> None:
         """`tokens`: that all slots hold together, at most; None: as many as fit into them."""
         Slots.__init__(self, slots, capacity)
-        page = page or page_of(capacity)
-        pages = pages_of(tokens, slots, capacity, page)
-        self.blocks = BlockTables(slots, pages, page)
-        self._allocate(shape, pages, page, device, dtype)
-        self.tables: Tensor = torch.zeros(slots, -(-capacity // page), dtype=torch.int32, device=device)
+        self.depth, page = shape.depth, page or page_of(capacity)
+        layers: dict[int | None, list[int]] = {}
+        for i, spec in enumerate(shape.attention_specs):
+            layers.setdefault(own_window(spec.window, slots, capacity, page), []).append(i)
+        self.pools: list[PagePool] = []
+        self._rows: dict[int, tuple[PagePool, int]] = {}  # of each layer
+        for window, own in sorted(layers.items(), key=lambda item: item[0] or 0):
+            pages = pages_of(tokens, slots, capacity, page, window)
+            buffer = (len(own), pages, shape.kv_heads, page, shape.head_dim)
+            self.pools.append(PagePool(buffer, window, slots, capacity, device, dtype))
+            self._rows |= {layer: (self.pools[-1], row) for row, layer in enumerate(own)}
+
+    @property
+    def blocks(self) -> BlockTables:
+        """Of the layers that see most of a text."""
+        return (self.pools[0] if self.pools[0].window is None else self.pools[-1]).blocks
+
+    @property
+    def nbytes(self) -> int:
+        return sum(half.nbytes for pool in self.pools for half in (pool.keys, pool.values))
+
+    @property
+    def longest(self) -> int | None:
+        return self.pools[-1].longest
+
+    @property
+    def tokens(self) -> int:
+        held = [pool.blocks.blocks * pool.blocks.size for pool in self.pools if pool.window is None]
+        return min([super().tokens, *held])
+
+    def layer(self, i: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        pool, row = self._rows[i]
+        return pool.keys[row], pool.values[row], pool.tables
+
+    def shortest(self, slot: int) -> int:
+        return max(pool.shortest(slot) for pool in self.pools)
 
     def release(self, slot: int) -> None:
         super().release(slot)
-        self.blocks.shrink(slot, 0)
+        self._empty(slot)
 
     def truncate(self, slot: int, length: int) -> None:
+        if 0 < length < self.shortest(slot):
+            raise SemspecError(
+                f"cannot truncate slot {slot} to {length}: of layers with a window it has what texts of "
+                f"{self.shortest(slot)} tokens or more need; truncate it to 0 and feed it again"
+            )
         super().truncate(slot, length)
         if not length:  # else its pages stay, for what is written instead
-            self.blocks.shrink(slot, 0)
+            self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
+        for pool in self.pools:
+            pool.blocks.shrink(slot, 0)
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
-        """With a page to spare for each: a slot that is cut back may have to copy one before it writes."""
-        if self._needed(tokens) + len(tokens) <= self.blocks.free:
-            return False
-        self.blocks.shrink_all(self.lengths)
-        dropped = self.blocks.uses(without)
-        return self._needed(tokens, dropped) + len(tokens) > self.blocks.free + self.blocks.freed(dropped)
-
-    def _needed(self, tokens: Sequence[tuple[int | None, int]], dropped: Mapping[int, int] = NONE) -> int:
-        """What exceeds a slot's capacity is never written."""
-        at = [(slot, 0 if slot is None else self.lengths[slot], count) for slot, count in tokens]
-        return sum(self.blocks.needed(s, n, min(count, self.capacity - n), dropped) for s, n, count in at)
+        return any(pool.lacks(tokens, self.lengths, without) for pool in self.pools)
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
-        if self._needed(tokens) > self.blocks.free:
-            self.blocks.shrink_all(self.lengths)
-        if self._needed(tokens) > self.blocks.free:
-            raise SemspecError(
-                f"the cache is full: of its {self.blocks.blocks} pages of {self.blocks.size} tokens "
-                f"{self.blocks.free} are free; load the model with more cache tokens, or decode fewer texts at a time"
-            )
-        self._apply([c for slot, count in tokens for c in self.blocks.extend(slot, self.lengths[slot], count)])
+        for pool in self.pools:
+            if pool.short(tokens, self.lengths):
+                raise SemspecError(
+                    f"the cache is full: of its {pool.blocks.blocks} pages of {pool.blocks.size} tokens "
+                    f"{pool.blocks.free} are free; load the model with more cache tokens, or decode fewer texts at a "
+                    "time"
+                )
+        for pool in self.pools:
+            pool.reserve(tokens, self.lengths)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The target shares the source's pages; whoever writes to one of them gets a copy."""
+        assert not 0 < length < self.shortest(source), "a window of the copy is gone"
         self.truncate(target, 0)
-        self._apply(self.blocks.fork(source, target, length))
+        for pool in self.pools:
+            pool.fork(source, target, length)
         self.lengths[target] = length
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """A page that another slot has come to share is written too: behind all that the other one holds of it."""
         same = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if same < len(rows):
-            old = self._places(slot, torch.tensor([start + row for row in rows[same:]], device=self.tables.device))
-            new = self._places(slot, torch.arange(start + same, start + len(rows), device=self.tables.device))
-            for half in (self.keys, self.values):
-                half[(slice(None), *new)] = half[(slice(None), *old)]
+            for pool in self.pools:
+                pool.move(slot, [start + row for row in rows[same:]], range(start + same, start + len(rows)))
         Slots.keep(self, slot, start, rows)
 
-    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        end = chunk.start + chunk.count
-        at = self._places(chunk.slot, torch.arange(chunk.start, end, device=self.tables.device))
-        for half, new in ((self.keys, k), (self.values, v)):
-            half[layer][at] = new.to(half.dtype)
-        keys, values = self._gather(slice(layer, layer + 1), chunk.slot, 0, end)
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        pool, row = self._rows[layer]
+        pool.write(row, chunk.slot, chunk.start, k, v)
+        keys, values = pool.gather(slice(row, row + 1), chunk.slot, begin, chunk.start + chunk.count)
         return keys[0], values[0]
 
-    def _places(self, slot: int, at: Tensor) -> tuple[Tensor, slice, Tensor]:
-        """An index of positions [n] of a slot: what it picks of a layer is [n, kv heads, head_dim]."""
-        return self.tables[slot, at // self.blocks.size].long(), slice(None), at % self.blocks.size
+    @property
+    def whole_layers(self) -> list[int]:
+        return [layer for layer, (pool, _) in self._rows.items() if pool.window is None]
 
-    def between(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        return self._gather(slice(None), slot, start, end)
-
-    def _gather(self, layers: slice, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        size = self.blocks.size
-        first, pages = start // size * size, self.tables[slot, start // size : -(-end // size)]
-        keys, values = (half[layers].transpose(1, 2).index_select(2, pages) for half in (self.keys, self.values))
-        own = slice(start - first, end - first)
-        return keys.flatten(2, 3)[:, :, own], values.flatten(2, 3)[:, :, own]
-
-    def _apply(self, changes: list[Change]) -> None:
-        if not changes:
-            return
-        copied = [c for c in changes if c.copied is not None]
-        if copied:
-            source, target = self._numbers([[c.copied for c in copied], [c.block for c in copied]])
-            for half in (self.keys, self.values):
-                half[:, target] = half[:, source]
-        width = self.tables.shape[1]
-        places, pages = self._numbers([[c.slot * width + c.entry for c in changes], [c.block for c in changes]])
-        self.tables.view(-1).index_copy_(0, places, pages.int())
-
-    def _numbers(self, rows: list[list[int | None]]) -> Tensor:
-        """On the device, without waiting for it."""
-        host = torch.tensor(rows)
-        if self.tables.device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.tables.device, non_blocking=True)
+    def between(self, slot: int, start: int, end: int, whole: bool = False) -> tuple[Tensor, Tensor]:
+        pools = [pool for pool in self.pools if not whole or pool.window is None]
+        parts = [pool.gather(slice(None), slot, start, end) for pool in pools]
+        return torch.cat([keys for keys, _ in parts]), torch.cat([values for _, values in parts])

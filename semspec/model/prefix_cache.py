@@ -7,7 +7,7 @@ with the same instructions do not take turns in evicting each other. Only the re
 whenever a prompt is fed, since others may have read it meanwhile; of those that bring the same prompt to one pass, one
 reads it and the others get copies. Decoders do not notice: a slot begins empty and its whole prompt is fed to it; what
 is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a prefix without
-them is read again.
+them is read again. So is one whose layers with a window have given back what its next token would see (`shortest`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PrefixCache(RunnerWrapper):
             self._cut(slot, 0)
             self._index.salt(slot, salt)
         self._adopt(slot, prompt)
-        shared = common_prefix(self._index.tokens[slot], prompt)
+        shared = self._usable(slot, common_prefix(self._index.tokens[slot], prompt))
         self._cut(slot, shared)  # what nobody will use takes room
         self.reused = min(shared, max(len(prompt) - 1, 0))
         return slot
@@ -64,7 +64,7 @@ class PrefixCache(RunnerWrapper):
     def _slot_for(self, prompt: Sequence[int], salt: str) -> int:
         """One that the prompt goes on from, or that holds nothing, or else the least recently used."""
         tokens = self._index.tokens
-        shared = {slot: count for slot, count in self._index.common(prompt, salt).items() if slot in self._idle}
+        shared = {slot: count for slot, count in self._common(prompt, salt).items() if slot in self._idle}
         best = min(shared, key=lambda slot: len(tokens[slot]) - shared[slot], default=None)
         if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST:
             return best
@@ -77,11 +77,13 @@ class PrefixCache(RunnerWrapper):
     def _adopt(self, slot: int, text: Sequence[int], layers: Sequence[int] = ()) -> None:
         """Copy the longest beginning of this text that another slot has, if it is longer than the slot's own; where
         `layers` are wanted, only as far as their states are known."""
-        shared = self._index.common(text, self._index.salts[slot])
+        shared = self._common(text, self._index.salts[slot])
         if layers:
-            shared = {s: min(n, self._states[s].covers(layers)) for s, n in shared.items() if s in self._states}
+            known = {s: min(n, self._states[s].covers(layers)) for s, n in shared.items() if s in self._states}
+            shared = {s: n for s, n in known.items() if self._usable(s, n)}
         best = max(shared, key=lambda other: shared[other], default=slot)
-        if best == slot or shared[best] - common_prefix(self._index.tokens[slot], text) < BLOCK:
+        own = self._usable(slot, common_prefix(self._index.tokens[slot], text))
+        if best == slot or shared[best] - own < BLOCK:
             return
         self._index.cut(slot, 0)  # until the copy is complete
         self._states.pop(slot, None)
@@ -93,8 +95,15 @@ class PrefixCache(RunnerWrapper):
     def release(self, slot: int) -> None:
         del self._lengths[slot]
         self._lost.pop(slot, None)
-        self.inner.truncate(slot, len(self._index.tokens[slot]))  # a pass that failed may have left more
+        self._cut(slot, self._usable(slot, len(self._index.tokens[slot])))  # a pass that failed may have left more
         self._idle.append(slot)
+
+    def _common(self, text: Sequence[int], salt: str) -> dict[int, int]:
+        return self._index.common(text, salt, self.inner.shortest)
+
+    def _usable(self, slot: int, length: int) -> int:
+        """So many tokens of a slot, or none if it cannot go on from there."""
+        return length if length >= self.inner.shortest(slot) else 0
 
     def close(self) -> None:
         """Give idle slots back to the runner inside."""
@@ -108,7 +117,7 @@ class PrefixCache(RunnerWrapper):
         self.close()
 
     def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
-        shared = self._index.common(prompt, salt)
+        shared = self._common(prompt, salt)
         return not self._lacks([(None, len(prompt) - max(shared.values(), default=0))], shared)
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
@@ -157,6 +166,9 @@ class PrefixCache(RunnerWrapper):
             del self._lost[slot][length:]
             length = min(length, self._lengths[slot])
             self._settle(slot)
+        elif self.windowed and 0 < length < self._lengths[slot]:
+            self._cut_or_lose(slot, length)  # at once: what it can be cut to may be more when it is fed
+            return
         if length == 0 < self._lengths[slot]:  # nothing of it is wanted again, nor what others have of its beginning
             for other in self._index.common(self._index.tokens[slot][:BLOCK], self._index.salts[slot]):
                 if other in self._idle:
@@ -165,6 +177,14 @@ class PrefixCache(RunnerWrapper):
                     self._index.hide(other)
             self._cut(slot, 0)
         self._lengths[slot] = length
+
+    def _cut_or_lose(self, slot: int, length: int) -> None:
+        """A slot that cannot go on from there is read again, as a preempted one is."""
+        if not self._usable(slot, length):
+            self._lost[slot] = self._index.tokens[slot][:length]
+            length = 0
+        self._lengths[slot] = length
+        self._cut(slot, length)
 
     def _settle(self, slot: int) -> None:
         """A preempted slot that has read all again is like any other."""
@@ -214,8 +234,9 @@ class PrefixCache(RunnerWrapper):
             remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
             if found < len(request.tokens):
-                self._cut(request.slot, self._lengths[request.slot])
-                feeds.append(replace(rest(request, found), runner=self.inner))
+                more = self._ready(request.slot)
+                feed = rest(request, found)
+                feeds.append(replace(feed, runner=self.inner, tokens=[*more, *feed.tokens]))
         rows = self.inner.score(feeds) if feeds else []
         for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
             chain = max(len(feed.tokens) - len(feed.parents), 0)  # a tree is no text: no prompt begins with ~tokens
@@ -236,9 +257,8 @@ class PrefixCache(RunnerWrapper):
         return rows
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        for request in requests:
-            self._cut(request.slot, self._lengths[request.slot])
-        outputs = self.inner.decode([replace(request, runner=self.inner) for request in requests])
+        requests = [replace(r, runner=self.inner, tokens=[*self._ready(r.slot), *r.tokens]) for r in requests]
+        outputs = self.inner.decode(requests)
         for request, out in zip(requests, outputs, strict=True):
             if request.slot in self._states and len(request.tokens) == 1:  # rows are those of the tokens fed
                 self._states[request.slot].append(self._lengths[request.slot], out.hidden)
@@ -262,6 +282,14 @@ class PrefixCache(RunnerWrapper):
         if not request.states or found <= first:
             return {}
         return self._states[request.slot].between(at + first, at + found, request.layers)
+
+    def _ready(self, slot: int) -> list[int]:
+        """Make the slot inside hold what its user thinks; returns what it has to be fed again before anything else."""
+        length = self._lengths[slot]
+        again = [] if self._usable(slot, length) == length else self._index.tokens[slot][:length]
+        self._lengths[slot] -= len(again)
+        self._cut(slot, self._lengths[slot])
+        return [token if token >= 0 else ~token for token in again]
 
     def _cut(self, slot: int, length: int) -> None:
         """The slot inside holds so many tokens, as its user thinks, and is ready to be fed."""

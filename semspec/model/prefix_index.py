@@ -8,7 +8,7 @@ the same hash cost a comparison, and perhaps a prefix that is not found. Plain P
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 BLOCK = 16  # tokens; a shorter common beginning is chance
 
@@ -57,16 +57,22 @@ class PrefixIndex:
         self._forget(slot, 0)
         self._hidden.add(slot)
 
-    def common(self, text: Sequence[int], salt: str = "") -> dict[int, int]:
-        """The slots with the longest common beginning, of at least a block, each with the tokens it shares."""
-        last, holders = hash((self._start, salt)), dict[int, None]()
+    def common(
+        self, text: Sequence[int], salt: str = "", least: Callable[[int], int] = lambda slot: 0
+    ) -> dict[int, int]:
+        """The slots with the longest common beginning, of at least a block and the `least` that a slot can be cut to,
+        each with the tokens it shares."""
+        last, found = hash((self._start, salt)), list[dict[int, None]]()
         for end in range(self.block, len(text) + 1, self.block):
             last = self._hash(last, text[end - self.block : end])
             if last not in self._holders:
                 break
-            holders = self._holders[last]
-        shared = {s: common_prefix(self.tokens[s], text) for s in holders if self.salts[s] == salt}
-        return {slot: count for slot, count in shared.items() if count >= self.block}
+            found.append(self._holders[last])
+        for holders in reversed(found):
+            shared = {s: common_prefix(self.tokens[s], text) for s in holders if self.salts[s] == salt}
+            if usable := {s: count for s, count in shared.items() if count >= max(self.block, least(s))}:
+                return usable
+        return {}
 
     def _forget(self, slot: int, blocks: int) -> None:
         for old in self._hashes[slot][blocks:]:

@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 
 class EnoughRoom:
-    """A runner whose slots always have room for what they may hold: nothing is preempted."""
+    """A runner whose slots always have room for what they may hold: nothing is preempted or given back."""
+
+    @property
+    def windowed(self) -> bool:
+        return False
 
     def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         return not self.lacks([(None, len(prompt))])
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         return False
+
+    def shortest(self, slot: int) -> int:
+        return 0
 
     def preempt(self, slot: int) -> bool:
         return False

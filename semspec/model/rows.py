@@ -41,9 +41,16 @@ def prefill(r: Score, count: int) -> Score:
     return replace(r, tokens=r.tokens[:count], parents=(), keep=0, states=states, layers=r.layers if states else ())
 
 
+def first(r: Score, count: int) -> Score:
+    """The first tokens of a request, in a pass of their own, with those of its rows that are theirs."""
+    after = len(r.tokens) - count
+    keep, states = max(0, r.keep - after), max(0, r.states - after)
+    return replace(r, tokens=r.tokens[:count], parents=(), keep=keep, states=states)
+
+
 def rest(r: Score, count: int) -> Score:
     tokens = r.tokens[count:]
-    return replace(r, tokens=tokens, states=min(r.states, len(tokens)))
+    return replace(r, tokens=tokens, keep=min(r.keep, len(tokens)), states=min(r.states, len(tokens)))
 
 
 def after_prefill(

@@ -19,7 +19,7 @@ from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.room import EnoughRoom
-from semspec.model.rows import after_prefill, chunks_of, last_rows, split_rows
+from semspec.model.rows import after_prefill, chunks_of, first, last_rows, rest, split_rows
 from semspec.model.transformer import Transformer
 from semspec.model.weights import is_quantised, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
@@ -85,6 +85,10 @@ class ModelRunner(EnoughRoom):
         return self.transformer.device
 
     @property
+    def windowed(self) -> bool:
+        return self.cache.longest is not None
+
+    @property
     def free(self) -> int:
         return self.cache.free
 
@@ -98,6 +102,9 @@ class ModelRunner(EnoughRoom):
 
     def length(self, slot: int) -> int:
         return self.cache.lengths[slot]
+
+    def shortest(self, slot: int) -> int:
+        return self.cache.shortest(slot)
 
     @torch.inference_mode()
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
@@ -122,6 +129,19 @@ class ModelRunner(EnoughRoom):
         return rows
 
     def _pass(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        """In several passes, where one is longer than layers with a window have room for."""
+        longest = self.cache.longest
+        if longest is None or sum(len(r.tokens) for r in requests) <= longest:
+            return self._one_pass(requests)
+        if len(requests) > 1:
+            half = len(requests) // 2
+            return self._pass(requests[:half]) + self._pass(requests[half:])
+        (r,) = requests
+        count = min(longest, len(r.tokens) - len(r.parents) - 1)
+        parts = [*self._one_pass([first(r, count)]), *self._pass([rest(r, count)])]
+        return [ScoreOutput.join(parts)]
+
+    def _one_pass(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         starts = self.cache.extend([(r.slot, len(r.tokens)) for r in requests])
         if self.graph_runner is None:
             checked = self.sparsity is not None and any(checks(r) for r in requests)
@@ -173,12 +193,32 @@ class ModelRunner(EnoughRoom):
                 self.score([Score(self, r.slot, r.tokens[:-1], 0)])
                 r = replace(r, tokens=r.tokens[-1:])
             fed.append(r)
+        if self.cache.longest is not None:
+            left = self.cache.longest - sum(len(r.tokens) for r in fed)
+            if left < 0:
+                half = len(fed) // 2
+                return self.decode(fed[:half]) + self.decode(fed[half:])
+            if any(r.n > 1 + left // len(fed) for r in fed):
+                return self._decode_in_parts(fed, 1 + left // len(fed))
         starts = [self.length(r.slot) for r in fed]
         outputs = self.graph_decode.decode(fed, self.vocab)
         if self.sparsity is not None:
             for r, start, output in zip(fed, starts, outputs, strict=True):
                 self.sparsity.record(r.slot, start, [*r.tokens, *output.tokens[:-1]])
         return outputs
+
+    def _decode_in_parts(self, requests: Sequence[Decode], most: int) -> list[DecodeOutput]:
+        """At most so many tokens at a time: between two parts, layers with a window give back what they have left."""
+        parts = [[part] for part in self.decode([replace(r, n=min(r.n, most)) for r in requests])]
+        going = [
+            (i, replace(r, tokens=own[-1].tokens[-1:], n=r.n - most))
+            for i, (r, own) in enumerate(zip(requests, parts, strict=True))
+            if r.n > most and own[-1].tokens[-1] not in r.stop and own[-1].tokens[-1] >= 0
+        ]
+        if going:
+            for (i, _), part in zip(going, self.decode([r for _, r in going]), strict=True):
+                parts[i].append(part)
+        return [DecodeOutput.join(own) for own in parts]
 
     def computed(self, wrote: int, n: int) -> int:
         """Tokens computed for a decode of n that stopped after `wrote`; see GraphDecode.computed."""

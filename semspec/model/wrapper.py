@@ -22,6 +22,10 @@ class RunnerWrapper:
         return self.inner.trees
 
     @property
+    def windowed(self) -> bool:
+        return self.inner.windowed
+
+    @property
     def device(self) -> torch.device:
         return self.inner.device
 
@@ -37,6 +41,9 @@ class RunnerWrapper:
 
     def length(self, slot: int) -> int:
         return self.inner.length(slot)
+
+    def shortest(self, slot: int) -> int:
+        return self.inner.shortest(slot)
 
     def truncate(self, slot: int, length: int) -> None:
         self.inner.truncate(slot, length)

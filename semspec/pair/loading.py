@@ -127,8 +127,10 @@ def load(
 
 
 def _shared(pair: Pair, plans: list[MemoryPlan]) -> Pair:
-    """Slots of a pool that may be empty have to be read again: a prefix cache remembers what they held."""
-    return pair if all(plan.tokens is None for plan in plans) else pair.cached()
+    """Slots of a pool that may be empty, or of layers that keep their window only, may have to be read again: a prefix
+    cache remembers what they held."""
+    windowed = any(runner.windowed for runner in (pair.target, pair.draft) if runner is not None)
+    return pair.cached() if windowed or any(plan.tokens is not None for plan in plans) else pair
 
 
 def exchange_of(

@@ -50,14 +50,13 @@ def working_bytes(pair: Pair, draft_tokens: int) -> int:
 def _cache_bytes(runner: Runner) -> int:
     """Of keys and values that are here; most of them have not been written yet."""
     cache = getattr(unwrap(runner), "cache", None)
-    return sum(part.nbytes for part in (cache.keys, cache.values)) if cache is not None else 0
+    return cache.nbytes if cache is not None else 0
 
 
 def cache_tokens(runner: Runner, slots: int) -> int:
     """That all slots hold together, at most."""
-    blocks = getattr(getattr(unwrap(runner), "cache", None), "blocks", None)
-    most = slots * runner.capacity
-    return most if blocks is None else min(most, blocks.blocks * blocks.size)
+    cache = getattr(unwrap(runner), "cache", None)
+    return slots * runner.capacity if cache is None else cache.tokens
 
 
 def expected(pair: Pair, draft_tokens: int) -> dict[str, int | None]:

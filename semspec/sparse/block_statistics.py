@@ -18,9 +18,10 @@ class BlockStatistics:
 
     def __init__(self, cache: Cache, block: int, values: bool = False, variances: bool = False) -> None:
         self.cache, self.block = cache, block
-        depth, _, kv_heads, _, size = cache.keys.shape
-        slots = len(cache.lengths)
-        self.keys = cache.keys.new_zeros(depth, slots, kv_heads, cache.capacity // block, size)
+        (keys, _, _), slots = cache.layer(0), len(cache.lengths)
+        _, kv_heads, _, size = keys.shape
+        self.keys = keys.new_zeros(cache.depth, slots, kv_heads, cache.capacity // block, size)
+        self._layers = cache.whole_layers  # blocks are selected in these only
         self.values = torch.zeros_like(self.keys) if values else None
         self.variances = torch.zeros_like(self.keys) if variances else None
         self._computed = [0] * slots  # blocks, by slot
@@ -39,16 +40,16 @@ class BlockStatistics:
     def update(self, slot: int, length: int) -> None:
         """Compute what is missing for the first `length` tokens of a slot, all of which are in the cache."""
         start, end = min(self._computed[slot], self.cache.intact[slot] // self.block), length // self.block
-        if end > start:
+        if end > start and self._layers:
             # A draft fills a block or two: all layers at once, one launch on a GPU. A prompt fills many: layer by
             # layer, since intermediate results take memory.
-            depth = self.keys.shape[0] if end - start <= BATCHED_BLOCKS else 1
-            keys, values = self.cache.between(slot, start * self.block, end * self.block)
+            depth = len(self._layers) if end - start <= BATCHED_BLOCKS else 1
+            keys, values = self.cache.between(slot, start * self.block, end * self.block, whole=True)
             for cached, means, variances in ((keys, self.keys, self.variances), (values, self.values, None)):
                 if means is None:
                     continue
                 for i, some in enumerate(cached.split(depth)):
-                    at = (slice(i * depth, (i + 1) * depth), slot, slice(None), slice(start, end))
+                    at = (self._layers[i * depth : (i + 1) * depth], slot, slice(None), slice(start, end))
                     # Half precision would overflow or lose digits in the sums.
                     wide = torch.float32 if some.element_size() < 4 else some.dtype
                     blocks = some.unflatten(2, (-1, self.block))

@@ -52,6 +52,9 @@ class CacheRefresh:
         length = self.cache.lengths[slot]
         if not self.every or stale is None or stale.passes < self.every or length <= stale.start:
             return request
+        if stale.start < self.cache.shortest(slot):  # windows before it are gone: what is stale stays
+            del self._stale[slot]
+            return request
         keys, values = self.cache.between(slot, stale.start, length)
         self._replaced[slot] = (stale.start, keys.clone(), values.clone())
         self.cache.truncate(slot, stale.start)

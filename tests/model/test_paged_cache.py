@@ -13,7 +13,8 @@ from semspec.errors import SemspecError
 from semspec.model import ModelRunner
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.kernels import reference_kernels
-from semspec.model.paged_cache import PagedCache, pages_of
+from semspec.model.page_pool import pages_of
+from semspec.model.paged_cache import PagedCache
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import FAMILIES, make_model, save
 from tests.model.test_graph_runner import Rehearsed, close, text

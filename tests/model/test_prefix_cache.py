@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,8 +267,9 @@ edits = st.lists(
 )
 
 
-def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int]) -> bool:
-    """Whether the index finds anything else for a text than a look at all lists does."""
+def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int], least: Sequence[int] = (0, 0, 0)) -> bool:
+    """Whether the index finds anything else for a text than a look at all lists does; `least`: what each slot can be
+    cut to."""
     held: dict[int, list[int]] = {slot: [] for slot in range(3)}
     hidden = set[int]()
     for slot in held:
@@ -285,17 +287,18 @@ def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int]) -> boo
             held[slot] = held[slot][:length]
             hidden -= {slot} if not length else set()
     shared = {slot: common_prefix(tokens, text) for slot, tokens in held.items() if slot not in hidden}
-    longest = max(shared.values(), default=0)
-    found = index.common(text)
+    longest = max((count for slot, count in shared.items() if count >= least[slot]), default=0)
+    found = index.common(text, least=lambda slot: least[slot])
     if index.tokens != held or any(shared.get(slot) != count for slot, count in found.items()):
         return True
     return longest >= index.block and max(found.values(), default=0) != longest
 
 
 @settings(max_examples=300)
-@given(edits, st.lists(st.integers(0, 1), max_size=30))
-def test_the_index_finds_what_a_look_at_all_slots_finds(history: list[Edit], text: list[int]) -> None:
+@given(edits, st.lists(st.integers(0, 1), max_size=30), st.lists(st.integers(0, 8), min_size=3, max_size=3))
+def test_the_index_finds_what_a_look_at_all_slots_finds(history: list[Edit], text: list[int], least: list[int]) -> None:
     assert not wrong_about(PrefixIndex(block=2), history, text)
+    assert not wrong_about(PrefixIndex(block=2), history, text, least)
 
 
 @pytest.mark.parametrize("fault", ["stale hash", "hash without what came before", "hidden found"])
@@ -309,7 +312,9 @@ def test_faults_of_the_index_are_noticed(fault: str, monkeypatch: pytest.MonkeyP
     history: list[Edit] = [("append", 0, [0, 0, 1, 1]), ("append", 1, [1, 1, 0]), ("hide", 1, []), ("cut", 0, [0] * 5)]
     history += [("append", 0, [1, 0, 1, 1]), ("append", 2, [0, 1])]
     texts = [[0, 0, 1, 1], [0, 0, 1, 0, 1, 1], [1, 1, 0], [0, 1, 1, 1]]
-    assert any(wrong_about(PrefixIndex(block=2), history, text) for text in texts)
+    more: list[Edit] = [*history, ("append", 2, [0, 0]), ("again", 1, []), ("append", 1, [0, 1, 1, 1])]
+    cases = [*((history, text) for text in texts), (more, [0, 1, 0, 0, 1, 1])]
+    assert any(wrong_about(PrefixIndex(block=2), *case) for case in cases)
 
 
 def test_blocks_of_one_slot_with_one_hash_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

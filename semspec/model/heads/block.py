@@ -110,7 +110,7 @@ class BlockHead(LayerMath):
             row = 0
             for chunk in chunks:
                 rows = slice(row, row := row + chunk.count)
-                cache.write(i, chunk, k[rows], v[rows])
+                cache.write(i, chunk, k[rows], v[rows], chunk.start)
 
     def fill(self, tokens: Tensor, chunks: list[SequenceChunk], cache: KeysAndValues) -> Tensor:
         """Blocks after the tokens [B] that begin them -> logits of the target's tokens [B, block - 1, V]"""

@@ -105,9 +105,9 @@ class StateRunner(EnoughRoom, ABC):
     def copy(self, source: int, target: int, length: int) -> None:
         raise SemspecError("a draft head's slots are not copied")
 
-    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
         s = self._slots[chunk.slot]
-        return write(s.keys[layer], s.values[layer], chunk, k, v)
+        return write(s.keys[layer], s.values[layer], chunk, k, v, begin)
 
     @abstractmethod
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
@@ -167,11 +167,11 @@ class HeadRunner(StateRunner):
             self.graphs.pool.give_back(self._slots[slot].row)
         super().release(slot)
 
-    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
         if self.graphs is None:
-            return super().write(layer, chunk, k, v)
+            return super().write(layer, chunk, k, v, begin)
         pool, row = self.graphs.pool, self._slots[chunk.slot].row
-        return write(pool.keys[layer, row], pool.values[layer, row], chunk, k, v)
+        return write(pool.keys[layer, row], pool.values[layer, row], chunk, k, v, begin)
 
     def _make_room(self, s: _Slot, pairs: int, more: int) -> None:
         if self.graphs is None:
