@@ -37,10 +37,15 @@ class Seeded:
 
 
 def runner(
-    family: str, device: torch.device, dtype: torch.dtype, plain: bool = False, choices: KernelFlags = DEFAULT_FLAGS
+    family: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    plain: bool = False,
+    choices: KernelFlags = DEFAULT_FLAGS,
+    context: int = 512,
 ) -> ModelRunner:
     shape = Shape.of(FAMILIES[family][1])
-    made = ModelRunner(Transformer(shape, Seeded(), device, dtype), 3, 512)
+    made = ModelRunner(Transformer(shape, Seeded(), device, dtype), 3, context)
     if plain:
         made.use(None)
     else:
@@ -213,6 +218,33 @@ def ragged_batches_equal_singles_but_for_near_ties(device: torch.device) -> None
             row = alone.logits[first]
             gap = float(row[alone.tokens[first]] - row[tokens[first]])
             assert gap < 0.05 * float(row.std()), f"token {first} differs with a gap of {gap:.3f}"
+
+
+@check
+def windows_that_are_given_back_change_nothing(device: torch.device) -> None:
+    """Texts of many windows, of which a GPU's cache has no more than one: prompts, drafts that are taken back, copies."""
+    if device.type == "cpu":  # there all of a text is kept
+        return
+
+    def course(one: ModelRunner) -> list[Tensor]:
+        slots, said = [one.acquire() for _ in range(3)], list[Tensor]()
+        for at in range(0, 3600, 1200):
+            for i, slot in enumerate(slots):
+                said.append(one.score([Score(one, slot, text(i, 3600)[at : at + 1200], 1)])[0].logits)
+                for n in (9, 64):
+                    said.append(one.score([Score(one, slot, text(n, n), n)])[0].logits)
+                    one.truncate(slot, one.length(slot) - n)
+        one.copy(slots[0], slots[1], 3590)
+        said += [r.logits for r in one.score([Score(one, slot, text(5, 17), 17) for slot in slots])]
+        return [rows.float().cpu() for rows in said]
+
+    for family in ("mistral", "gemma3", "phi3"):
+        exact = course(runner(family, torch.device("cpu"), torch.float32, plain=True, context=4096))
+        for plain in (True, False):
+            one = runner(family, device, torch.float32, plain, context=4096)
+            assert one.windowed, "windows keep their window only"
+            for ours, theirs in zip(course(one), exact, strict=True):
+                near(ours, theirs, 1e-3, f"{family}, {'plain' if plain else 'captured'}")
 
 
 @check

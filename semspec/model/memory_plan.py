@@ -111,6 +111,8 @@ class MemoryPlan:
             tokens = f"{self.held} tokens, in {self.slots} slots of at most {self.context},"
         windows = " and ".join(str(window) for window, _ in self._kept_windows)
         tokens += f" (of the last {windows} in layers with a window)" if windows else ""
+        if not self.paged and any(window < self.context for window, _ in self.windows):
+            tokens += " (all of them in layers with a window, too)"
         text = f"{self.name} on {self.device}: weights {size(self.weights)} + KV of {tokens} {size(self.kv)}"
         text += f" + transposed projections {size(self.transposed)}" if self.transposed else ""
         return text + (f" + graphs up to {size(self.graphs)}" if self.graphs else "")
