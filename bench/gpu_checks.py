@@ -222,7 +222,7 @@ def ragged_batches_equal_singles_but_for_near_ties(device: torch.device) -> None
 
 @check
 def windows_that_are_given_back_change_nothing(device: torch.device) -> None:
-    """Texts of many windows, of which a GPU's cache has no more than one: prompts, drafts that are taken back, copies."""
+    """Texts of many windows, of which a GPU's cache has no more than one: prompts, drafts taken back, copies."""
     if device.type == "cpu":  # there all of a text is kept
         return
 

@@ -78,6 +78,13 @@ class FakeRunner(EnoughRoom):
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         return bool(self.pages and self.pages.lacks(tokens, without))
 
+    @property
+    def windowed(self) -> bool:
+        return bool(self.pages and self.pages.longest is not None)
+
+    def shortest(self, slot: int) -> int:
+        return self.pages.shortest(slot) if self.pages else 0
+
     def release(self, slot: int) -> None:
         del self.held[slot]
         if self.pages:

@@ -116,3 +116,25 @@ def test_new_tokens_are_written_to_their_pages(
         close(unpaged(pool, tables, case["capacity"]), theirs, dtype)
         changed = (pool.nan_to_num() != old.nan_to_num()).flatten(1).any(1).sum()
         assert changed <= sum(-(-count // page) + 1 for count in counts if count), "written beside its place"
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_pages_behind_the_window_are_not_read(single: bool) -> None:
+    """They have been given back: tables name pages there that are others' now, or nobody's."""
+    page, window, queries, generator = 32, 9, 1 if single else 3, random(1)
+    cache = [noise((2, 1, 128, 16), generator, torch.float32) for _ in range(2)]
+    starts, slots, counts = [72, 41], whole([0, 1]), whole([queries, queries])
+    pools, tables = paged(cache, page, 3)
+    free = next(i for i in range(len(pools[0])) if pools[0][i].isnan().all())
+    for b, start in enumerate(starts):
+        tables[b, : (start - window + 1) // page] = free
+    places, tiles = [slots, whole(starts), counts], cuts.Tiles(16, 32, 2, warps=4, stages=2)
+    if single:
+        qkv = noise((2, 1, 4, 16), generator, torch.float32)
+        ours = attention.rope_cache_attend(qkv, *pools, *places, None, 2, None, 0.0, 0.3, window, tiles, tables)
+        exact = reference.rope_cache_attend(qkv, *cache, *places, None, 2, None, 0.0, 0.3, window)
+    else:
+        q = noise((2, queries, 2, 16), generator, torch.float32)
+        ours = attention.attend(q, *pools, *places, 0.3, window, None, tiles, tables=tables)
+        exact = reference.attend(q, *cache, *places, 0.3, window)
+    close(ours, exact, torch.float32)

@@ -12,23 +12,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Gemma3TextConfig
 
 import semspec
+from semspec.draft import ModelDrafter
 from semspec.errors import SemspecError
+from semspec.loop.decoder import Decoder, Job
+from semspec.loop.executor import Executor
+from semspec.loop.stats import Stats
+from semspec.loop.work import Task
 from semspec.model import ModelRunner
 from semspec.model.blocks import BlockTables
-from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.kernels import reference_kernels
-from semspec.model.memory_plan import MemoryPlan, fitted
 from semspec.model.page_pool import PASS, PagePool, pages_of
 from semspec.model.paged_cache import PagedCache
-from semspec.model.placement import Precision
 from semspec.model.prefix_cache import PrefixCache
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, make_tokenizer, save
+from tests.fakes import FakeRunner
 from tests.model.test_graph_runner import Rehearsed, close, text
+from tests.test_every_rule import DRAFT, TARGET, VOCAB, rule_of
 
 SLOTS, SIZE, WINDOW, CAPACITY = 3, 4, 6, 400
 Step = tuple[str, int, int, int]
@@ -312,40 +315,21 @@ def test_any_order_of_feeds_cuts_and_copies_through_a_prefix_cache(folders: dict
             del held[slot]
 
 
-GEMMA_27B = Gemma3TextConfig(
-    hidden_size=5376, intermediate_size=21504, num_hidden_layers=62, num_attention_heads=32, num_key_value_heads=16,
-    head_dim=128, sliding_window=1024, vocab_size=262208, query_pre_attn_scalar=168, max_position_embeddings=131072,
-)  # fmt: skip
-CARD = torch.device("cuda")
-
-
-def test_gemma_3_27b_takes_3_gb_for_32k_tokens() -> None:
-    """Published shapes: 52 layers with a window of 1,024, 10 that see all; each takes 8,192 bytes a token."""
-    shape = Shape.of(GEMMA_27B)
-    of = [MemoryPlan.of("gemma", shape, CARD, Precision(torch.bfloat16), slots, 32768) for slots in (1, 2, 9)]
-    each = of[1].kv - of[0].kv
-    assert [spec.window for spec in shape.attention_specs].count(1024) == 52
-    assert 10 * 8192 * 32768 + 52 * 8192 * 1024 < each < 3.25e9 and of[2].kv - of[0].kv == 8 * each
-    assert of[0].kv - each == 52 * 8192 * PASS * 64, "and once the tokens of a pass"
-    assert of[0].per_token * 32768 > 16.6e9, "what it would be without windows"
-    assert "(of the last 1024 in layers with a window)" in str(of[0])
-
-
-def test_a_plan_is_what_a_paged_cache_takes(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.model.memory_plan.page_of", lambda context: 8)
-    for family, folder in folders.items():
-        shape = Shape.read(folder)
-        for slots, tokens in ((1, None), (3, None), (3, 500)):
-            plan = MemoryPlan.of("m", shape, CARD, Precision(torch.float32), slots, CONTEXT)
-            plan = fitted([plan], tokens)[0] if tokens else plan
-            where = (torch.device("cpu"), torch.float32)
-            assert PagedCache(shape, slots, CONTEXT, *where, tokens=tokens, page=8).nbytes == plan.kv, family
-
-
-def test_the_largest_pool_that_fits_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = MemoryPlan.of("gemma", Shape.of(GEMMA_27B), CARD, Precision(torch.bfloat16), 64, 32768)
-    for free in (60e9, 100e9, 139e9):
-        monkeypatch.setattr("semspec.model.memory_plan.available", lambda device, free=free: int(free))
-        (made,) = fitted([plan])
-        fixed = plan.total - plan.kv
-        assert made.tokens is None or made.kv <= 0.97 * (free - fixed) < made.kv + 3 * 64 * made.per_token, free
+@pytest.mark.parametrize("room", [10**6, 700])
+@pytest.mark.parametrize("name", ["exact", "sampling", "fly"])
+def test_long_drafts_are_taken_back(name: str, room: int) -> None:
+    """Drafts of 120 tokens, of which few are accepted: what they were cut back to is read again where it is gone. With
+    pages for all and, under preemption, without."""
+    jobs = [Job([i, 2, 3] * 20, rule_of(name), 120, 150, Sampling(0.9 * (i % 2), seed=i)) for i in range(4)]
+    said = []
+    for tokens, window in ((None, None), (room, 8)):
+        inner = [FakeRunner(language, VOCAB, 4, 300, room=tokens, window=window) for language in (TARGET, DRAFT)]
+        target, draft = (PrefixCache(runner) for runner in inner)
+        executor, tasks = Executor(budget=128), list[Task]()
+        for job in jobs:
+            stats = Stats()
+            tasks.append(executor.submit(Decoder(job, target, ModelDrafter(draft), stats).decode(), stats))
+        executor.run()
+        said.append([(task.error, [t for event in task.events for t in event.tokens]) for task in tasks])
+        assert target.windowed == (window is not None) and not target._lost and not draft._lost
+    assert said[0] == said[1]
