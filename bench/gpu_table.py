@@ -95,8 +95,9 @@ class Table:
         made = ModelRunner(self.models[which], slots, capacity)
         made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
         for layer in range(made.depth):
-            made.cache.keys[layer].normal_()
-            made.cache.values[layer].normal_()
+            keys, values, _ = made.cache.layer(layer)
+            keys.normal_()
+            values.normal_()
         for _ in range(slots):
             made.acquire()
         return made
