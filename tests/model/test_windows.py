@@ -90,7 +90,7 @@ def wrong_after(history: list[Step]) -> str | None:
     return None if pool.blocks.free == pages - len(used) else "a page was lost"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps)
 def test_every_slot_has_its_window(history: list[Step]) -> None:
     assert wrong_after(history) is None
@@ -208,8 +208,7 @@ def paged_twin(pair: semspec.Pair, tokens: int | None = None) -> semspec.Pair:
 PROMPTS = ["the quick brown fox jumps over the lazy dog " * n for n in (9, 6, 11, 7)]
 
 
-@pytest.mark.parametrize("tokens", [None, 620])
-@pytest.mark.parametrize("rule", ["none", "exact", "block", "typical"])
+@pytest.mark.parametrize(("rule", "tokens"), [("none", None), ("exact", None), ("block", 620), ("typical", 620)])
 def test_texts_are_what_they_were(rule: str, tokens: int | None, folders: dict[str, Path]) -> None:
     """Contexts of several windows in a batch, the same prompt four times, then more turns of each; with pages for all,
     and with too few."""
@@ -218,7 +217,7 @@ def test_texts_are_what_they_were(rule: str, tokens: int | None, folders: dict[s
     options = {
         "verifier": rule,
         "ignore_eos": True,
-        "max_new_tokens": 70,
+        "max_new_tokens": 40,
         "temperature": 0.8 * (rule == "block"),
         "seed": 3,
     }
@@ -316,11 +315,11 @@ def test_any_order_of_feeds_cuts_and_copies_through_a_prefix_cache(folders: dict
 
 
 @pytest.mark.parametrize("room", [10**6, 700])
-@pytest.mark.parametrize("name", ["exact", "sampling", "fly"])
+@pytest.mark.parametrize("name", ["exact", "sampling"])
 def test_long_drafts_are_taken_back(name: str, room: int) -> None:
-    """Drafts of 120 tokens, of which few are accepted: what they were cut back to is read again where it is gone. With
+    """Drafts of 90 tokens, of which few are accepted: what they were cut back to is read again where it is gone. With
     pages for all and, under preemption, without."""
-    jobs = [Job([i, 2, 3] * 20, rule_of(name), 120, 150, Sampling(0.9 * (i % 2), seed=i)) for i in range(4)]
+    jobs = [Job([i, 2, 3] * 20, rule_of(name), 90, 60, Sampling(0.9 * (i % 2), seed=i)) for i in range(4)]
     said = []
     for tokens, window in ((None, None), (room, 8)):
         inner = [FakeRunner(language, VOCAB, 4, 300, room=tokens, window=window) for language in (TARGET, DRAFT)]
