@@ -83,7 +83,7 @@ class PrefixCache(RunnerWrapper):
             shared = {s: n for s, n in known.items() if self._usable(s, n)}
         best = max(shared, key=lambda other: shared[other], default=slot)
         own = self._usable(slot, common_prefix(self._index.tokens[slot], text))
-        if best == slot or shared[best] - own < BLOCK:
+        if best == slot or shared[best] - max(own, self._lengths[slot]) < BLOCK:
             return
         self._index.cut(slot, 0)  # until the copy is complete
         self._states.pop(slot, None)
@@ -226,9 +226,10 @@ class PrefixCache(RunnerWrapper):
     def _score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         remembered, counts, feeds = list[dict[int, Tensor]](), list[int](), list[Score]()
         for request in requests:
-            if len(request.tokens) - request.keep >= BLOCK:
-                wanted = request.layers if request.states else ()
-                self._adopt(request.slot, self._text(request, request.keep), wanted)
+            text = self._text(request, request.keep)
+            # A slot that has all of this may have more of the prompt than others, and be of use at its end only.
+            if len(request.tokens) - request.keep >= BLOCK and self._index.tokens[request.slot][: len(text)] != text:
+                self._adopt(request.slot, text, request.layers if request.states else ())
             found = self._lookup(request)
             counts.append(found)
             remembered.append(self._remembered(request, found))

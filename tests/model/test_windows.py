@@ -305,7 +305,9 @@ def test_any_order_of_feeds_cuts_and_copies_through_a_prefix_cache(folders: dict
         while lost := target.lost(slot):
             target.score([Score(target, slot, lost[:100], 0)])
         if prompt:
-            (row,) = target.score([Score(target, slot, prompt, 1)])
+            piece = rng.choice([17, 40, 200])
+            for at in range(0, len(prompt), piece):
+                (row,) = target.score([Score(target, slot, prompt[at : at + piece], 1)])
             held[slot] += prompt
             plain.truncate(check, 0)
             close(row.logits, plain.score([Score(plain, check, held[slot], 1)])[0].logits)
