@@ -307,7 +307,8 @@ def test_any_order_of_feeds_cuts_and_copies_through_a_prefix_cache(folders: dict
         if prompt:
             piece = rng.choice([17, 40, 200])
             for at in range(0, len(prompt), piece):
-                (row,) = target.score([Score(target, slot, prompt[at : at + piece], 1)])
+                keep = int(at + piece >= len(prompt))
+                (row,) = target.score([Score(target, slot, prompt[at : at + piece], keep)])
             held[slot] += prompt
             plain.truncate(check, 0)
             close(row.logits, plain.score([Score(plain, check, held[slot], 1)])[0].logits)
