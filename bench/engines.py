@@ -4,7 +4,8 @@
     python -m bench.engines --engine vllm --python PYTHON --problems 20      # two vLLM servers, with that interpreter
     python -m bench.engines --target http://host:8001/v1 --draft http://host:8002/v1
 
-The pocket pair, greedy. Each server is a process of its own; all share this machine's cores.
+The pocket pair, greedy. Each server is a process of its own; all share this machine's cores. With `--answers` a run
+that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import httpx
 
 import semspec
 from semspec.pair import Pair
+from semspec.pair.remote import connect
 from semspec.pocket import problem, score
 from semspec.pocket.shipped import JUDGE_OF_EVIDENCE, SHIPPED
 from semspec.statistics import Share, difference
 
 TOKENS = 400
 START_SECONDS = 1200
+SECONDS = 900.0  # for one answer: the machine may be busy with other things
 NAMES = ("pocket", "pocket-draft")  # the target's, then the draft's
 Launched = tuple[int, "subprocess.Popen[bytes]"]
 
@@ -59,6 +62,7 @@ def launched(engine: str, python: str, name: str, slots: int, logs: Path) -> Ite
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    quiet |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # else both servers take the same core
     with (logs / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             command(engine, python, name, port, slots), stdout=log, stderr=log, env=os.environ | quiet
@@ -83,35 +87,77 @@ def url_of(port: int, process: subprocess.Popen[bytes]) -> str:
     raise RuntimeError("a server did not start; see its log (--logs)")
 
 
-def run(pair: Pair, verifier: str, problems: list[Any], batch: int) -> dict[str, Any]:
+def run(pair: Pair, name: str, verifier: str, problems: list[Any], batch: int, kept: Kept) -> dict[str, Any]:
     """All answers, so many at a time, and what they took."""
-    results, began = [], time.perf_counter()
     for begin in range(0, len(problems), batch):
-        chats = [[{"role": "user", "content": p.text}] for p in problems[begin : begin + batch]]
-        results += pair.generate(chats, verifier=verifier, max_new_tokens=TOKENS)
-        print(f"{verifier.partition(':')[0]}: {len(results)} of {len(problems)}", file=sys.stderr, flush=True)
-    seconds = time.perf_counter() - began
-    stats = sum((r.stats for r in results), semspec.Stats())
-    right = [bool(score(r.text, p)) for r, p in zip(results, problems, strict=True)]
-    drafted = sum(stats.step_outcomes[outcome] for outcome in ("accepted", "refused", "handed over"))
+        part = problems[begin : begin + batch]
+        if (name, begin) in kept.parts:
+            continue
+        began = time.perf_counter()
+        results = pair.generate(
+            [[{"role": "user", "content": p.text}] for p in part], verifier=verifier, max_new_tokens=TOKENS
+        )
+        seconds = time.perf_counter() - began
+        stats = sum((r.stats for r in results), semspec.Stats())
+        kept.add(
+            name, begin,
+            {
+                "right": [bool(score(r.text, p)) for r, p in zip(results, part, strict=True)],
+                "texts": [r.text for r in results], "seconds": seconds, "tokens": stats.tokens,
+                "steps": dict(stats.step_outcomes), "calls": dict(stats.calls),
+                "finish": Counter(str(r.finish_reason) for r in results), "load": os.getloadavg()[0],
+            },
+        )  # fmt: skip
+        print(f"{name}: {begin + len(part)} of {len(problems)}", file=sys.stderr, flush=True)
+    return joined([kept.parts[name, begin] for begin in range(0, len(problems), batch)])
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def summed(key: str) -> dict[str, int]:
+        return dict(sum((Counter(part[key]) for part in parts), Counter[str]()))
+
+    right = [one for part in parts for one in part["right"]]
+    seconds, tokens = sum(part["seconds"] for part in parts), sum(part["tokens"] for part in parts)
+    steps, calls = summed("steps"), summed("calls")
+    drafted = sum(steps.get(outcome, 0) for outcome in ("accepted", "refused", "handed over"))
+    every = drafted + steps.get("target", 0) + len(right)  # the target itself ends each text
     return {
         "correct": Share(sum(right), len(right)).as_dict(),
-        "tokens_per_second": round(stats.tokens / seconds, 1),
+        "tokens_per_second": round(tokens / seconds, 1),
         "seconds": round(seconds, 1),
-        "tokens": stats.tokens,
-        "steps": dict(stats.step_outcomes),
-        "calls": dict(stats.calls),
-        "draft_calls_per_drafted_step": round(stats.calls["draft"] / drafted, 3) if drafted else None,
-        "finish": dict(Counter(str(r.finish_reason) for r in results)),
+        "tokens": tokens,
+        "steps": steps,
+        "calls": calls,
+        "draft_calls_per_drafted_step": round(calls.get("draft", 0) / drafted, 3) if drafted else None,
+        "calls_per_step": round((calls["draft"] + calls["target"]) / every, 3) if drafted and calls else None,
+        "finish": summed("finish"),
+        "load": round(sum(part["load"] for part in parts) / len(parts), 1),
         "right": right,
-        "texts": [r.text for r in results],
+        "texts": [text for part in parts for text in part["texts"]],
     }
+
+
+class Kept:
+    """Parts that were answered, by arm and first problem; in a file, one line each, if there is one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        lines = file.read_text().splitlines() if file and file.exists() else []
+        self.parts: dict[tuple[str, int], dict[str, Any]] = {
+            (found["arm"], found["begin"]): found for found in map(json.loads, lines)
+        }
+
+    def add(self, arm: str, begin: int, found: dict[str, Any]) -> None:
+        self.parts[arm, begin] = found
+        if self.file:
+            with self.file.open("a") as out:
+                out.write(json.dumps({"arm": arm, "begin": begin} | found) + "\n")
 
 
 def measure(arguments: argparse.Namespace, target: str, draft: str) -> None:
     problems = [problem(seed, split="test") for seed in range(arguments.problems)]
     semantic = f"semantic+:probes={JUDGE_OF_EVIDENCE}"
-    servers = semspec.load(target, draft, slots=arguments.batch)
+    servers = connect(target, draft, slots=arguments.batch, seconds=SECONDS)
     here = semspec.load("pocket", device="cpu", slots=arguments.batch, context=1024)
     arms = {
         "semantic+ over servers": (servers, semantic),
@@ -121,8 +167,9 @@ def measure(arguments: argparse.Namespace, target: str, draft: str) -> None:
         "accept-all-steps over servers": (servers, "accept-all-steps:lead=0"),
     }
     found: dict[str, dict[str, Any]] = {}
+    kept = Kept(arguments.answers)
     for name, (pair, verifier) in arms.items():
-        found[name] = run(pair, verifier, problems, arguments.batch)
+        found[name] = run(pair, name, verifier, problems, arguments.batch, kept)
         write(arguments, report(arguments, found))
 
 
@@ -157,6 +204,7 @@ def main() -> None:
     parser.add_argument("--target", help="a server that runs already; its model is pocket")
     parser.add_argument("--draft")
     parser.add_argument("--logs", type=Path, default=Path("."))
+    parser.add_argument("--answers", type=Path, help="file that keeps all answers; those in it are not asked again")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
