@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-vllm test-vllm-all lint load steady fuzz coverage smollm2 minilm replicas engines clean
+.PHONY: demo test test-vllm test-vllm-all test-ray lint load steady fuzz coverage smollm2 minilm replicas engines clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -16,6 +16,13 @@ test-vllm:  ## our rules inside vLLM, and lm-evaluation-harness, on a CPU, in an
 
 test-vllm-all:  ## the same, and what takes longer: EAGLE-3, n-grams, sampled drafts, the pocket pair
 	tests/vllm/run.sh all
+
+test-ray:  ## replicas on Ray Serve, in an environment of their own; dated results go to results/
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]' pytest hypothesis
+	.venv-ray/bin/python -m pytest -q tests/replicas/test_on_ray.py
+	.venv-ray/bin/python -m bench.replicas --on ray --out results
+	.venv-ray/bin/python -m bench.replicas --on ray --kill server --out results
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .
@@ -60,4 +67,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-ray build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -123,11 +123,12 @@ def test_units_of_one_row_do_not_import_each_other() -> None:
     )
 
 
-def test_only_its_own_room_imports_vllm() -> None:
-    """It is heavy, of one version, and in an environment of its own."""
+def test_only_their_own_rooms_import_vllm_and_ray() -> None:
+    """They are heavy, of one version, and in environments of their own."""
     for module, path in modules():
         named = [n for node in ast.walk(ast.parse(path.read_text())) for n in _roots(node)]
         assert "vllm" not in named or unit(module) == "vllm", module
+        assert "ray" not in named or module == "semspec.replicas.on_ray", module
 
 
 def _roots(node: ast.AST) -> list[str]:

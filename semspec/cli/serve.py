@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,11 +20,13 @@ from semspec.errors import BadRequest, ModelError, SemspecError
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
+    from semspec.replicas.backend import Replicas
     from semspec.serve.limits import Settings
 
 KEY = "SEMSPEC_API_KEY"
 REPLICA_CONNECTIONS = 65536  # all clients reach a replica from one address
 SERVERS = "pair"  # the name of two servers to clients, whatever their models are called
+Where = Literal["processes", "ray"]
 _access = partial(typer.Option, rich_help_panel="Access")
 _limit = partial(typer.Option, rich_help_panel="Limits")
 
@@ -86,12 +88,18 @@ def serve(
     replicas: Annotated[
         int, typer.Option(min=1, metavar="<int>", help="Servers of this pair behind this address, each a process.")
     ] = 1,
+    on: Annotated[
+        Where, typer.Option(help="Where replicas run: processes of this machine, or the machines of a Ray cluster.")
+    ] = "processes",
+    replica_gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --on ray: GPUs of a replica.", show_default="1 if there are any")
+    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
     check_free(host, port)  # before anything is loaded
     check_tls(tls_cert, tls_key)
-    from semspec.serve.forwarded import SECRET
+    from semspec.serve.forwarded import PARENT, SECRET
     from semspec.serve.hosts import host_names
     from semspec.serve.limits import Limits, Settings
 
@@ -107,10 +115,12 @@ def serve(
         key_file=api_key_file,
         cors=tuple(cors or ()),
     )  # fmt: skip
-    if replicas > 1:
+    if replica_gpus is not None and on != "ray":
+        raise BadRequest("--replica-gpus is for --on ray; processes share the GPUs of this machine")
+    if replicas > 1 or on == "ray":
         if tls_cert is not None:
             raise BadRequest("--replicas speaks no HTTPS; leave --tls-cert out, and put a proxy that does in front")
-        return serve_replicas(replicas, host, port, access)
+        return serve_replicas(replicas, host, port, access, on, replica_gpus)
     model = given.pair()
     lossy = model.of_servers if allow_lossy is None else allow_lossy
     from semspec.serve import logs, memory
@@ -155,7 +165,8 @@ def serve(
     )
     if store is not None and hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: store.expire())
-    Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about).run()
+    parent = int(os.environ[PARENT]) if settings.ingress_secret else None
+    Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about, parent).run()
     if engine.error is None or not engine.stopped:
         # All is said and closed. To tear the interpreter down takes a second of a free core, minutes of a busy one, and
         # cannot be done under a thread that still loads a model or makes a pass.
@@ -167,22 +178,38 @@ def serve(
         raise ModelError(f"the engine failed: {engine.error!r}") from engine.error
 
 
-def serve_replicas(count: int, host: str, port: int, access: Settings) -> None:
+def serve_replicas(count: int, host: str, port: int, access: Settings, on: Where, gpus: float | None) -> None:
     """This command so many times, each on a port of its own, behind one address."""
     from semspec.replicas.ingress import Ingress
     from semspec.replicas.server import IngressServer
-    from semspec.replicas.supervisor import Supervisor
     from semspec.serve import logs
     from semspec.serve.server import configure
 
     logs.configure()
-    own = [sys.executable, "-m", "semspec", *sys.argv[1:]]  # of an option that is given twice, the last counts
-    alone = ["--replicas", "1", "--host", "127.0.0.1", "--max-client-connections", str(REPLICA_CONNECTIONS)]
-    ingress = Ingress(Supervisor(lambda port: [*own, *alone, "--port", str(port)], count), access)
+    alone = ["--replicas", "1", "--on", "processes", "--host", "127.0.0.1"]
+    alone += ["--max-client-connections", str(REPLICA_CONNECTIONS)]
+    words = ["-m", "semspec", *sys.argv[1:], *alone]  # of an option that is given twice, the last counts
+    replicas = on_ray(words, count, access, gpus) if on == "ray" else processes(words, count)
+    ingress = Ingress(replicas, access)
     server = IngressServer(configure(ingress.app, host, port, access.limits), ingress)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, server.handle_hangup)
     server.run()
+
+
+def processes(words: list[str], count: int) -> Replicas:
+    from semspec.replicas.processes import Processes
+    from semspec.replicas.supervisor import Supervisor
+
+    return Processes(Supervisor(lambda port: [sys.executable, *words, "--port", str(port)], count))
+
+
+def on_ray(words: list[str], count: int, access: Settings, gpus: float | None) -> Replicas:
+    try:
+        from semspec.replicas.on_ray import RayReplicas
+    except ImportError as error:
+        raise BadRequest(f"--on ray needs Ray Serve 2.60 ({error}); pip install 'semspec[ray]'") from None
+    return RayReplicas(words, count, access.limits.drain, gpus)
 
 
 def check_free(host: str, port: int) -> None:

@@ -4,35 +4,42 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
+T = TypeVar("T")  # a replica's name
 BLOCK = 256  # characters; a prefix is known in whole blocks
 MOST_BLOCKS = 64  # of a prompt that are compared
 REMEMBERED = 4096  # prefixes of each replica
 UNEVEN = 4  # requests more than the idlest has, for which a known prefix is given up
 
 
-class Router:
+class Router(Generic[T]):
     def __init__(self) -> None:
-        self._known: dict[int, OrderedDict[int, None]] = {}
-        self.in_flight: dict[int, int] = {}
+        self._known: dict[T, OrderedDict[int, None]] = {}
+        self.in_flight: dict[T, int] = {}
 
-    def choose(self, ready: Collection[int], text: str) -> int:
+    def begin(self, replica: T) -> None:
+        self.in_flight[replica] = self.in_flight.get(replica, 0) + 1
+
+    def end(self, replica: T) -> None:
+        self.in_flight[replica] = self.in_flight.get(replica, 0) - 1
+
+    def choose(self, ready: Sequence[T], text: str) -> T:
         """One of the ready replicas, for a prompt of this text."""
         least = min(self.in_flight.get(i, 0) for i in ready)
         free = [i for i in ready if self.in_flight.get(i, 0) <= least + UNEVEN]
         prefixes = _prefixes(text)
 
-        def held(i: int) -> int:
+        def held(i: T) -> int:
             known = self._known.get(i, OrderedDict())
             return next((n for n in range(len(prefixes), 0, -1) if prefixes[n - 1] in known), 0)
 
-        best = max(free, key=lambda i: (held(i), -self.in_flight.get(i, 0), -i))
+        best = max(free, key=lambda i: (held(i), -self.in_flight.get(i, 0)))  # of equals the first
         self._remember(best, prefixes)
         return best
 
-    def _remember(self, replica: int, prefixes: list[int]) -> None:
+    def _remember(self, replica: T, prefixes: list[int]) -> None:
         known = self._known.setdefault(replica, OrderedDict())
         for prefix in prefixes:
             known[prefix] = None
@@ -40,7 +47,7 @@ class Router:
         while len(known) > REMEMBERED:
             known.popitem(last=False)
 
-    def forget(self, replica: int) -> None:
+    def forget(self, replica: T) -> None:
         """It was replaced, and its cache is empty."""
         self._known.pop(replica, None)
 

@@ -29,7 +29,7 @@ class IngressServer(uvicorn.Server):
         await super().startup(sockets)
         if self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            fields = {"url": f"http://{host}:{port}", "replicas": self.ingress.supervisor.count}
+            fields = {"url": f"http://{host}:{port}", "replicas": self.ingress.replicas.count}
             log.info("listening", extra={"fields": fields})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from semspec.serve.forwarded import SECRET
+from semspec.serve.forwarded import PARENT, SECRET
 
 log = logging.getLogger("semspec.serve")
 LOOK_SECONDS = 0.2  # between two looks at a replica
@@ -102,7 +102,7 @@ class Supervisor:
             replica.port = free.getsockname()[1]
         replica.starts += 1
         replica.began = time.monotonic()
-        environment = os.environ | {SECRET: self.secret}
+        environment = os.environ | {SECRET: self.secret, PARENT: str(os.getpid())}
         replica.process = await asyncio.create_subprocess_exec(*self.command(replica.port), env=environment)
         return replica.process
 

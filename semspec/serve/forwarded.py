@@ -7,6 +7,7 @@ import hmac
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 SECRET = "SEMSPEC_INGRESS_SECRET"  # in the environment of a replica
+PARENT = "SEMSPEC_INGRESS_PID"  # the same: the process that started it
 HEADER = "x-semspec-client"
 
 

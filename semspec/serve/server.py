@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import socket
 import time
 from functools import partial
@@ -24,9 +25,12 @@ SHUTTING_DOWN = "the server is shutting down and the answer was not complete in 
 
 
 class Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, engine: Engine, limits: Limits, about: str = "") -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, limits: Limits, about: str = "", parent: int | None = None
+    ) -> None:
+        """`parent`: the process without which nobody would reach this one."""
         super().__init__(config)
-        self.engine, self.limits, self.about = engine, limits, about
+        self.engine, self.limits, self.about, self.parent = engine, limits, about, parent
         self._drained_by: float | None = None  # running requests have until then
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -63,7 +67,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        if self.engine.state == "failed":
+        if self.engine.state == "failed" or (self.parent is not None and os.getppid() != self.parent):
             self.should_exit = True
         if self._drained_by is not None and not self.should_exit:
             if self.engine.idle:

@@ -1,4 +1,6 @@
-"""A replica for tests: starts in a moment, writes numbered words slowly, and says who it is. Run: script.py PORT."""
+"""A replica for tests: starts in a moment, writes numbered words, and says who it is. Run: script.py --port PORT.
+
+A request with `hold`, a file's name, is answered up to its fifth word, or not at all, until there is such a file."""
 
 from __future__ import annotations
 
@@ -8,14 +10,20 @@ import signal
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-WORDS = 20
+WORDS, HELD_AT = 20, 4
 reloads = 0
 
 
 def reload(*_: object) -> None:
     global reloads
     reloads += 1
+
+
+def held(body: dict[str, Any]) -> None:
+    while "hold" in body and not os.path.exists(body["hold"]):
+        time.sleep(0.01)
 
 
 class Handle(BaseHTTPRequestHandler):
@@ -31,16 +39,17 @@ class Handle(BaseHTTPRequestHandler):
         if body.get("poison"):
             os._exit(1)
         if not body.get("stream"):
-            time.sleep(body.get("sleep", 0))
-            self.answer({"pid": os.getpid(), "key": self.headers.get("authorization")})
+            held(body)
+            self.answer({"pid": os.getpid(), "key": self.headers.get("authorization"), "reloads": reloads})
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         for i in range(WORDS):
-            self.chunk(f"data: {json.dumps({'word': i, 'pid': os.getpid()})}\n\n")
-            time.sleep(0.05)
+            self.chunk(f"data: {json.dumps({'word': i, 'pid': os.getpid(), 'parent': os.getppid()})}\n\n")
+            if i == HELD_AT:
+                held(body)
         self.chunk("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -63,4 +72,4 @@ class Handle(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, reload)
     ThreadingHTTPServer.request_queue_size = 64
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handle).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Handle).serve_forever()

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
+import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from semspec.replicas.ingress import LOST, LOST_TWICE
 from semspec.replicas.supervisor import Supervisor
+from semspec.serve.engine import Engine
 from semspec.serve.forwarded import HEADER, ForwardedClient, introduced
 from semspec.serve.limits import Limits, Settings
+from semspec.serve.server import Server
 from tests.replicas import running as replicas
 from tests.replicas.running import LIMITS, Running
 from tests.serve.live import until
-
-
-def opened(running: Running, body: dict[str, Any], announced: int | None = None) -> socket.socket:
-    """A connection on which a request was sent, or as much of it as there is."""
-    content = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", running.port), timeout=30)
-    length = len(content) if announced is None else announced
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
-    connection.sendall(head.encode() + content)
-    return connection
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -45,12 +36,12 @@ def test_a_request_that_ends_replicas_is_tried_twice_at_most() -> None:
         assert answer.status_code == 502 and answer.json()["error"]["message"] == LOST_TWICE
         assert answer.headers["x-should-retry"] == "false"
         assert running.post({"prompt": "a"}).status_code == 200, "one replica never saw it"
-        assert sum(r.starts for r in running.ingress.supervisor.replicas) <= 5
+        assert sum(r.starts for r in running.supervisor.replicas) <= 5
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_gives_its_place_back(running: Running, stream: bool) -> None:
-    left = opened(running, {"sleep": 60, "stream": stream})
+    left = running.opened({"hold": "/no/such/file", "stream": stream})
     assert until(lambda: running.ingress.busy == 1)
     left.close()
     assert until(lambda: running.ingress.busy == 0)
@@ -58,7 +49,7 @@ def test_a_client_that_leaves_gives_its_place_back(running: Running, stream: boo
 
 def test_bodies_are_limited_in_time_and_size() -> None:
     with Running(Settings(limits=Limits(body_bytes=5_000, body_seconds=0.2, drain=10)), count=1) as running:
-        late = opened(running, {"prompt": "a"}, announced=1000)
+        late = running.opened({"prompt": "a"}, announced=1000)
         assert b"408" in late.recv(1000).splitlines()[0]
         late.close()
         answer = running.post({"prompt": "a" * 6_000})
@@ -66,12 +57,12 @@ def test_bodies_are_limited_in_time_and_size() -> None:
 
 
 def test_a_client_that_half_closes_gets_its_error_event(running: Running) -> None:
-    client = opened(running, {"stream": True})
+    client = running.opened({"stream": True, "hold": "/no/such/file"})
     received = client.recv(65536)
     while b"data:" not in received:
         received += client.recv(65536)
     client.shutdown(socket.SHUT_WR)
-    number = next(n for n, busy in running.ingress.router.in_flight.items() if busy)
+    number = next(n for n, busy in running.router.in_flight.items() if busy)
     os.kill(running.pid(number), signal.SIGKILL)
     assert LOST.encode() in received + rest(client)
     client.close()
@@ -157,3 +148,16 @@ def test_the_address_has_the_limits_and_origins_it_was_given() -> None:
         with socket.create_connection(("127.0.0.1", running.port), timeout=30):
             assert until(lambda: running.get("/health").status_code == 503)
         assert until(lambda: running.get("/health").status_code == 200)
+
+
+def test_a_server_ends_with_the_process_that_started_it() -> None:
+    """Else a supervisor that is killed would leave models in memory that nobody reaches."""
+
+    def ends(parent: int | None) -> bool:
+        config = uvicorn.Config(lambda: None, log_config=None)
+        config.load()
+        server = Server(config, Engine(lambda: None, Limits()), Limits(), parent=parent)  # type: ignore[arg-type]
+        asyncio.run(server.on_tick(1))
+        return server.should_exit
+
+    assert [ends(None), ends(os.getppid()), ends(os.getpid())] == [False, False, True]

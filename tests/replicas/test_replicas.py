@@ -2,74 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from semspec.replicas.ingress import LOST
 from semspec.replicas.router import BLOCK, UNEVEN, Router, text_of
-from tests.replicas.running import Running
-from tests.replicas.script import WORDS
+from tests.replicas.running import CLIENTS, Running
+from tests.replicas.script import HELD_AT, WORDS
 from tests.serve.live import until
 
-CLIENTS = 16
 
-
-def streamed(running: Running, prompt: str) -> tuple[list[int], str, int]:
-    """The words that a client gets, how its stream ends, and from whom they are."""
-    words, end, pid = list[int](), "silence", 0
-    with httpx.stream(
-        "POST", f"{running.url}/v1/completions", json={"stream": True, "prompt": prompt}, timeout=30
-    ) as response:
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data == "[DONE]":
-                end = "done"
-            elif data and "error" in json.loads(data):
-                end = json.loads(data)["error"]["message"]
-            elif data:
-                words.append(json.loads(data)["word"])
-                pid = json.loads(data)["pid"]
-    return words, end, pid
-
-
-def test_a_killed_replica_is_replaced_and_no_stream_ends_silently(running: Running) -> None:
-    killed = running.pid(0)
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(streamed, running, f"client {i} " * 40) for i in range(CLIENTS)]
-        assert until(lambda: running.ingress.busy == CLIENTS)
-        time.sleep(0.2)
-        os.kill(killed, signal.SIGKILL)
-        seen = [client.result() for client in clients]
-    ends = Counter(end for _, end, _ in seen)
+def test_a_killed_replica_is_replaced_and_no_stream_ends_silently(running: Running, tmp_path: Path) -> None:
+    killed, seen = running.killed_under_clients(tmp_path / "go on", lambda one: os.kill(one.pid, signal.SIGKILL))
+    ends = Counter(one.end for one in seen)
     assert set(ends) == {"done", LOST}, "whole, or an error that says so"
-    assert all(end == LOST for _, end, pid in seen if pid == killed) and 1 <= ends[LOST] < CLIENTS
-    for words, end, _ in seen:
-        assert words == list(range(len(words))), "nothing is missing, and nothing comes twice"
-        assert (len(words) == WORDS) == (end == "done")
-    assert until(lambda: len(running.ingress.supervisor.ready) == 2, 30)
-    assert running.pid(0) != killed and running.ingress.supervisor.replicas[0].starts == 2
+    assert ends[LOST] == sum(one.pid == killed for one in seen) == CLIENTS // 2
+    for words, end, pid, _ in seen:
+        assert words == list(range(HELD_AT + 1 if pid == killed else WORDS)), "nothing is missing, or comes twice"
+        assert (pid == killed) == (end == LOST)
+    assert until(lambda: running.replicas.ready == 2, 30)
+    assert killed not in {running.pid(0), running.pid(1)}
+    assert sorted(r.starts for r in running.supervisor.replicas) == [1, 2]
     assert running.ingress.busy == 0
-    assert {streamed(running, f"after {i} " * 40)[1] for i in range(2)} == {"done"}
+    assert {running.stream(f"after {i} " * 40).end for i in range(2)} == {"done"}
 
 
-def test_a_request_that_is_not_answered_yet_goes_to_another(running: Running) -> None:
+def test_a_request_that_is_not_answered_yet_goes_to_another(running: Running, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(running.post, {"prompt": f"{i} " * 200, "sleep": 1.0}) for i in range(8)]
-        assert until(lambda: running.ingress.busy == 8)
-        os.kill(running.pid(1), signal.SIGKILL)
+        hold = tmp_path / "go on"
+        waiting = [pool.submit(running.post, {"prompt": f"{i} " * 200, "hold": str(hold)}) for i in range(8)]
+        assert until(lambda: running.router.in_flight == {0: 4, 1: 4})
+        killed = running.pid(1)
+        os.kill(killed, signal.SIGKILL)
+        hold.touch()
         answers = [one.result() for one in waiting]
     assert [answer.status_code for answer in answers] == [200] * 8
     assert running.pid(0) in {answer.json()["pid"] for answer in answers}
 
 
-def test_health_draining_limits_and_keys(running: Running) -> None:
+def test_health_draining_limits_and_keys(running: Running, tmp_path: Path) -> None:
     assert httpx.get(f"{running.url}/health").json() == {"status": "ready", "ready": 2, "replicas": 2}
     assert [r["starts"] for r in httpx.get(f"{running.url}/replicas").json()] == [1, 1]
     assert running.post({"prompt": "a" * 6_000}).status_code == 413
@@ -77,12 +54,13 @@ def test_health_draining_limits_and_keys(running: Running) -> None:
     assert answer.json()["key"] == "Bearer one"
     assert httpx.get(f"{running.url}/v1/models?a=b").json()["path"] == "/v1/models?a=b"
     with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(streamed, running, "the last")
+        last = pool.submit(running.stream, "the last", hold=str(tmp_path / "go on"))
         assert until(lambda: running.ingress.busy == 1)
         running.server._loop.call_soon_threadsafe(running.server._drain)
         assert until(lambda: running.ingress.draining)
         assert running.post({"prompt": "too late"}).status_code == 503
-        assert last.result()[1] == "done", "what runs goes on"
+        (tmp_path / "go on").touch()
+        assert last.result().end == "done", "what runs goes on"
 
 
 def test_prompts_go_where_their_beginning_was_read() -> None:

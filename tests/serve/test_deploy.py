@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import runpy
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,48 +52,6 @@ def test_the_container_is_made_of_files_that_there_are():
     for line in lines:
         if line.startswith(("CMD ", "ENTRYPOINT ")):
             assert all(isinstance(word, str) for word in json.loads(line.split(" ", 1)[1])), line
-
-
-def test_an_application_for_ray_is_ours(monkeypatch: pytest.MonkeyPatch):
-    """Ray is not installed where tests run: what it would be given is looked at."""
-    built: list[Any] = []
-
-    def ingress(build: Any) -> Any:
-        built.append(build)
-        return lambda kind: kind
-
-    def deployment(**options: Any) -> Any:
-        assert options["num_replicas"] == 3 and options["graceful_shutdown_timeout_s"] > Limits().drain + 10
-        return lambda kind: type(kind.__name__, (kind,), {"bind": classmethod(lambda cls: cls())})
-
-    fake = SimpleNamespace(ingress=ingress, deployment=deployment)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=fake))
-    for name, value in {"REPLICAS": "3", "API_KEY": "secret", "HOSTS": "models.example"}.items():
-        monkeypatch.setenv(f"SEMSPEC_{name}", value)
-    runpy.run_path(str(DEPLOY / "ray_serve.py"))
-    app = built[0]()
-    assert app.state.keys and "/v1/chat/completions" in {route.path for route in app.routes}
-    engine = app.state.engine
-    monkeypatch.setattr(engine, "start", lambda: None)
-    monkeypatch.setattr(engine, "stop", lambda: None)
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-
-    async def live() -> None:
-        beginning = app.router.lifespan_context(app)
-        entering = asyncio.create_task(beginning.__aenter__())
-        await asyncio.sleep(0.3)
-        assert not entering.done(), "no requests before the models are there"
-        engine.state = "ready"
-        await entering
-        assert not ended
-        engine.state = "failed"
-        while not ended:
-            await asyncio.sleep(0.05)
-        await beginning.__aexit__(None, None, None)
-
-    asyncio.run(live())
-    assert ended == [1]
 
 
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path):
