@@ -115,7 +115,7 @@ def serve(
         key_file=api_key_file,
         cors=tuple(cors or ()),
     )  # fmt: skip
-    if replica_gpus is not None and on != "ray":
+    if replica_gpus is not None and on != "ray" and SECRET not in os.environ:
         raise BadRequest("--replica-gpus is for --on ray; processes share the GPUs of this machine")
     if replicas > 1 or on == "ray":
         if tls_cert is not None:
@@ -165,7 +165,7 @@ def serve(
     )
     if store is not None and hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: store.expire())
-    parent = int(os.environ[PARENT]) if settings.ingress_secret else None
+    parent = int(os.environ.get(PARENT, os.getppid())) if settings.ingress_secret else None
     Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about, parent).run()
     if engine.error is None or not engine.stopped:
         # All is said and closed. To tear the interpreter down takes a second of a free core, minutes of a busy one, and
