@@ -73,11 +73,12 @@ class Connection:
         wait = FIRST_WAIT
         for left in range(self.tries - 1, -1, -1):
             try:
-                status, after, content = await self._once(method, url, body)
+                async with asyncio.timeout(self.seconds + CONNECT_SECONDS):  # a byte now and then is no answer
+                    status, after, content = await self._once(method, url, body)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError) as error:
                 if not left:
                     self._fail(f"cannot be reached ({type(error).__name__})")
-            except httpx.TimeoutException:  # it is busy: asking again would make it busier
+            except (httpx.TimeoutException, TimeoutError):  # it is busy: asking again would make it busier
                 self._fail(f"did not answer within {self.seconds:g} seconds")
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 self._fail(f"cannot be asked: {error}")

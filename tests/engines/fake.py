@@ -185,6 +185,11 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 status, found = 401, {"error": {"message": f"wrong key: {self.headers.get('authorization')}"}}
             else:
                 status, found = fake.answer(self.path, body)
+            if callable(found):  # it answers by itself
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    found(self)
+                return
             content = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,49 @@ def test_a_slow_target_is_waited_for_up_to_a_limit(target: Fake, draft: Fake) ->
     with pytest.raises(EngineError, match=r"did not answer within 0\.5 seconds"):
         pair.generate(CHAT, verifier="none")
     assert len(target.asked) == 1, "a busy server is not made busier"
+
+
+def cut(handler: Any) -> None:
+    """An answer that ends in its middle."""
+    handler.wfile.write(b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"choices": [')
+
+
+def dripping(handler: Any) -> None:
+    """One that never ends, a byte at a time, so that each comes soon."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+    while True:
+        handler.wfile.write(b" ")
+        time.sleep(0.02)
+
+
+def test_an_answer_that_is_cut_is_asked_for_again(target: Fake, draft: Fake) -> None:
+    pair = semspec.load(target.url, draft=draft.url)
+    target.faults = [lambda _: (200, cut)] * 3
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+    target.faults = [lambda _: (200, cut)] * 4
+    with pytest.raises(EngineError, match="the target's server"):
+        pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    assert not target.faults and not pair.executor.tasks
+
+
+def test_an_answer_that_drips_is_not_waited_for(target: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = connect(target.url, seconds=20.0)
+    pair.servers.target.connection.seconds = 0.2
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    target.faults = [lambda _: (200, dripping)]
+    with pytest.raises(EngineError, match="did not answer within"):
+        pair.generate(CHAT, verifier="none")
+
+
+def test_a_redirect_is_not_followed(target: Fake, draft: Fake) -> None:
+    """The key would be sent to whoever it names."""
+    pair = semspec.load(target.url)
+    draft.asked.clear()
+    head = f"HTTP/1.1 307 Temporary Redirect\r\nlocation: {draft.url}/completions\r\ncontent-length: 0\r\n\r\n"
+    target.faults = [lambda _: (307, lambda handler: handler.wfile.write(head.encode()))]
+    with pytest.raises(EngineError, match="status 307"):
+        pair.generate(CHAT, verifier="none")
+    assert not draft.asked
 
 
 def test_a_dead_draft_leaves_the_target_writing_alone_and_the_stats_say_so(target: Fake, draft: Fake) -> None:
