@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -175,10 +174,8 @@ def test_methods_are_read_with_their_draft_length_and_drafter():
     ],
 )
 def test_bad_configs_are_refused_before_a_model_is_loaded(changes: dict, message: str):
-    began = time.perf_counter()
-    with pytest.raises(BadRequest, match=message):
+    with pytest.raises(BadRequest, match=message):  # and not that there is no such target
         Bench(replace(CONFIG, target="/nowhere", **changes))
-    assert time.perf_counter() - began < 5
 
 
 def test_figures_are_printed_where_no_plots_can_be_drawn(

@@ -153,9 +153,19 @@ def test_in_a_terminal(target_folder: Path):
         terminal.press("\x03", "Ctrl-D leaves")
         terminal.expect("> ")
         terminal.type("\x04")  # on an empty line, the half one is gone
-        assert terminal.child.wait(timeout=30) == 0
+        assert terminal.child.wait(timeout=300) == 0
     finally:
         terminal.close()
+
+
+SLOWLY = """
+import time
+from semspec.cli.main import run
+from semspec.loop.executor import Executor
+tick = Executor.tick
+Executor.tick = lambda self: (time.sleep(0.1), tick(self))[1]
+run()
+"""  # so that there is time to press a key before a thousand tokens are written
 
 
 class Terminal:
@@ -166,7 +176,7 @@ class Terminal:
         self.seen = ""
         env = os.environ | {"TERM": "xterm", "COLUMNS": "50", "LINES": "20", "OMP_NUM_THREADS": "1"}
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "semspec", *arguments], stdin=screen, stdout=screen, stderr=screen, env=env,
+            [sys.executable, "-c", SLOWLY, *arguments], stdin=screen, stdout=screen, stderr=screen, env=env,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
         )  # fmt: skip
@@ -185,7 +195,7 @@ class Terminal:
 
     def expect(self, *texts: str) -> str:
         """Wait until these have been shown, one after another; returns what was shown before the last."""
-        end, before = time.monotonic() + 60, ""
+        end, before = time.monotonic() + 300, ""
         for text in texts:
             while text not in self.seen:
                 assert select.select([self.keys], [], [], max(0, end - time.monotonic()))[0], (text, self.seen)

@@ -45,10 +45,12 @@ class Fake:
     name: str = "fake"
     key: str | None = None
     delay: float = 0.0
+    most: int | None = None  # so many completions are answered, and the others when `go` is set
     faults: list[Handler] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of completions
 
     def __post_init__(self) -> None:
+        self.go = threading.Event()
         self.open: set[socket.socket] = set()
         self.server = Listener(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
@@ -60,6 +62,7 @@ class Fake:
         return f"http://127.0.0.1:{self.server.server_port}/v1"
 
     def kill(self) -> None:
+        self.go.set()
         self.server.shutdown()
         self.server.server_close()
         for connection in list(self.open):
@@ -151,6 +154,8 @@ class Fake:
             self.asked.append(body)
             if self.delay:
                 time.sleep(self.delay)
+            if self.most is not None and len(self.asked) > self.most:
+                self.go.wait()
             return self.faults.pop(0)(body) if self.faults else self.complete(body)
         if "tokenize" in self.dialect and path == "/tokenize":
             turns = [(turn["role"], turn["content"]) for turn in body.get("messages", ())]

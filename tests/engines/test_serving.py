@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from semspec.serve.limits import Limits, Settings
 from tests.engines.conftest import CHAT, QUESTION, RIGHT
 from tests.engines.fake import Fake
 from tests.engines.test_faults import status
-from tests.serve.live import Live, serving
+from tests.serve.live import Live, serving, until
 
 TARGETS = "\n\n".join(RIGHT)
 CLIENTS = 32
@@ -85,12 +84,12 @@ def test_what_servers_cannot_do_is_the_requests_mistake(live: Live) -> None:
 
 
 def test_a_killed_draft_ends_no_answer(live: Live, target: Fake, draft: Fake) -> None:
-    target.delay = 0.02
+    target.most = len(target.asked) + 20
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(streamed, live) for _ in range(16)]
-        while len(target.asked) < 24:
-            time.sleep(0.001)
+        assert until(lambda: len(target.asked) > (target.most or 0))
         draft.kill()
+        target.go.set()
         seen = Counter(answer.result() for answer in answers)
     assert seen == {(TARGETS, "stop"): 16}
     assert ask(live).model_dump()["metrics"]["speculative_decoding"]["draft_lost"] is True
@@ -98,11 +97,10 @@ def test_a_killed_draft_ends_no_answer(live: Live, target: Fake, draft: Fake) ->
 
 
 def test_a_killed_target_ends_every_stream_with_an_error(live: Live, target: Fake) -> None:
-    target.delay = 0.05
+    target.most = len(target.asked) + 20
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(streamed, live) for _ in range(16)]
-        while len(target.asked) < 30:
-            time.sleep(0.001)
+        assert until(lambda: len(target.asked) > (target.most or 0))
         target.kill()
         seen = [answer.result() for answer in answers]
     assert all(TARGETS.startswith(text) for text, _ in seen)

@@ -21,6 +21,7 @@ from semspec.serve.metrics import Metrics
 from semspec.serve.server import Server, configure
 
 JSON = {"content-type": "application/json"}
+WAIT = 600.0  # seconds: for what happens at once, unless the machine is very busy
 
 
 @dataclass
@@ -31,13 +32,13 @@ class Live:
     settings: Settings
 
     def openai(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=WAIT)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, **more)
+        return httpx.get(self.url + path, timeout=WAIT, **more)
 
     def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        return httpx.post(self.url + path, json=body, timeout=WAIT, **more)
 
     def metric(self, name: str) -> float:
         """The sum over all labels."""
@@ -47,13 +48,36 @@ class Live:
         return sum(float(value) for _, value in found)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nothing is decoded inside: who is answered stays so, however fast or slow the machine is."""
+    def held(self, after: int = 0) -> Iterator[None]:
+        """So many passes are made inside, and then none: who is answered stays so, however fast or slow it goes."""
         assert self.engine.pair is not None
-        with self.engine.pair.executor.lock:
+        executor, go, passes = self.engine.pair.executor, threading.Event(), iter(range(after))
+        tick = executor.tick
+        with executor.lock:  # a pass that is being made is not one of them
+            executor.tick = lambda: (next(passes, None) is not None or go.wait(), tick())[1]  # type: ignore[method-assign,func-returns-value]
+        try:
             yield
+        finally:
+            executor.tick = tick  # type: ignore[method-assign]
+            go.set()
 
-    def idle(self, seconds: float = 10.0) -> bool:
+    @contextmanager
+    def slowed(self, seconds: float = 0.05) -> Iterator[None]:
+        """Every pass takes so long at least: no long answer is complete within a short deadline."""
+        assert self.engine.pair is not None
+        executor = self.engine.pair.executor
+        tick = executor.tick
+        executor.tick = lambda: (time.sleep(seconds), tick())[1]  # type: ignore[method-assign,func-returns-value]
+        try:
+            yield
+        finally:
+            executor.tick = tick  # type: ignore[method-assign]
+
+    def submitted(self) -> bool:
+        """Whether a request has come as far as the engine: from now on only that can end it."""
+        return any(request.submitted is not None for request in list(self.engine.accepted))
+
+    def idle(self, seconds: float = WAIT) -> bool:
         """Whether every slot comes back, on both models, and nothing is left waiting."""
         pair = self.engine.pair
         assert pair is not None
@@ -62,7 +86,7 @@ class Live:
         ) and (pair.draft is None or pair.draft.free == self.engine.slots)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = WAIT) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -91,9 +115,9 @@ def serving(
     live = Live(f"http://127.0.0.1:{port}", engine, server, settings)
     try:
         if ready:
-            assert until(lambda: engine.state != "loading", 60) and engine.error is None
+            assert until(lambda: engine.state != "loading") and engine.error is None
         yield live
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(WAIT)
         assert not thread.is_alive(), "the server did not end"

@@ -19,7 +19,7 @@ from semspec import BadRequest, Pair
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.logs import JsonFormatter
 from semspec.serve.schema.messages import Message
-from tests.serve.live import Live, serving, until
+from tests.serve.live import WAIT, Live, serving, until
 
 ASK = [{"role": "user", "content": "Mia has 4 bags with 6 pens each. How many pens does Mia have?"}]
 CHAT: dict[str, Any] = {"model": "pocket", "messages": ASK, "temperature": 0, "max_tokens": 8}
@@ -42,7 +42,7 @@ def test_a_deadline_is_not_tried_again(tiny: Live):
     failures = tiny.metric("semspec:request_failure_total")
     client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="x", max_retries=2)
     late = {"deadline": 0.01, "ignore_eos": True}
-    with pytest.raises(openai.InternalServerError) as error:
+    with tiny.slowed(), pytest.raises(openai.InternalServerError) as error:
         client.completions.create(model="tiny", prompt="x", max_tokens=800, extra_body=late)
     assert error.value.status_code == 504 and error.value.response.headers["x-should-retry"] == "false"
     assert tiny.idle() and tiny.metric("semspec:request_failure_total") == failures + 1
@@ -67,7 +67,7 @@ def test_every_file_of_the_page_has_its_headers(tiny: Live):
 def test_the_module_of_the_commands_runs_them():
     done = subprocess.run(
         [sys.executable, "-m", "semspec.cli", "serve", "pocket", "--deadline", "nan"],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 2 and "deadline is nan" in done.stderr
 
@@ -140,9 +140,11 @@ def test_a_client_that_vanished_is_a_499(tiny: Live, caplog: pytest.LogCaptureFi
     address, port = tiny.url.removeprefix("http://").split(":")
     body = json.dumps(TEXT | {"max_tokens": 800, "stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.create_connection((address, int(port)), timeout=10) as connection:
-        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        assert until(lambda: tiny.engine.running == 1)
+    with tiny.held(after=2):
+        with socket.create_connection((address, int(port)), timeout=WAIT) as connection:
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            assert until(lambda: tiny.engine.running == 1)
+        assert until(lambda: not tiny.engine.accepted)
     assert until(lambda: any(line["status"] == 499 for line in logged(caplog))) and tiny.idle()
     assert 'semspec:http_responses_total{model_name="tiny",status="499"}' in tiny.get("/metrics").text
 
@@ -219,7 +221,8 @@ def test_only_successes_are_counted_as_such(tiny: Live):
     names = ("semspec:request_success_total", "semspec:request_failure_total")
     before = [tiny.metric(name) for name in names]
     assert tiny.post("/v1/completions", TEXT).status_code == 200
-    assert tiny.post("/v1/completions", TEXT | {"max_tokens": 800, "deadline": 0.01}).status_code == 504
+    with tiny.slowed():
+        assert tiny.post("/v1/completions", TEXT | {"max_tokens": 800, "deadline": 0.01}).status_code == 504
     assert tiny.idle() and [tiny.metric(name) for name in names] == [before[0] + 1, before[1] + 1]
     text = tiny.get("/metrics").text
     assert 'request_success_total{finished_reason="length",' in text

@@ -22,7 +22,7 @@ from semspec.serve.limits import Limits, Settings
 from semspec.serve.schema.speculation import Speculation
 from semspec.serve.speculation import apply
 from semspec.verify import make
-from tests.serve.live import JSON, Live, serving, until
+from tests.serve.live import JSON, WAIT, Live, serving, until
 
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "the quick", "max_tokens": 800, "ignore_eos": True, "temperature": 0}
 
@@ -89,20 +89,22 @@ def test_too_much_is_refused(tiny: Live, more: dict[str, Any], status: int, word
 
 def test_a_body_without_an_announced_length_is_cut_off_too(tiny: Live):
     pieces = iter([b'{"model": "tiny", "prompt": "', *[b"a" * 1000] * 40, b'"}'])
-    assert httpx.post(tiny.url + "/v1/completions", content=pieces, headers=JSON, timeout=20).status_code == 413
+    assert httpx.post(tiny.url + "/v1/completions", content=pieces, headers=JSON, timeout=WAIT).status_code == 413
 
 
 def test_a_deadline_ends_the_answer_with_an_error(tiny: Live):
-    late = LONG | {"deadline": 0.05}
-    refusal = tiny.post("/v1/completions", late)
-    assert refusal.status_code == 504 and refusal.json()["error"]["code"] == "deadline"
-    with httpx.stream("POST", tiny.url + "/v1/completions", json=late | {"stream": True}, timeout=20) as stream:
-        lines = [line for line in stream.iter_lines() if line]
-    assert "error" in json.loads(lines[-1].removeprefix("data: ")), "no [DONE]: a cut answer does not look whole"
-    soon = {"deadline": 0.05, "ignore_eos": True}
-    chunks = tiny.openai().completions.create(model="tiny", prompt="x", stream=True, max_tokens=800, extra_body=soon)
-    with pytest.raises(openai.APIError):
-        list(chunks)
+    late = LONG | {"deadline": 0.3}
+    with tiny.slowed():
+        refusal = tiny.post("/v1/completions", late)
+        assert refusal.status_code == 504 and refusal.json()["error"]["code"] == "deadline"
+        with httpx.stream("POST", tiny.url + "/v1/completions", json=late | {"stream": True}, timeout=WAIT) as stream:
+            lines = [line for line in stream.iter_lines() if line]
+        assert "error" in json.loads(lines[-1].removeprefix("data: ")), "no [DONE]: a cut answer does not look whole"
+        soon = {"deadline": 0.3, "ignore_eos": True}
+        with pytest.raises(openai.APIError):
+            list(tiny.openai().completions.create(
+                model="tiny", prompt="x", stream=True, max_tokens=800, extra_body=soon
+            ))  # fmt: skip
     assert tiny.idle()
 
 
@@ -168,7 +170,7 @@ def test_other_sites_pages_may_not_use_it_unless_allowed(pair: semspec.Pair, tin
 def test_a_body_that_never_comes_holds_nothing(pair: semspec.Pair):
     with serving(lambda: pair, Settings(limits=Limits(body_seconds=0.2))) as live:
         host, port = live.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=WAIT) as connection:
             connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
             connection.sendall(b"content-length: 100\r\n\r\n{")
             assert b" 408 " in connection.recv(1000)

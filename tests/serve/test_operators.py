@@ -26,7 +26,7 @@ from semspec.serve.admission import Admission, fairest, victim
 from semspec.serve.auth import KeyStore, name_of
 from semspec.serve.http_errors import HttpError
 from semspec.serve.limits import Limits, Settings
-from tests.serve.live import Live, serving, until
+from tests.serve.live import WAIT, Live, serving, until
 from tests.serve.scripted import scripted_pair
 
 HELLO: dict[str, Any] = {"model": "s", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
@@ -69,13 +69,13 @@ def test_a_greedy_client_leaves_room_for_sixteen_fair_ones():
         greedy = [
             threads.submit(live.post, "/v1/chat/completions", body | {"n": 4}, headers=key("greedy")) for _ in range(8)
         ]
-        assert until(lambda: live.engine.live == 32, 60), "every slot and every place in the queue"
+        assert until(lambda: live.engine.live == 32), "every slot and every place in the queue"
         assert live.post("/v1/chat/completions", HELLO, headers=key("greedy")).status_code == 429
         asked = [
             threads.submit(live.post, "/v1/chat/completions", body | {"stream": i % 2 == 0}, headers=key(name))
             for i, name in enumerate(fair)
         ]
-        assert until(lambda: sum(request.client != greed for request in list(live.engine.accepted)) == 16, 60)
+        assert until(lambda: sum(request.client != greed for request in list(live.engine.accepted)) == 16)
         gate.set()
         assert [answer.result().status_code for answer in asked] == [200] * 16, "each fair one is served"
         statuses = [answer.result().status_code for answer in greedy]
@@ -135,6 +135,7 @@ def test_limits_of_a_client():
 def test_limits_are_told_over_http():
     pair = scripted()
     with serving(lambda: pair, replace(SETTINGS, limits=Limits(client_rate=2))) as live:
+        live.engine.clock = lambda: 1.0  # no time passes
         statuses = [live.post("/v1/chat/completions", HELLO).status_code for _ in range(3)]
         assert statuses == [200, 200, 429] and live.get("/v1/models").status_code == 200
         for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
@@ -271,13 +272,15 @@ def test_tls(tmp_path: Path, target_folder: Path):
         with pytest.raises(BadRequest):
             check_tls(*wrong)
     pair = scripted()
-    impatient = replace(SETTINGS, limits=replace(SETTINGS.limits, header_seconds=2.0))
-    with serving(lambda: pair, impatient, tls=(cert, private)) as live:
+    impatient = replace(SETTINGS, limits=replace(SETTINGS.limits, header_seconds=0.2))
+    with serving(lambda: pair, impatient, tls=(cert, private)) as live, socket.socket() as silent:
+        silent.settimeout(WAIT)
+        silent.connect(("127.0.0.1", int(live.engine.url.rpartition(":")[2])))
+        assert silent.recv(1) == b"", "a client that never says hello is not waited for"
+    with serving(lambda: pair, SETTINGS, tls=(cert, private)) as live:
         assert live.engine.url.startswith("https://")
-        with socket.create_connection(("127.0.0.1", int(live.engine.url.rpartition(":")[2])), timeout=20) as silent:
-            assert silent.recv(1) == b"", "a client that never says hello is not waited for"
         trusting = ssl.create_default_context(cafile=str(cert))
         with httpx.Client(verify=trusting, base_url=live.engine.url) as client:
-            assert client.post("/v1/chat/completions", json=HELLO, timeout=30).status_code == 200
-            with client.stream("POST", "/v1/chat/completions", json=HELLO | {"stream": True}, timeout=30) as stream:
+            assert client.post("/v1/chat/completions", json=HELLO, timeout=WAIT).status_code == 200
+            with client.stream("POST", "/v1/chat/completions", json=HELLO | {"stream": True}, timeout=WAIT) as stream:
                 assert stream.read().decode().endswith("data: [DONE]\n\n")
