@@ -1,14 +1,16 @@
 """Is the default ever slower than the target alone? The same answers with `none`, the default and fixed drafts of 8.
 
     python bench/default.py --target pocket
+    python bench/default.py --target pocket --batch 8 32 64 --keep --rounds 6       # that many answers at a time
     python bench/default.py --target .models/SmolLM2-135M-Instruct.Q4_1.gguf
     python bench/default.py --shape 8B/1B --only-draft --tokens 48 --prompts 2      # a 1B model alone, weights of noise
     python bench/default.py --shape 32B/1.5B --device cuda --tokens 256             # on a GPU with 90 GB free
 
-Every answer begins with nothing learnt, as in a process of its own, and is written by all arms in turn, in an order
-that rotates. Figures are ratios of the seconds of whole answers, prompt included, to those of `none`: by this process's
-CPU time on a CPU, which other work on the machine disturbs less, by the clock on a GPU. Noise draws each token among
-its 40 likeliest, so that lookups find matches and nothing they propose is right: the worst case. The last line is JSON.
+Every answer (or batch of them) begins with nothing learnt, as in a process of its own, or with --keep with what the arm
+has learnt before, and is written by all arms in turn, in an order that rotates. Figures are ratios of the seconds of
+whole answers, prompt included, to those of `none`: by this process's CPU time on a CPU, which other work on the machine
+disturbs less, by the clock on a GPU. Noise draws each token among its 40 likeliest, so that lookups find matches and
+nothing they propose is right: the worst case. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -68,38 +70,86 @@ ARMS: dict[str, dict[str, Any]] = {"none": {"verifier": "none"}, "default": {}, 
 PROMPT_TOKENS = 64  # of a prompt of noise
 
 
-def models(asked: argparse.Namespace) -> tuple[Pair, list[list[int]], dict[str, Any]]:
+def models(asked: argparse.Namespace, slots: int) -> tuple[Pair, list[list[int]], dict[str, Any]]:
     """The pair, its prompts, and how they are answered."""
     if not asked.shape:
-        pair = load(asked.target, asked.draft, device=asked.device, dtype=asked.dtype, slots=1, context=2048)
-        problems = [problem.prompt for problem in Pocket().problems(asked.prompts, 0)]
+        pair = load(
+            asked.target,
+            asked.draft,
+            device=asked.device,
+            dtype=asked.dtype,
+            slots=slots,
+            context=2048 if slots == 1 else 512,
+        )
+        problems = [problem.prompt for problem in Pocket().problems(max(asked.prompts, slots), 0)]
         texts = problems if asked.target == "pocket" else [[{"role": "user", "content": q}] for q in QUESTIONS]
-        return pair, [encode(pair.tokenizer, text) for text in texts[: asked.prompts]], {}
+        count = max(asked.prompts, slots)
+        return pair, [encode(pair.tokenizer, texts[i % len(texts)]) for i in range(count)], {}
     device = choose_device(asked.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     target, draft = SHAPES[asked.shape]
-    runners = [random_runner(c, 1, 1024, device, dtype) for c in ([draft] if asked.only_draft else [target, draft])]
+    runners = [random_runner(c, slots, 1024, device, dtype) for c in ([draft] if asked.only_draft else [target, draft])]
     vocab = min(runner.vocab for runner in runners)
     for runner in runners:
         runner.vocab = vocab
     rng = random.Random(0)
-    prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(asked.prompts)]
+    prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(max(asked.prompts, slots))]
     noisy = {"temperature": 1.0, "ignore_eos": True} | ({"drafter": "wrong"} if asked.only_draft else {})
     return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
 
 
-def seconds(pair: Pair, prompt: list[int], tokens: int, seed: int, options: dict[str, Any]) -> tuple[float, list[int]]:
-    """Of one answer by a pair that has learnt nothing."""
-    fresh = Pair(pair.target, pair.tokenizer, pair.draft, pair.eos)
+def fresh(pair: Pair) -> Pair:
+    """The same models, with nothing learnt."""
+    return Pair(pair.target, pair.tokenizer, pair.draft, pair.eos)
+
+
+def seconds(
+    pair: Pair, prompts: list[list[int]], tokens: int, seed: int, options: dict[str, Any]
+) -> tuple[float, list[list[int]]]:
+    """Of answers written together. On a CPU the pair, too, reads this process's own time."""
     clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
-    (ticket,) = fresh.submit([(prompt, Options(max_new_tokens=tokens, seed=seed, **options))])
+    pair.executor.clock = clock
+    tickets = pair.submit([(prompt, Options(max_new_tokens=tokens, seed=seed, **options)) for prompt in prompts])
     began = clock()
-    fresh.executor.run()
+    pair.executor.run()
     taken = clock() - began
-    ticket.collect()
-    if ticket.task.error is not None:
-        raise ticket.task.error
-    return taken, ticket.result().tokens
+    for ticket in tickets:
+        ticket.collect()
+        if ticket.task.error is not None:
+            raise ticket.task.error
+    return taken, [ticket.result().tokens for ticket in tickets]
+
+
+def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """All arms with so many answers at a time."""
+    pair, prompts, how = models(asked, batch)
+    parts = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
+    names = list(ARMS)
+    lengths = (1, 2, 3, 4, 6, 12, 16) if pair.target.device.type == "cuda" else ()
+    for arm in (*ARMS.values(), *({"num_draft_tokens": n} for n in lengths)):  # graphs are captured
+        seconds(fresh(pair), parts[0], min(24, asked.tokens), 0, arm | how)
+    kept = {name: fresh(pair) for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    same = True
+    for turn in range(asked.rounds):
+        for i, part in enumerate(parts):
+            texts = {}
+            for name in names[(turn + i) % 3 :] + names[: (turn + i) % 3]:
+                own = kept[name] if asked.keep else fresh(pair)
+                spent, texts[name] = seconds(own, part, asked.tokens, i, ARMS[name] | how)
+                taken[name].append(spent)
+            same = same and texts["none"] == texts["default"]
+    report: dict[str, Any] = {
+        "batch": batch, "same_text": same, "answers": batch * len(taken["none"]),
+        "seconds": {name: sum(values) for name, values in taken.items()},
+    }  # fmt: skip
+    for name in names[1:]:
+        ratios = sorted(a / b for a, b in zip(taken[name], taken["none"], strict=True))
+        pooled = sum(taken[name]) / sum(taken["none"])
+        report[name] = {"pooled": pooled, "median": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
+        print(f"batch {batch:2} {name:8} over none: {pooled:.3f} pooled, median {report[name]['median']:.3f}, "
+              f"{ratios[0]:.3f} to {ratios[-1]:.3f}", flush=True)  # fmt: skip
+    return report
 
 
 def main() -> None:
@@ -112,33 +162,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="answers at a time")
+    parser.add_argument("--keep", action="store_true", help="an arm keeps what it has learnt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    pair, prompts, how = models(asked)
-    names = list(ARMS)
-    for arm in (*ARMS.values(), *({"num_draft_tokens": n} for n in (1, 2, 3, 4, 6, 12, 16))):  # graphs are captured
-        seconds(pair, prompts[0], min(24, asked.tokens), 0, arm | how)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    same = True
-    for turn in range(asked.rounds):
-        for i, prompt in enumerate(prompts):
-            texts = {}
-            for name in names[(turn + i) % 3 :] + names[: (turn + i) % 3]:
-                spent, texts[name] = seconds(pair, prompt, asked.tokens, i, ARMS[name] | how)
-                taken[name].append(spent)
-            same = same and texts["none"] == texts["default"]
     report: dict[str, Any] = {
-        "model": asked.shape or asked.target, "alone": asked.only_draft, "tokens": asked.tokens, "same_text": same,
-        "answers": len(taken["none"]), "seconds": {name: sum(values) for name, values in taken.items()},
+        "model": asked.shape or asked.target, "alone": asked.only_draft, "tokens": asked.tokens,
+        "batches": [compare(asked, batch) for batch in asked.batch],
         "settings": {k: str(v) for k, v in vars(asked).items()}, **surroundings(),
     }  # fmt: skip
-    for name in names[1:]:
-        ratios = sorted(a / b for a, b in zip(taken[name], taken["none"], strict=True))
-        pooled = sum(taken[name]) / sum(taken["none"])
-        report[name] = {"pooled": pooled, "median": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
-        print(f"{name:8} over none: {pooled:.3f} pooled, median {report[name]['median']:.3f}, "
-              f"{ratios[0]:.3f} to {ratios[-1]:.3f}")  # fmt: skip
     if asked.out:
         asked.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))

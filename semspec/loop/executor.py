@@ -3,8 +3,7 @@
 In each tick, every runner with work makes one pass, drafts first: their proposals are scored in the same tick, with
 whatever is waiting already, so that sequences synchronise. If any sequence waits for a score or is in prefill, the pass
 is ragged: prompt chunks, score rows, and one row per decoding sequence. If all are decoding, it is a fused decode of a
-few tokens, so that no score waits longer than that; a single sequence decodes all its tokens at once. Verification is
-one call per rule.
+few tokens, so that no score waits longer; a single sequence decodes all its tokens at once. Rules verify in one call.
 
 Threads may share an executor: `lock` is held while anything changes.
 """
@@ -24,7 +23,7 @@ from semspec.loop.costs import PassCosts
 from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
-from semspec.loop.work import AgainWork, DecodeWork, ScoreWork, Task, Work, add_logprobs
+from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work, add_logprobs
 from semspec.sampling.draw import next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
@@ -53,8 +52,7 @@ class Executor:
         self.choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]  # who gets the next ones
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
-        self._discarded: deque[Task] = deque()
-        self._busy = 0  # how often the lock is held
+        self._discarded, self._busy = deque[Task](), 0  # and how often the lock is held
         self.lock = threading.RLock()
 
     def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
@@ -272,14 +270,18 @@ class Executor:
     # -- passes
 
     def _pass(self, work: list[Work]) -> float | None:
-        """One pass on one runner. Returns the seconds it took; None: it has no room for any of this."""
+        """A pass on one runner. Returns the seconds it took; None: it has no room for any of this."""
         runner = work[0].request.runner
-        work = fitting(runner, work, self.tasks)
-        if not work:
+        if not (work := fitting(runner, work, self.tasks)):
             return None
-        reading = any(reads(runner, item, self.chunk) for item in work)
+        reading = [item for item in work if reads(runner, item, self.chunk)]
+        reading = work if reading and not drafts(work) else reading  # in one pass, which reads the weights once
         start = self.clock()
-        served = self._ragged_pass(runner, work) if reading else self._decode(runner, work)
+        served = [*self._ragged_pass(runner, reading)] if reading else []
+        if decoding := [item for item in work if item not in reading and not item.task.done]:
+            served += self._decode(
+                runner, decoding
+            )  # with a token a pass of prompts, a draft would keep its round waiting
         seconds = self.clock() - start
         if served and not drafts(item for item, _ in served):
             self.costs.passed([part for _, part in served], seconds)
@@ -287,7 +289,7 @@ class Executor:
             item.task.stats.seconds["draft" if item.request.drafting else "score"] += seconds / len(served)
         return seconds
 
-    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work | AgainWork, Score]]:
+    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work | AgainWork, Part]]:
         chunks = ragged(runner, work, self.budget)
         try:
             rows = runner.score([chunk for _, chunk in chunks])
@@ -312,7 +314,7 @@ class Executor:
                 self._finish(runner, item)
         return chunks
 
-    def _decode(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work, DecodeOutput]]:
+    def _decode(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work, Part]]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
         decodes = [w for w in work if isinstance(w, DecodeWork)]
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
@@ -333,9 +335,9 @@ class Executor:
 
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
         """End a sequence whose model gave NaN for logits: no token can be drawn from them."""
-        if min(out.tokens) < 0:
+        if broken := min(out.tokens) < 0:
             self._end(item.task, no_token(item.request.history))
-        return min(out.tokens) < 0
+        return broken
 
     def _finish(self, runner: Runner, item: Work) -> None:
         self._work[id(runner)].remove(item)

@@ -14,6 +14,7 @@ from semspec.model.wrapper import unwrap
 from semspec.types import Runner, Score
 
 MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
+ROUNDS = 2  # budgets that rounds may take: a second pass would read all weights again, and who waits for it waits twice
 NO_ROOM = "the cache has no room for what runs, and nothing in it can give way; load more cache tokens"
 
 
@@ -68,19 +69,23 @@ def reads(runner: Runner, item: Work, chunk: int) -> bool:
 
 
 def ragged(runner: Runner, work: Sequence[Work], budget: int) -> list[tuple[Work | AgainWork, Score]]:
-    """Prompt chunks, score rows and one row for each decoding sequence, up to the budget. Rounds go first, but leave a
-    quarter of the budget to prompts."""
+    """Prompt chunks, score rows and one row for each decoding sequence. Rounds go first, up to two budgets, so that who
+    writes waits for no more than this pass; prompts have what they leave of one, and a quarter of it at least."""
     lost = {item: runner.lost(item.request.slot) for item in work}
     prompts = [w for w in work if w.waiting + len(lost[w]) > MAX_ROUND_TOKENS]
     rounds = [w for w in work if w.waiting + len(lost[w]) <= MAX_ROUND_TOKENS]
-    left, chunks = budget, list[tuple[Work | AgainWork, Score]]()
-    reserved = budget // 4 if prompts else 0
-    for item, kept in [(w, reserved) for w in rounds] + [(w, 0) for w in prompts]:
-        limit = left - kept
-        if limit <= 0:
-            continue
-        again = AgainWork(item, lost[item], limit) if lost[item] else None
-        chunk = again.request if again else item.next_pass(limit)
-        left -= len(chunk.tokens)
-        chunks.append((again or item, chunk))
+    chunks = list[tuple[Work | AgainWork, Score]]()
+
+    def take(items: Sequence[Work], left: int) -> int:
+        """What is left after them."""
+        for item in items:
+            if left > 0:
+                again = AgainWork(item, lost[item], left) if lost[item] else None
+                chunk = again.request if again else item.next_pass(left)
+                left -= len(chunk.tokens)
+                chunks.append((again or item, chunk))
+        return left
+
+    taken = ROUNDS * budget - take(rounds, ROUNDS * budget)
+    take(prompts, max(budget - taken, budget // 4, 1))
     return chunks

@@ -106,6 +106,7 @@ class DecodeWork:
 
 
 Work = ScoreWork | DecodeWork
+Part = Score | DecodeOutput  # of a pass: what was fed for a sequence, or written
 
 
 class AgainWork:

@@ -21,6 +21,7 @@ from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.cache import Slots
 from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
+from semspec.model.placement import on_its_device
 from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -116,6 +117,7 @@ class TransformersRunner(EnoughRoom):
         self._slots.lengths[target] = self._slots.lengths[source]
         self.truncate(target, length)
 
+    @on_its_device
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self._slots.extend([(r.slot, len(r.tokens)) for r in requests])
@@ -141,6 +143,7 @@ class TransformersRunner(EnoughRoom):
         logits = out.logits[0, out.logits.shape[1] - r.keep :, : self.vocab]
         return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.kept_states :] for layer in r.layers})
 
+    @on_its_device
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         return decode_by_score(self, requests)

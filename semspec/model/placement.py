@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -46,6 +48,18 @@ class Precision:
         return torch.float64 if doubled else self.dtype
 
 
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+class HasDevice(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+
+Runs = TypeVar("Runs", bound=HasDevice)
+
+
 def choose_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -65,3 +79,17 @@ def choose_context(context: int | None, longest: int) -> int:
     if not 1 < context <= longest:
         raise BadRequest(f"context is {context}; this checkpoint takes 2 to {longest} tokens")
     return context
+
+
+def on_its_device(method: Callable[Concatenate[Runs, Args], Result]) -> Callable[Concatenate[Runs, Args], Result]:
+    """A runner's method with its own GPU as the current one: kernels are launched on the current one, wherever their
+    tensors are, and a draft may have another than its target."""
+
+    @wraps(method)
+    def run(self: Runs, *args: Args.args, **options: Args.kwargs) -> Result:
+        if self.device.type != "cuda":
+            return method(self, *args, **options)
+        with torch.cuda.device(self.device):
+            return method(self, *args, **options)
+
+    return run

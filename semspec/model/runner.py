@@ -17,7 +17,7 @@ from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.paged_cache import PagedCache
-from semspec.model.placement import Precision, choose_context, choose_device
+from semspec.model.placement import Precision, choose_context, choose_device, on_its_device
 from semspec.model.room import EnoughRoom
 from semspec.model.rows import after_prefill, chunks_of, first, last_rows, rest, split_rows
 from semspec.model.transformer import Transformer
@@ -95,6 +95,7 @@ class ModelRunner(EnoughRoom):
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         return self.cache.lacks(tokens, without)
 
+    @on_its_device
     def copy(self, source: int, target: int, length: int) -> None:
         self.cache.copy(source, target, length)
         if self.sparsity is not None:
@@ -106,12 +107,14 @@ class ModelRunner(EnoughRoom):
     def shortest(self, slot: int) -> int:
         return self.cache.shortest(slot)
 
+    @on_its_device
     @torch.inference_mode()
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.cache.keep(slot, start, rows)
         if self.sparsity is not None:
             self.sparsity.kept(slot, start, rows)
 
+    @on_its_device
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         if self.sparsity is None:
@@ -177,6 +180,7 @@ class ModelRunner(EnoughRoom):
         logits, hidden = self.transformer.forward(tokens, chunks, self.cache, at, layers, layer_ops, seen)
         return split_rows(requests, logits[:, : self.vocab], hidden)
 
+    @on_its_device
     @torch.inference_mode()
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         # A fused decode never asks the host, which logprobs and processors need after every token.

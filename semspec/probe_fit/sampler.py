@@ -16,6 +16,7 @@ from torch import Tensor
 from semspec.draft import ModelDrafter, TranslatingDrafter
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
+from semspec.loop.passes import ROUNDS
 from semspec.loop.stats import Stats
 from semspec.model.prefix_index import common_prefix
 from semspec.pair import Pair
@@ -139,7 +140,7 @@ class Sampler:
     def answer(self, decodings: Sequence[SequenceGenerator]) -> None:
         """Run sequences to their ends, as one batch; the first failure is everybody's."""
         vocab = max(runner.vocab for runner in self.runners.values())
-        executor = Executor(budget=max(1, min(BUDGET, LOGITS // vocab)))
+        executor = Executor(budget=max(1, min(BUDGET, LOGITS // (ROUNDS * vocab))))
         work = [executor.submit(decoding, Stats()) for decoding in decodings]
         try:
             executor.run()

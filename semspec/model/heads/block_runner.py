@@ -14,6 +14,7 @@ from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.runner import StateRunner
+from semspec.model.placement import on_its_device
 from semspec.types import Score, ScoreOutput
 
 PLACES = 24  # of a text at which guesses are compared: each is a pass
@@ -27,6 +28,7 @@ class BlockRunner(StateRunner):
         """Tokens of a draft."""
         return self.head.config.block - 1
 
+    @on_its_device
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         slots = [self._slots[r.slot] for r in requests]

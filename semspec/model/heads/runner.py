@@ -23,6 +23,7 @@ from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs
+from semspec.model.placement import on_its_device
 from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -117,6 +118,7 @@ class StateRunner(EnoughRoom, ABC):
         """For some of the last `count` tokens of a text, by their index: what the head takes for them, given the
         target's states of what comes before."""
 
+    @on_its_device
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         return decode_by_score(self, requests)
 
@@ -178,6 +180,7 @@ class HeadRunner(StateRunner):
             return super()._make_room(s, pairs, more)
         self.graphs.pool.reserve(pairs)
 
+    @on_its_device
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self._combine([self._slots[r.slot] for r in requests])
