@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,8 @@ import pytest
 
 import semspec
 from semspec.serve import memory
-from tests.serve.test_lifecycle import process, status, until
+from tests.serve.live import until
+from tests.serve.test_lifecycle import process
 
 RULES = ("exact", "sampling", "block", "fly", "typical", "semantic", "semantic+")
 
@@ -31,18 +31,17 @@ def ask(rng: random.Random) -> dict[str, Any]:
 def test_under_load_a_server_has_no_more_memory_than_it_announced():
     rng, had = random.Random(1), list[float]()
     arguments = ("pocket", "--slots", "4", "--context", "512", "--allow-lossy")
-    with process(*arguments) as (running, url), ThreadPoolExecutor(9) as clients:
-        assert until(lambda: status(url) == "ready", 60)
+    with process(*arguments) as running, ThreadPoolExecutor(9) as clients:
+        assert until(lambda: running.status() == "ready")
+        url, pid = running.url, running.child.pid
         asked = [clients.submit(httpx.post, f"{url}/v1/completions", json=ask(rng), timeout=300) for _ in range(16)]
         for answer in asked:
             assert answer.result().status_code == 200
-            had.append(
-                int(Path(f"/proc/{running.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-            )
-        assert httpx.post(f"{url}/tokenize", json={"prompt": "a b " * 9000}, timeout=60).json()["count"] > 8192
-        running.terminate()
-        assert running.wait(30) == 0 and running.stderr is not None
-        lines = [json.loads(line) for line in running.stderr]  # transformers' warning of a long text is one of them
+            had.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "a b " * 9000}, timeout=300).json()["count"] > 8192
+        running.child.terminate()
+        assert running.ended() == 0
+        lines = running.lines()  # transformers' warning of a long text is one of them
         (ready,) = [line for line in lines if line["event"] == "ready"]
         assert any("sequence length" in line["event"] for line in lines)
     assert ready["resident_mib"] < max(had) <= ready["at_most_mib"]
