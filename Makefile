@@ -19,7 +19,7 @@ test-vllm-all:  ## the same, and what takes longer: EAGLE-3, n-grams, sampled dr
 
 test-ray:  ## replicas on Ray Serve, in an environment of their own; dated results go to results/
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]' pytest hypothesis
+	.venv-ray/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
 	.venv-ray/bin/python -m pytest -q tests/replicas/test_on_ray.py
 	.venv-ray/bin/python -m bench.replicas --on ray --out results
 	.venv-ray/bin/python -m bench.replicas --on ray --kill server --out results
