@@ -248,6 +248,33 @@ def windows_that_are_given_back_change_nothing(device: torch.device) -> None:
 
 
 @check
+def keys_and_values_in_fp8(device: torch.device) -> None:
+    """Passes by graphs give what plain ones do with the same codes, and are near those without codes."""
+    if device.type == "cpu":  # tests/model/test_kv_fp8.py
+        return
+
+    def course(one: ModelRunner) -> list[Tensor]:
+        slot, other = one.acquire(), one.acquire()
+        said = [one.score([Score(one, slot, text(1, 700), 1)])[0].logits]
+        for n in (1, 9, 17, 64):
+            said.append(one.score([Score(one, slot, text(n, n), n)])[0].logits)
+            one.truncate(slot, one.length(slot) - n // 2)
+        one.copy(slot, other, 690)
+        said += [r.logits for r in one.score([Score(one, s, text(5, 5), 5) for s in (slot, other)])]
+        return [rows.float().cpu() for rows in said]
+
+    for family in ("qwen2", "qwen3", "gemma3"):
+        for dtype, most in ((torch.float32, 1e-2), (torch.bfloat16, 5e-2)):
+            made = [runner(family, device, dtype, plain, context=1024) for plain in (True, False)]
+            narrow = [ModelRunner(one.transformer, 2, 1024, fp8_cache=True) for one in made]
+            narrow[0].use(None)
+            exact, plain, captured = (course(one) for one in (made[0], *narrow))
+            for wide, ours, theirs in zip(exact, captured, plain, strict=True):
+                near(ours, theirs, most, f"{family}, captured")
+                near(ours, wide, 0.15, f"{family}, beside no codes")
+
+
+@check
 def the_oldest_graph_makes_room(device: torch.device) -> None:
     if device.type == "cpu":
         return

@@ -25,6 +25,7 @@ ASIDE = (
     "ffn",
     "arms",
     "long_arms",
+    "long_fp8",
     "breakdown",
     "tune",
     "products",
@@ -196,6 +197,19 @@ class Bench(Table):
         from bench.gpu_arms import long_arms
 
         long_arms(self)
+
+    def section_long_fp8(self) -> None:
+        """Long contexts with keys and values in fp8 beside bfloat16, in turns: the same weights, two caches."""
+        wide, arms = self.runner("target", 1, self.asked.long + 32), dict[str, list[float]]()
+        narrow = ModelRunner(wide.transformer, 1, wide.capacity, fp8_cache=True)
+        for _ in range(3):
+            for name, runner in (("bfloat16", wide), ("fp8", narrow)):
+                for tokens in (1, 16):
+                    ms = self.score_at(runner, self.asked.long, tokens)
+                    arms.setdefault(f"target pass, {tokens} tokens, long context, KV in {name}", []).append(ms)
+        for name, times in arms.items():
+            read = self.kv("target", self.asked.long) * (0.5 * (1 + 4 / wide.shape.head_dim) if "fp8" in name else 1)
+            self.add(name, statistics.median(times), self.weights("target") + read, context=self.asked.long)
 
     def section_breakdown(self) -> None:
         from bench.gpu_breakdown import break_down

@@ -64,6 +64,7 @@ class Config:
     dtype: str = "auto"
     draft_dtype: str | None = None
     draft_vocab: str | None = None
+    kv_dtype: str = "auto"
     context: int | None = None
     sparse: str | None = None  # folder of the plan by which the target verifies drafts
     controls: bool | None = None  # measures without right answers, and their controls; None: where nothing is scored
@@ -101,6 +102,7 @@ class Bench:
             dtype=config.dtype,
             draft_dtype=config.draft_dtype,
             draft_vocab=config.draft_vocab,
+            kv_dtype=config.kv_dtype,
             slots=config.batch,
             context=config.context,
             sparse=config.sparse,

@@ -74,6 +74,14 @@ DraftVocab = Annotated[
     str | None,
     _model(help="Limit the draft model's head to this many tokens, or to those in a file made by semspec vocabulary."),
 ]
+KvDtype = Annotated[
+    str,
+    _model(
+        "--kv-dtype",
+        help="auto, or fp8: keys and values in half the bytes, on a GPU.",
+        autocompletion=lambda: ["auto", "fp8"],
+    ),
+]
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 CacheTokens = Annotated[
     int | None,
@@ -153,6 +161,7 @@ class ModelArguments:
     device: Device = "auto"
     dtype: Dtype = "auto"
     draft_dtype: DraftDtype = None
+    kv_dtype: KvDtype = "auto"
     context: Context = None
 
     def load(self, slots: int, **more: Any) -> Pair:

@@ -26,7 +26,7 @@ from semspec.types import Acquire, Event, Runner, Score, ScoreOutput
 MAX_GEN_TOKS = 256  # as other models of the harness have it
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 IGNORED = ("do_sample", "until", "max_gen_toks", "max_tokens", "max_completion_tokens", "max_new_tokens")
-LOADING = ("device", "draft_device", "dtype", "draft_dtype", "context", "sparse", "allow_lossy")
+LOADING = ("device", "draft_device", "dtype", "draft_dtype", "kv_dtype", "context", "sparse", "allow_lossy")
 
 
 @register_model("semspec")

@@ -8,6 +8,7 @@ pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch import Tensor
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.config import Shape
+from semspec.model.kernels import KvScales
+from semspec.model.kv_fp8 import FP8, SCALE_BYTES
 
 
 class Slots:
@@ -86,8 +89,18 @@ class Slots:
 
 
 def kv_bytes_per_token(depth: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """What `Cache` takes for each position of a slot."""
-    return 2 * depth * kv_heads * head_dim * dtype.itemsize
+    """What a cache takes for each position of a slot."""
+    scale = SCALE_BYTES if dtype == FP8 else 0
+    return 2 * depth * kv_heads * (head_dim * dtype.itemsize + scale)
+
+
+class CachedLayer(NamedTuple):
+    """Keys and values of a layer, of all slots."""
+
+    keys: Tensor  # [pages, kv heads, positions, head_dim]
+    values: Tensor
+    tables: Tensor | None = None  # [slots, W] the pages of each slot; None: every slot is one page
+    scales: KvScales | None = None
 
 
 class Cache(Slots):
@@ -95,7 +108,7 @@ class Cache(Slots):
 
     def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(slots, capacity)
-        self.depth = shape.depth
+        self.depth, self.dtype = shape.depth, dtype
         buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
         self.keys = torch.zeros(buffer, device=device, dtype=dtype)
         self.values = torch.zeros(buffer, device=device, dtype=dtype)
@@ -118,10 +131,8 @@ class Cache(Slots):
         """That all slots hold together, at most."""
         return len(self.lengths) * self.capacity
 
-    def layer(self, i: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values [pages, kv heads, positions, head_dim] of a layer, and each slot's pages [slots, W]; None:
-        every slot is one page."""
-        return self.keys[i], self.values[i], None
+    def layer(self, i: int) -> CachedLayer:
+        return CachedLayer(self.keys[i], self.values[i])
 
     def shortest(self, slot: int) -> int:
         """See types.Runner."""

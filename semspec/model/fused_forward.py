@@ -85,7 +85,7 @@ class FusedForward:
             qkv = self._norm_product(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:
                 hidden[i] = x.clone()
-            keys, values, tables = self.cache.layer(i)
+            keys, values, tables, scales = self.cache.layer(i)
             qkv = qkv.view(batch, queries, -1, s.head_dim)
             norms = None
             if layer.query_norm is not None and layer.key_norm is not None:
@@ -94,12 +94,22 @@ class FusedForward:
             rope = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps)
             scale_and_window = (s.attention_scale, spec.window)
             if queries == 1 and self.flags.turn and metadata.tree is None:
-                attended = k.rope_cache_attend(qkv, keys, values, *where, *rope, *scale_and_window, tables=tables)
+                attended = k.rope_cache_attend(
+                    qkv, keys, values, *where, *rope, *scale_and_window, tables=tables, scales=scales
+                )
             else:
-                q = k.rope_and_cache(qkv, keys, values, *where, *rope, metadata.tree, tables)
+                q = k.rope_and_cache(qkv, keys, values, *where, *rope, metadata.tree, tables, scales)
                 chosen = None if sparsity is None or sparsity.blocks is None else sparsity.blocks(i, q, *where)
                 attended = k.attend(
-                    q, keys, values, *where, *scale_and_window, metadata.tree, chosen=chosen, tables=tables
+                    q,
+                    keys,
+                    values,
+                    *where,
+                    *scale_and_window,
+                    metadata.tree,
+                    chosen=chosen,
+                    tables=tables,
+                    scales=scales,
                 )
             added = self._product(layer.out, attended.view(batch * queries, -1), parts=True)
             added = self._feed(i, layer, x, added, metadata.counts, sparsity)

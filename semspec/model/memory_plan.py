@@ -15,6 +15,7 @@ from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import Shape
 from semspec.model.cpu_gemm import GemmPaths
 from semspec.model.graph_memory import graph_bytes
+from semspec.model.kv_fp8 import FP8
 from semspec.model.page_pool import own_window, page_of, pages_of
 from semspec.model.placement import Precision
 from semspec.model.quantised import group_of
@@ -66,7 +67,8 @@ class MemoryPlan:
         if precision.weights == "plain" and GemmPaths.of(shape.parameters, device, dtype).packed:
             weights += read  # a second copy of all that a pass reads
         attention = precision.attention(device, shape.mixture is not None)
-        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, attention)
+        stored_as = FP8 if precision.fp8_cache else attention
+        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, stored_as)
         graphs = graph_bytes(shape, device, dtype.itemsize, slots, context)
         fused = graphs > 0 and shape.mixture is None
         transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from semspec.model.blocks import NONE, BlockTables, Change
-from semspec.model.kernels import LONG
+from semspec.model.kernels import LONG, KvScales
+from semspec.model.kv_fp8 import FP8, decode, encode
 
 CUT = 64  # tokens by which a text may be cut back, at least: the largest pass that is written before it is read
 PASS = 16  # pages of the longest pass over layers with a window
@@ -55,15 +56,24 @@ class PagePool:
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
+        fp8: bool = False,
     ) -> None:
-        """`buffer`: layers, pages, kv heads, tokens in a page, head_dim"""
+        """`buffer`: layers, pages, kv heads, tokens in a page, head_dim; `fp8`: how they are stored"""
         _, pages, _, page, _ = buffer
         self.window, self.capacity = window, capacity
         self.reach = None if window is None else reach(window, page)
-        self.keys = torch.zeros(buffer, device=device, dtype=dtype)
-        self.values = torch.zeros(buffer, device=device, dtype=dtype)
+        self.keys, self.values = (torch.zeros(buffer, device=device, dtype=FP8 if fp8 else dtype) for _ in range(2))
+        self.scales = KvScales(*(torch.zeros(buffer[:-1], device=device) for _ in range(2))) if fp8 else None
+        self.dtype = dtype
+        # All that is stored of a token, as bytes where torch cannot move its type.
+        self._stored = [half.view(torch.uint8) if fp8 else half for half in (self.keys, self.values)]
+        self._stored += self.scales or ()
         self.blocks = BlockTables(slots, pages, page)
         self.tables = torch.zeros(slots, -(-capacity // page), dtype=torch.int32, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._stored)
 
     @property
     def longest(self) -> int | None:
@@ -141,13 +151,18 @@ class PagePool:
         """Tokens of a slot to other positions."""
         source = self._places(slot, torch.tensor(old, device=self.tables.device))
         target = self._places(slot, torch.arange(new.start, new.stop, device=self.tables.device))
-        for half in (self.keys, self.values):
-            half[(slice(None), *target)] = half[(slice(None), *source)]
+        for part in self._stored:
+            part[(slice(None), *target)] = part[(slice(None), *source)]
 
     def write(self, row: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
         at = self._places(slot, torch.arange(start, start + len(k), device=self.tables.device))
-        for half, new in ((self.keys, k), (self.values, v)):
-            half[row][at] = new.to(half.dtype)
+        if self.scales is None:
+            parts = [k.to(self.dtype), v.to(self.dtype)]
+        else:
+            codes, scales = zip(*(encode(x) for x in (k, v)), strict=True)
+            parts = [*(code.view(torch.uint8) for code in codes), *scales]
+        for stored, part in zip(self._stored, parts, strict=True):
+            stored[row][at] = part
 
     def _places(self, slot: int, at: Tensor) -> tuple[Tensor, slice, Tensor]:
         """An index of positions [n] of a slot: what it picks of a layer is [n, kv heads, head_dim]."""
@@ -157,9 +172,15 @@ class PagePool:
         """Keys and values [rows, kv heads, tokens, head_dim] of some of a slot's tokens."""
         size = self.blocks.size
         first, pages = start // size * size, self.tables[slot, start // size : -(-end // size)]
-        keys, values = (half[rows].transpose(1, 2).index_select(2, pages) for half in (self.keys, self.values))
         own = slice(start - first, end - first)
-        return keys.flatten(2, 3)[:, :, own], values.flatten(2, 3)[:, :, own]
+        keys, values, *scales = (
+            part[rows].transpose(1, 2).index_select(2, pages).flatten(2, 3)[:, :, own] for part in self._stored
+        )
+        if scales:
+            keys, values = (
+                decode(codes.view(FP8), scale, self.dtype) for codes, scale in zip((keys, values), scales, strict=True)
+            )
+        return keys, values
 
     def _apply(self, changes: list[Change]) -> None:
         if not changes:
@@ -167,8 +188,8 @@ class PagePool:
         copied = [c for c in changes if c.copied is not None]
         if copied:
             source, target = self._numbers([[c.copied for c in copied], [c.block for c in copied]])
-            for half in (self.keys, self.values):
-                half[:, target] = half[:, source]
+            for part in self._stored:
+                part[:, target] = part[:, source]
         width = self.tables.shape[1]
         places, pages = self._numbers([[c.slot * width + c.entry for c in changes], [c.block for c in changes]])
         self.tables.view(-1).index_copy_(0, places, pages.int())

@@ -16,8 +16,9 @@ from torch import Tensor
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
 from semspec.model.blocks import BlockTables
-from semspec.model.cache import Cache, Slots
+from semspec.model.cache import Cache, CachedLayer, Slots
 from semspec.model.config import Shape
+from semspec.model.kernels import KvScales
 from semspec.model.page_pool import PagePool, own_window, page_of, pages_of
 
 
@@ -31,10 +32,12 @@ class PagedCache(Cache):
         dtype: torch.dtype,
         tokens: int | None = None,
         page: int | None = None,
+        fp8: bool = False,
     ) -> None:
-        """`tokens`: that all slots hold together, at most; None: as many as fit into them."""
+        """`tokens`: that all slots hold together, at most; None: as many as fit into them. `fp8`: how keys and values
+        are stored; they are read and written in `dtype`."""
         Slots.__init__(self, slots, capacity)
-        self.depth, page = shape.depth, page or page_of(capacity)
+        self.depth, self.dtype, page = shape.depth, dtype, page or page_of(capacity)
         layers: dict[int | None, list[int]] = {}
         for i, spec in enumerate(shape.attention_specs):
             layers.setdefault(own_window(spec.window, slots, capacity, page), []).append(i)
@@ -43,7 +46,7 @@ class PagedCache(Cache):
         for window, own in sorted(layers.items(), key=lambda item: item[0] or 0):
             pages = pages_of(tokens, slots, capacity, page, window)
             buffer = (len(own), pages, shape.kv_heads, page, shape.head_dim)
-            self.pools.append(PagePool(buffer, window, slots, capacity, device, dtype))
+            self.pools.append(PagePool(buffer, window, slots, capacity, device, dtype, fp8))
             self._rows |= {layer: (self.pools[-1], row) for row, layer in enumerate(own)}
 
     @property
@@ -53,7 +56,7 @@ class PagedCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        return sum(half.nbytes for pool in self.pools for half in (pool.keys, pool.values))
+        return sum(pool.nbytes for pool in self.pools)
 
     @property
     def longest(self) -> int | None:
@@ -64,9 +67,10 @@ class PagedCache(Cache):
         held = [pool.blocks.blocks * pool.blocks.size for pool in self.pools if pool.window is None]
         return min([super().tokens, *held])
 
-    def layer(self, i: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def layer(self, i: int) -> CachedLayer:
         pool, row = self._rows[i]
-        return pool.keys[row], pool.values[row], pool.tables
+        scales = None if pool.scales is None else KvScales(pool.scales.keys[row], pool.scales.values[row])
+        return CachedLayer(pool.keys[row], pool.values[row], pool.tables, scales)
 
     def shortest(self, slot: int) -> int:
         return max(pool.shortest(slot) for pool in self.pools)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from semspec.errors import BadRequest
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = ("fp8", "int8", "int4")
+FP8_CARD = (8, 9)  # compute capability from which a GPU converts e4m3
 Weights = Literal["plain", "stored", "fp8", "int8", "int4"]
 
 
@@ -22,6 +23,7 @@ class Precision:
 
     dtype: torch.dtype  # of activations, and of everything that is not quantised
     weights: Weights = "plain"  # stored: as the checkpoint has them
+    fp8_cache: bool = False  # how keys and values are stored
 
     @staticmethod
     def choose(dtype: str | torch.dtype, own: torch.dtype, device: torch.device, quantised: bool = False) -> Precision:
@@ -38,6 +40,18 @@ class Precision:
             half = own if own.itemsize == 2 else torch.bfloat16
             return Precision(half if gpu else torch.float32, dtype)  # type: ignore[arg-type]
         raise BadRequest(f"dtype {dtype!r} is not known; give auto, {', '.join([*FLOATS, *QUANTISED])}")
+
+    def with_cache(self, kv_dtype: str, device: torch.device) -> Precision:
+        """`kv_dtype`: how keys and values are stored, fp8 or, with auto, as they are computed."""
+        if kv_dtype == "auto":
+            return self
+        if kv_dtype != "fp8":
+            raise BadRequest(f"kv_dtype {kv_dtype!r} is not known; give auto or fp8")
+        if device.type == "cpu":
+            raise BadRequest("kv_dtype fp8 is for GPUs, where long texts take the time of reading them; leave it out")
+        if torch.cuda.get_device_capability(device) < FP8_CARD:
+            raise BadRequest(f"kv_dtype fp8 needs a newer GPU than {torch.cuda.get_device_name(device)}; leave it out")
+        return replace(self, fp8_cache=True)
 
     def attention(self, device: torch.device, mixture: bool) -> torch.dtype:
         """Of keys and values. On a CPU, products with int8 and int4 round their inputs, which can turn a difference in

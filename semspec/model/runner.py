@@ -38,15 +38,16 @@ class ModelRunner(EnoughRoom):
         vocab: int | None = None,
         tokens: int | None = None,
         page: int | None = None,
+        fp8_cache: bool = False,
     ) -> None:
         """`tokens`: that all slots hold together, at most, where the cache is paged, which it is on a GPU; `page`: its
-        pages' size, if another, or that of a CPU's."""
+        pages' size, if another, or that of a CPU's; `fp8_cache`: how a paged cache stores keys and values."""
         self.transformer, self.shape = transformer, transformer.shape
         self.depth = self.shape.depth
         self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
         where = (transformer.device, transformer.attention_dtype)
         paged = page is not None or transformer.device.type == "cuda"
-        make = partial(PagedCache, tokens=tokens, page=page) if paged else Cache
+        make = partial(PagedCache, tokens=tokens, page=page, fp8=fp8_cache) if paged else Cache
         self.cache: Cache = make(self.shape, slots, capacity, *where)
         self.capacity = capacity
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
@@ -68,6 +69,7 @@ class ModelRunner(EnoughRoom):
         vocab: int | None = None,
         head_ids: Sequence[int] | None = None,
         tokens: int | None = None,
+        kv_dtype: str = "auto",
     ) -> ModelRunner:
         """`vocab`: how many ids both models of a pair share; `head_ids`: the tokens that its head has, if not all;
         `tokens`: see above."""
@@ -75,10 +77,13 @@ class ModelRunner(EnoughRoom):
         shape = Shape.read(path)
         where = choose_device(device)
         with open_checkpoint(path) as checkpoint:
-            precision = Precision.choose(dtype, shape.dtype, where, is_quantised(checkpoint))
+            precision = Precision.choose(dtype, shape.dtype, where, is_quantised(checkpoint)).with_cache(
+                kv_dtype, where
+            )
             transformer = Transformer(shape, checkpoint, where, precision.dtype, precision.weights)
         transformer = transformer if head_ids is None else transformer.with_head(head_ids)
-        return ModelRunner(transformer, slots, choose_context(context, shape.context), vocab, tokens)
+        capacity = choose_context(context, shape.context)
+        return ModelRunner(transformer, slots, capacity, vocab, tokens, fp8_cache=precision.fp8_cache)
 
     @property
     def device(self) -> torch.device:

@@ -67,15 +67,29 @@ class Source:
         return stop_of(self.config)
 
     def plan_as_target(
-        self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0
+        self,
+        device: str,
+        dtype: str,
+        slots: int,
+        context: int | None,
+        transposed_layers: int = 0,
+        kv_dtype: str = "auto",
     ) -> MemoryPlan:
         """With what rules need beside it."""
-        plan = self.plan(device, dtype, slots, context, transposed_layers)
+        plan = self.plan(device, dtype, slots, context, transposed_layers, kv_dtype)
         return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab, plan.device, slots))
 
-    def plan(self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int = 0) -> MemoryPlan:
+    def plan(
+        self,
+        device: str,
+        dtype: str,
+        slots: int,
+        context: int | None,
+        transposed_layers: int = 0,
+        kv_dtype: str = "auto",
+    ) -> MemoryPlan:
         """See MemoryPlan.of for `transposed_layers`."""
-        where, precision = self._placed(device, dtype)
+        where, precision = self._placed(device, dtype, kv_dtype)
         context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:
             stored = None
@@ -100,10 +114,11 @@ class Source:
         vocab: int | None = None,
         head_ids: Sequence[int] | None = None,
         tokens: int | None = None,
+        kv_dtype: str = "auto",
     ) -> ModelRunner | TransformersRunner:
         """See ModelRunner.load."""
         if self.shape is not None:
-            return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids, tokens)
+            return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids, tokens, kv_dtype)
         if head_ids is not None:
             raise ModelError(f"{self.path}: draft_vocab is for the model types semspec runs itself; leave it out")
         where, precision = self._placed(device, dtype)
@@ -112,10 +127,13 @@ class Source:
         kind = precision.dtype
         return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
 
-    def _placed(self, device: str, dtype: str) -> tuple[torch.device, Precision]:
+    def _placed(self, device: str, dtype: str, kv_dtype: str = "auto") -> tuple[torch.device, Precision]:
         where = choose_device(device)
         quantisation = self.quantisation
         precision = Precision.choose(dtype, dtype_of(self.config), where, quantisation is not None)
+        if self.shape is None and kv_dtype != "auto":
+            raise ModelError(f"{self.path}: kv_dtype is for the model types semspec runs itself; leave it out")
+        precision = precision.with_cache(kv_dtype, where)
         if quantisation is not None and quantisation.dequantises and precision.weights == "stored":
             precision = replace(precision, weights="plain")
         return where, precision

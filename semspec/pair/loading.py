@@ -35,6 +35,7 @@ def load(
     dtype: str = "auto",
     draft_dtype: str | None = None,
     draft_vocab: int | str | Path | None = None,
+    kv_dtype: str = "auto",
     slots: int = 8,
     context: int | None = None,
     cache_tokens: int | None = None,
@@ -50,7 +51,8 @@ def load(
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
-    of `semspec vocabulary`; answers stay lossless.
+    of `semspec vocabulary`; answers stay lossless. `kv_dtype` is auto or, on a GPU, fp8, which stores keys and values
+    of both models in half the bytes.
 
     `sparse` is a plan, or its folder, of what the target may skip when it scores a draft (docs/sparse.md).
 
@@ -70,6 +72,7 @@ def load(
         local = {
             "device": device != "auto", "draft_device": draft_device, "dtype": dtype != "auto",
             "draft_dtype": draft_dtype, "draft_vocab": draft_vocab, "sparse": sparse, "cache_tokens": cache_tokens,
+            "kv_dtype": kv_dtype != "auto",
         }  # fmt: skip
         if wrong := [name for name, given in local.items() if given]:
             raise BadRequest(f"{wrong[0]} is for models loaded here, and this pair is servers; leave it out")
@@ -84,7 +87,7 @@ def load(
     channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
     layers = int(channels.thresholds.count_nonzero()) if channels else 0
     dtype = _dtype(source, device, dtype, context, report)
-    plans = [source.plan_as_target(device, dtype, slots, context, layers)]
+    plans = [source.plan_as_target(device, dtype, slots, context, layers, kv_dtype)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
         extra = per_token * attention.vectors_per_block // (2 * attention.block)
@@ -93,7 +96,7 @@ def load(
         if draft_vocab is not None:
             raise BadRequest("draft_vocab is for a draft model, and there is none; give one or leave it out")
         plans = _announce(plans, cache_tokens, report)
-        runner = source.load(device, dtype, slots, context, tokens=plans[0].tokens)
+        runner = source.load(device, dtype, slots, context, tokens=plans[0].tokens, kv_dtype=kv_dtype)
         choose_threads(runner)
         if plan is not None:
             apply(plan, runner)
@@ -110,18 +113,19 @@ def load(
     shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
     shared = shared and source.shape is not None
     ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
-    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context)
+    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=kv_dtype)
     plans = _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], cache_tokens, report)
-    runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens)
+    runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens, kv_dtype=kv_dtype)
     choose_threads(runner)
     if plan is not None:
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
         transformer = runner.transformer if ids is None else runner.transformer.with_head(ids)
-        draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common, plans[1].tokens)
+        fp8 = kv_dtype == "fp8"
+        draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common, plans[1].tokens, fp8_cache=fp8)
     else:
         where = (draft_device, draft_dtype, slots, draft_context)
-        draft_runner = draft_source.load(*where, common, ids, plans[1].tokens)
+        draft_runner = draft_source.load(*where, common, ids, plans[1].tokens, kv_dtype)
     shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
     return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange), plans)
 

@@ -18,9 +18,9 @@ class BlockStatistics:
 
     def __init__(self, cache: Cache, block: int, values: bool = False, variances: bool = False) -> None:
         self.cache, self.block = cache, block
-        (keys, _, _), slots = cache.layer(0), len(cache.lengths)
+        keys, slots = cache.layer(0).keys, len(cache.lengths)
         _, kv_heads, _, size = keys.shape
-        self.keys = keys.new_zeros(cache.depth, slots, kv_heads, cache.capacity // block, size)
+        self.keys = keys.new_zeros(cache.depth, slots, kv_heads, cache.capacity // block, size, dtype=cache.dtype)
         self._layers = cache.whole_layers  # blocks are selected in these only
         self.values = torch.zeros_like(self.keys) if values else None
         self.variances = torch.zeros_like(self.keys) if variances else None

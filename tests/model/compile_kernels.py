@@ -14,6 +14,7 @@ from triton.compiler import ASTSource, compile
 
 from semspec.model.kernels import (
     attention,
+    attention_splits,
     blocks,
     codes,
     elementwise,
@@ -59,14 +60,16 @@ def built(
 
 def main() -> None:
     attend = {
-        "q": HALF, "keys": HALF, "values": HALF, "tables": SHORT, **PLACES,
+        "q": HALF, "keys": HALF, "values": HALF, "key_scales": WHOLE, "value_scales": WHOLE, "tables": SHORT, **PLACES,
         "bases": WHOLE, "lineages": WHOLE, "depths": WHOLE, "lists": WHOLE, "listed": WHOLE,
         "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE,
         "query_norm": HALF, "key_norm": HALF, "marks": "*i8", "mean_keys": HALF, "mean_values": HALF, "eps": "fp32",
         "queries": "i32", "width": "i32", **CACHE, "mean_slot_stride": "i64", "mean_head_stride": "i32",
         "scale": "fp32", "window": "i32",
     }  # fmt: skip
+    narrow = {"keys": "*fp8e4nv", "values": "*fp8e4nv", "key_scales": WIDE, "value_scales": WIDE}
     still: dict[str, Any] = {"ROPE": False, "NORMED": False, "HALF": 0, "PAGE": 64, "SPAN": 0, "REST": False}
+    still |= {"FP8": False}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
@@ -76,6 +79,9 @@ def main() -> None:
         one = attend | {"tables": WHOLE}  # a page for each slot
         results[f"attend {queries}, one page"] = built(
             attention._attend, one, constants | {"PAGE": 0}, t.warps, t.stages
+        )
+        results[f"attend {queries}, fp8"] = built(
+            attention._attend, attend | narrow, constants | {"FP8": True}, t.warps, t.stages
         )
         few = attend | {"lists": "*i32", "listed": "*i32"}
         for span in (16, 64) if queries in (9, 17) else ():
@@ -92,8 +98,11 @@ def main() -> None:
     rope = {"WINDOWED": False, "TREE": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     rope |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "ROPE": True, "NORMED": True, "HALF": 64}
     results["rope_cache_attend"] = built(attention._attend, attend, rope, t.warps, t.stages)
+    results["rope_cache_attend, fp8"] = built(
+        attention._attend, attend | narrow, rope | {"FP8": True}, t.warps, t.stages
+    )
     results["join"] = built(
-        attention._join,
+        attention_splits._join,
         {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
         {"D": 128, "BLOCK_D": 128, "SPLITS": 32},
     )
@@ -104,14 +113,16 @@ def main() -> None:
         warps=16,
     )
     rope = {
-        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, "tables": SHORT, **PLACES,
+        "qkv": HALF, "out": HALF, "keys": HALF, "values": HALF, "key_scales": WHOLE, "value_scales": WHOLE,
+        "tables": SHORT, **PLACES,
         "bases": WHOLE, "depths": WHOLE,
         "cos": WIDE, "sin": WIDE, "query_norm": HALF, "key_norm": HALF, "eps": "fp32", "queries": "i32", **CACHE,
     }  # fmt: skip
     constants = {"HEADS": 40, "KV_HEADS": 8, "D": 128, "HALF": 48, "REST": 32, "BLOCK_HALF": 64, "BLOCK_REST": 32}
-    results["rope_and_cache"] = built(
-        elementwise._rope_and_cache, rope, constants | {"PAGE": 64, "NORMED": True, "TREE": True}, warps=1
-    )
+    constants |= {"PAGE": 64, "NORMED": True, "TREE": True, "FP8": False}
+    results["rope_and_cache"] = built(elementwise._rope_and_cache, rope, constants, warps=1)
+    narrow_rope = rope | narrow, constants | {"FP8": True}
+    results["rope_and_cache, fp8"] = built(elementwise._rope_and_cache, *narrow_rope, warps=1)
     results["gated"] = built(
         elementwise._act_and_mul, {"gate_up": HALF, "out": HALF, "size": "i32"}, {"BLOCK": 1024, "SILU": True}
     )

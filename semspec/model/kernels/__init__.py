@@ -54,6 +54,13 @@ class TreeMask(NamedTuple):
     depths: Tensor  # [B, Q] a query is in its own text at position base + depth
 
 
+class KvScales(NamedTuple):
+    """Of keys and values in fp8 (`kv_fp8.py`): one for each head of each token, [pages, kv heads, positions]."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class SelectedBlocks(NamedTuple):
     """Blocks of the cache that a pass attends to, of all that are whole before the first new token. Lists and counts
     are int32."""

@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import LOG2E, SelectedBlocks, TreeMask
+from semspec.model.kernels import LOG2E, KvScales, SelectedBlocks, TreeMask
+from semspec.model.kernels.attention_splits import join
+from semspec.model.kernels.codes import coded, scale_of
 from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.tiles import Tiles, card_of
 
@@ -36,6 +38,7 @@ def attend(
     tiles: Tiles | None = None,
     chosen: SelectedBlocks | None = None,
     tables: Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -46,6 +49,8 @@ def attend(
 
     Where blocks are `chosen`, queries attend to the listed ones of those that are whole before the first new token, to
     everything after the last whole block, and to the others as `SelectedBlocks.rest` says.
+
+    With `scales`, keys and values are in fp8.
     """
     assert q.is_contiguous()
     batch, queries, heads, size = q.shape
@@ -55,7 +60,7 @@ def attend(
         reach = 0 if chosen or window else longest  # both read little of a cache, and blocks come in small tiles
         tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, tree, None, tiles, tables, chosen)
+    _launch(q, keys, values, (slots, starts, counts), out, scale, window, tree, None, tiles, tables, scales, chosen)
     return out
 
 
@@ -74,6 +79,7 @@ def rope_cache_attend(
     window: int | None = None,
     tiles: Tiles | None = None,
     tables: Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> Tensor:
     """`elementwise.rope_and_cache` and `attend` in one launch, for single tokens: qkv [B, 1, heads + 2 kv heads, d].
 
@@ -86,7 +92,8 @@ def rope_cache_attend(
         card, kv_heads = card_of(qkv.device), keys.shape[1]
         tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
     out = qkv.new_empty((batch, queries, heads, size))
-    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, (cos_sin, norms, eps), tiles, tables)
+    rope = (cos_sin, norms, eps)
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales)
     return out
 
 
@@ -102,12 +109,16 @@ def _launch(
     rope: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None, float] | None,
     tiles: Tiles,
     tables: Tensor | None,
+    scales: KvScales | None,
     chosen: SelectedBlocks | None = None,
 ) -> None:
     batch, queries, heads, size = out.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     assert keys.stride() == values.stride() and keys.stride(3) == 1
+    key_scales, value_scales = scales or (where[0], where[0])
+    if scales is not None:  # they lie as keys and values do
+        assert key_scales.stride() == value_scales.stride() == tuple(n // size for n in keys.stride()[:3])
     blocks = triton.cdiv(queries * group, tiles.rows)
     parts, sums = out, out  # not used by a single split
     if tiles.splits > 1:
@@ -124,33 +135,31 @@ def _launch(
         assert mean_keys.stride() == mean_values.stride() and mean_keys.stride()[2:] == (size, 1)
         assert marks.shape == lists.shape and marks.is_contiguous()
     _attend[(tiles.splits * blocks, kv_heads, batch)](
-        q, keys, values, where[0] if tables is None else tables, *where, bases, lineages, depths, lists, listed,
+        q, keys, values, key_scales, value_scales, where[0] if tables is None else tables, *where,
+        bases, lineages, depths, lists, listed,
         out, parts, sums, cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
         queries, lists.shape[-1], 0 if tables is None else tables.stride(0),
         keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
         mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, TREE=tree is not None,
         PAGE=0 if tables is None else keys.shape[2], SPAN=span, REST=rest is not None,
-        BLOCK_M=tiles.rows, BLOCK_N=tiles.keys,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, FP8=scales is not None,
         ROPE=rope is not None, NORMED=norms is not None, HALF=0 if cos_sin is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
         **early(q.device),
     )  # fmt: skip
     if tiles.splits > 1:
-        _join[(queries, heads, batch)](
-            parts, sums, out, queries, heads,
-            D=size, BLOCK_D=triton.next_power_of_2(size), SPLITS=tiles.splits, num_warps=4,
-            **early(q.device),
-        )  # fmt: skip
+        join(parts, sums, out)
 
 
 @triton.jit(do_not_specialize=["queries", "width", "table_width", "window"])
 def _attend(
-    q, keys, values, tables, slots, starts, counts, bases, lineages, depths, lists, listed, out, parts, sums,
+    q, keys, values, key_scales, value_scales, tables, slots, starts, counts, bases, lineages, depths, lists, listed,
+    out, parts, sums,
     cos, sin, query_norm, key_norm, marks, mean_keys, mean_values, eps,
     queries, width, table_width, page_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride,
     scale, window, WINDOWED: tl.constexpr, TREE: tl.constexpr, PAGE: tl.constexpr, SPAN: tl.constexpr,
-    REST: tl.constexpr, ROPE: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, BLOCK_M: tl.constexpr,
+    REST: tl.constexpr, FP8: tl.constexpr, ROPE: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
@@ -203,15 +212,22 @@ def _attend(
     if ROPE:
         if (begin <= start) & (start < stop):
             key = source + (heads + kv + tl.zeros([1, 1], tl.int32)) * D
-            here = base + start.to(tl.int64) * position_stride + d[None, :]
+            here = base + start.to(tl.int64) * position_stride + tl.zeros([1], tl.int64)
             if PAGE:
                 page = tl.load(table + start // PAGE).to(tl.int64)
                 here += page * page_stride - (start // PAGE * PAGE).to(tl.int64) * position_stride
             known = (d < D)[None, :]
             rotated = _rotated(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
-            tl.store(keys + here, rotated, mask=known)
             value = tl.load(key + tl.num_programs(1) * D + d[None, :], mask=known, other=0.0)
-            tl.store(values + here, value, mask=known)
+            if FP8:
+                key_scale, value_scale = scale_of(tl.max(tl.abs(rotated), 1)), scale_of(tl.max(tl.abs(value), 1))
+                tl.store(key_scales + here // D, key_scale)
+                tl.store(value_scales + here // D, value_scale)
+                tl.store(keys + here[:, None] + d[None, :], coded(rotated, key_scale[:, None]), mask=known)
+                tl.store(values + here[:, None] + d[None, :], coded(value, value_scale[:, None]), mask=known)
+            else:
+                tl.store(keys + here[:, None] + d[None, :], rotated, mask=known)
+                tl.store(values + here[:, None] + d[None, :], value, mask=known)
         tl.debug_barrier()  # other threads of this program are about to read it
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -242,7 +258,11 @@ def _attend(
                 page = tl.load(table + to // PAGE, mask=there, other=0)
             where += page.to(tl.int64) * page_stride - (to // PAGE * PAGE).to(tl.int64) * position_stride
         k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
-        score = tl.dot(tile, k, input_precision="ieee") * scale
+        if FP8:
+            score = tl.dot(tile, k.to(tile.dtype), input_precision="ieee") * scale
+            score *= tl.load(key_scales + where // D, mask=there, other=0.0)[None, :]
+        else:
+            score = tl.dot(tile, k, input_precision="ieee") * scale
         seen = n[None, :] <= own[:, None]
         if WINDOWED:
             seen = seen & (n[None, :] > own[:, None] - window)
@@ -252,6 +272,9 @@ def _attend(
         score = tl.where(seen & there[None, :], score, float("-inf"))
         best, total, weight, decay = _weighed(score, best, total)
         v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+        if FP8:
+            weight *= tl.load(value_scales + where // D, mask=there, other=0.0)[None, :]
+            v = v.to(tile.dtype)
         sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
 
     used = begin < end
@@ -318,24 +341,3 @@ def _rotated(
         s = tl.load(sin + at, mask=rotating, other=0.0)
         one = one * c + tl.where(d < HALF, -two, two) * s
     return one
-
-
-@triton.jit(do_not_specialize=["queries"])
-def _join(
-    parts, sums, out, queries, heads, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
-):
-    """Weigh the splits of one query and head by their shares of the softmax: parts [B, heads, Q, splits, d], sums the
-    same without d. Added up in one order, whichever ended first: the same inputs give the same bits."""
-    wait_for_previous(PDL)
-    query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = (b * heads + head) * queries + query
-    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
-    level = tl.load(sums + row * SPLITS + split)
-    used = level > float("-inf")
-    best = tl.max(level, 0)
-    weight = tl.where(used, tl.exp2(level - tl.where(best > float("-inf"), best, 0.0)), 0.0)
-    total = tl.sum(weight, 0)
-    at = parts + (row * SPLITS + split).to(tl.int64)[:, None] * D + d[None, :]
-    part = tl.load(at, mask=(d < D)[None, :], other=0.0)  # unused ones too: to skip them takes a load
-    answer = tl.sum(tl.where(used[:, None], part, 0.0) * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + ((b * queries + query) * heads + head) * D + d, answer, mask=d < D)

@@ -146,3 +146,15 @@ def _half(code, dtype: tl.constexpr, KIND: tl.constexpr):
         one = tl.where(power == 0.0, size * 0.5, (1.0 + size * 0.5) * tl.exp2(power - 1.0))
         made = tl.where(code >= 8, -one, one).to(dtype)
     return made
+
+
+@triton.jit
+def scale_of(largest):
+    """Of fp8 codes, by which the largest number becomes the largest code; see kv_fp8.py."""
+    return largest.to(tl.float32) / 448.0
+
+
+@triton.jit
+def coded(x, scale):
+    """Numbers as fp8 codes."""
+    return (x.to(tl.float32) / tl.where(scale > 0.0, scale, 1.0)).to(tl.float8e4nv)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, TreeMask
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, KvScales, TreeMask
+from semspec.model.kernels.codes import coded, scale_of
 from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.gemm import activated, rounded
 
@@ -45,10 +46,11 @@ def rope_and_cache(
     eps: float = 0.0,
     tree: TreeMask | None = None,
     tables: Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> Tensor:
     """Returns rotated queries [B, Q, heads, d]; rotated keys, and values, are written to the cache.
 
-    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts, counts and tables are as in
+    qkv [B, Q, heads + 2 kv heads, d] are projections; keys, values, slots, starts, counts, tables and scales are as in
     `attend`; cos_sin are [capacity, half of the rotated dimensions], float32; with norms, the heads of queries and keys
     are normed before they are rotated. Where sequences end with trees, tokens are rotated to their depths.
     """
@@ -61,12 +63,13 @@ def rope_and_cache(
     rest = size - 2 * half
     bases, depths = (starts, starts) if tree is None else (tree.bases, tree.depths)
     _rope_and_cache[(batch * queries, all_heads)](
-        qkv, out, keys, values, slots if tables is None else tables, slots, starts, counts, bases, depths,
-        cos, sin, query_norm, key_norm, eps, queries, 0 if tables is None else tables.stride(0),
+        qkv, out, keys, values, *(scales or (slots, slots)), slots if tables is None else tables,
+        slots, starts, counts, bases, depths, cos, sin, query_norm, key_norm, eps,
+        queries, 0 if tables is None else tables.stride(0),
         keys.stride(0), keys.stride(1), keys.stride(2), PAGE=0 if tables is None else keys.shape[2],
         HEADS=heads, KV_HEADS=kv_heads, D=size, HALF=half, REST=rest,
         BLOCK_HALF=triton.next_power_of_2(max(half, 1)), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-        NORMED=norms is not None, TREE=tree is not None, num_warps=1, **early(qkv.device),
+        NORMED=norms is not None, TREE=tree is not None, FP8=scales is not None, num_warps=1, **early(qkv.device),
     )  # fmt: skip
     return out
 
@@ -150,10 +153,12 @@ def _add_norm(
 
 @triton.jit(do_not_specialize=["queries", "table_width"])
 def _rope_and_cache(
-    qkv, out, keys, values, tables, slots, starts, counts, bases, depths, cos, sin, query_norm, key_norm, eps,
+    qkv, out, keys, values, key_scales, value_scales, tables, slots, starts, counts, bases, depths,
+    cos, sin, query_norm, key_norm, eps,
     queries, table_width, page_stride, head_stride, position_stride, PAGE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, TREE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORMED: tl.constexpr, TREE: tl.constexpr,
+    FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one token, as two halves that are rotated as pairs, and a rest that is not."""
     wait_for_previous(PDL)
@@ -184,7 +189,7 @@ def _rope_and_cache(
             one = one * c - two * s
             two = two * c + before * s
     if head < HEADS:
-        target = out + (row.to(tl.int64) * HEADS + head) * D
+        _store(out + (row.to(tl.int64) * HEADS + head) * D, one, two, rest, i, j, rotated, passed, HALF)
     else:
         kv = (head - HEADS) % KV_HEADS
         cache = keys if head < HEADS + KV_HEADS else values
@@ -192,7 +197,20 @@ def _rope_and_cache(
         if PAGE:
             page = tl.load(tables + page * table_width + position // PAGE, mask=inside, other=0).to(tl.int64)
             position = position % PAGE
-        target = cache + page * page_stride + kv * head_stride + position * position_stride
+        at = page * page_stride + kv * head_stride + position * position_stride
+        if FP8:
+            largest = tl.maximum(tl.max(tl.abs(one), 0), tl.max(tl.abs(two), 0))
+            scale = scale_of(tl.maximum(largest, tl.max(tl.abs(rest), 0)))
+            scales = key_scales if head < HEADS + KV_HEADS else value_scales
+            tl.store(scales + at // D, scale, mask=inside)
+            codes = (coded(one, scale), coded(two, scale), coded(rest, scale))
+            _store(cache + at, codes[0], codes[1], codes[2], i, j, rotated, passed, HALF)
+        else:
+            _store(cache + at, one, two, rest, i, j, rotated, passed, HALF)
+
+
+@triton.jit
+def _store(target, one, two, rest, i, j, rotated, passed, HALF: tl.constexpr):
     tl.store(target + i, one, mask=rotated)
     tl.store(target + HALF + i, two, mask=rotated)
     tl.store(target + 2 * HALF + j, rest, mask=passed)

@@ -6,13 +6,15 @@ Signatures are those of the kernels. Arithmetic is in the type given, so that fl
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import ACTIVATE, route, skip
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, SelectedBlocks, TreeMask
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, KvScales, SelectedBlocks, TreeMask
+from semspec.model.kv_fp8 import FP8, decode, encode
 from semspec.model.quantised import QuantisedLinear
 
 
@@ -28,6 +30,7 @@ def attend(
     tree: TreeMask | None = None,
     chosen: SelectedBlocks | None = None,
     tables: Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> Tensor:
     group = q.shape[2] // keys.shape[1]
     out = torch.zeros_like(q)
@@ -37,12 +40,13 @@ def attend(
         end = start + count
         position = torch.arange(end, device=q.device)
         at = _places(keys, tables, slot, position)
-        k, v = (half[at].transpose(0, 1).repeat_interleave(group, 0) for half in (keys, values))  # [heads, end, d]
-        own = position[start:, None]
-        mask = position <= own  # [count, end]
+        own = [half[at] for half in (keys, values)] if scales is None else _decoded(keys, values, scales, at, q.dtype)
+        k, v = (half.transpose(0, 1).repeat_interleave(group, 0) for half in own)  # [heads, end, d]
+        place = position[start:, None]
+        mask = position <= place  # [count, end]
         if window is not None:
-            own = own if tree is None else (tree.bases[b] + tree.depths[b, :count])[:, None]
-            mask = mask & (position > own - window)
+            place = place if tree is None else (tree.bases[b] + tree.depths[b, :count])[:, None]
+            mask = mask & (position > place - window)
         if tree is not None:
             base = int(tree.bases[b])
             line = (tree.lineages[b, :count, None] >> torch.arange(end - base, device=q.device)) & 1 != 0
@@ -87,6 +91,7 @@ def rope_and_cache(
     eps: float = 0.0,
     tree: TreeMask | None = None,
     tables: Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> Tensor:
     queries, kv_heads = qkv.shape[1], keys.shape[1]
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
@@ -101,7 +106,12 @@ def rope_and_cache(
     for b, slot in enumerate(slots.tolist()):
         rows = inside[b]
         places = _places(keys, tables, slot, position[b, rows])
-        keys[places], values[places] = k[b, rows].to(keys.dtype), v[b, rows].to(values.dtype)
+        for n, (half, new) in enumerate(((keys, k[b, rows]), (values, v[b, rows]))):
+            if scales is None:
+                half[places] = new.to(half.dtype)
+            else:
+                codes, scales[n][places] = encode(new)
+                half.view(torch.uint8)[places] = codes.view(torch.uint8)
     return q.contiguous()
 
 
@@ -119,9 +129,10 @@ def rope_cache_attend(
     scale: float,
     window: int | None = None,
     tables: Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> Tensor:
-    q = rope_and_cache(qkv, keys, values, slots, starts, counts, cos_sin, heads, norms, eps, tables=tables)
-    return attend(q, keys, values, slots, starts, counts, scale, window, tables=tables)
+    q = rope_and_cache(qkv, keys, values, slots, starts, counts, cos_sin, heads, norms, eps, None, tables, scales)
+    return attend(q, keys, values, slots, starts, counts, scale, window, tables=tables, scales=scales)
 
 
 def _places(cache: Tensor, tables: Tensor | None, slot: int, at: Tensor) -> tuple[Tensor, slice, Tensor]:
@@ -129,6 +140,11 @@ def _places(cache: Tensor, tables: Tensor | None, slot: int, at: Tensor) -> tupl
     if tables is None:
         return torch.full_like(at, slot), slice(None), at
     return tables[slot, at // cache.shape[2]].long(), slice(None), at % cache.shape[2]
+
+
+def _decoded(keys: Tensor, values: Tensor, scales: KvScales, at: Any, dtype: torch.dtype) -> list[Tensor]:
+    halves = zip((keys, values), scales, strict=True)
+    return [decode(half.view(torch.uint8)[at].view(FP8), scale[at], dtype) for half, scale in halves]
 
 
 def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
