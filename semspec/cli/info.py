@@ -54,9 +54,9 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     kinds = [model.dtype, model.draft_dtype or model.dtype]
     contexts = [None if context is None else min(context, s.context) for s in sources]
     asked = [(device, kind, slots, n) for kind, n in zip(kinds, contexts, strict=False)]
-    kv = {"kv_dtype": model.kv_dtype}
+    kv = model.kv_dtype
     drafts = zip(sources[1:], asked[1:], strict=True)
-    plans = [sources[0].plan_as_target(*asked[0], **kv), *(s.plan(*a, **kv) for s, a in drafts)]
+    plans = [sources[0].plan_as_target(*asked[0], kv_dtype=kv), *(s.plan(*a, kv_dtype=kv) for s, a in drafts)]
     found: dict[str, Any] = {
         "models": [facts(source, plan) for source, plan in zip(sources, plans, strict=True)],
         "memory": {"line": describe(plans), "bytes": sum(plan.total for plan in plans), "fits": True},
@@ -75,7 +75,7 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
             found["tokenizers"] = {"agree": False, "refusal": str(error)}
     if measure and found["memory"]["fits"]:
         each = zip(sources, kinds, plans, strict=False)
-        runners = [s.load(device, kind, slots, p.context, **kv) for s, kind, p in each]
+        runners = [s.load(device, kind, slots, p.context, kv_dtype=kv) for s, kind, p in each]
         choose_threads(runners[0])
         found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
         found["drafts"] = break_even(*found["passes"])
