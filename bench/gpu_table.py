@@ -95,9 +95,9 @@ class Table:
         made = ModelRunner(self.models[which], slots, capacity)
         made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
         for layer in range(made.depth):
-            keys, values, _ = made.cache.layer(layer)
-            keys.normal_()
-            values.normal_()
+            cached = made.cache.layer(layer)
+            cached.keys.normal_()
+            cached.values.normal_()
         for _ in range(slots):
             made.acquire()
         return made

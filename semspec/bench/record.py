@@ -9,7 +9,7 @@ from semspec.loop.stats import Stats
 from semspec.loop.work import Task
 from semspec.model import ModelRunner
 from semspec.model.graphs import GraphCache
-from semspec.model.wrapper import RunnerWrapper
+from semspec.model.wrapper import RunnerWrapper, unwrap
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput, SequenceGenerator, VerifyRequest
 
 VERIFY = "verify"
@@ -31,7 +31,8 @@ class Recorder(RunnerWrapper):
     @property
     def capture_seconds(self) -> float:
         """Spent until now on compiling kernels and capturing graphs."""
-        graphs = self.inner.graph_runner if isinstance(self.inner, ModelRunner) else None
+        runner = unwrap(self.inner)
+        graphs = runner.graph_runner if isinstance(runner, ModelRunner) else None
         return graphs.launcher.seconds if graphs and isinstance(graphs.launcher, GraphCache) else 0.0
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:

@@ -26,6 +26,7 @@ from semspec.bench.replay_verify import probe_cards
 from semspec.bench.summary import summarise
 from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
+from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
 from semspec.pair.loading import load
 from semspec.pair.result import Result
@@ -118,6 +119,8 @@ class Bench:
         )  # fmt: skip
         if self.pair.sparse:  # then no method gives what the target alone would have
             self.arms = [replace(a, lossless=False) if a.role == "method" else a for a in self.arms]
+        # No arm may find what another has read, nor what it read itself while it warmed up.
+        self._turns, self._remembers = 0, unwrap(self.pair.target) is not self.pair.target
         self.plans = PlanSwitch(self.pair.target, plans)
         self.passes: list[Pass] = []
         names = iter(("target", "draft"))
@@ -298,6 +301,7 @@ class Bench:
                     so_far = chats[i] if isinstance(chats[i], list) else [{"role": "user", "content": chats[i]}]
                     reply = {"role": "assistant", "content": answers[i][-1][1].text}
                     chats[i] = [*so_far, reply, {"role": "user", "content": group[i].turns[turn - 1]}]
+            self._turns += 1
             options = [self._options(arm, group[i], chats[i], repeat) for i in live]
             for i, result in zip(live, pair.generate([chats[i] for i in live], options), strict=True):
                 answers[i].append((chats[i], result))
@@ -318,4 +322,5 @@ class Bench:
             stop=self.task.stop,
             referee=self.task.referee(problem),
             count_entropy=c.entropy,
+            cache_salt=str(self._turns) if self._remembers else "",
         )

@@ -45,6 +45,14 @@ class BlockTables:
         """Blocks that are free once so many uses of each are gone."""
         return sum(self._users[block] == count for block, count in dropped.items())
 
+    def freed_before(self, firsts: Mapping[int, int], dropped: Mapping[int, int] = NONE) -> int:
+        """Blocks that are free once slots have given back those before their `firsts`, and so many uses of each are
+        gone."""
+        given = Counter(
+            block for slot, first in firsts.items() for block in self.tables[slot][self.first[slot] : first]
+        )
+        return sum(self._users[block] - dropped.get(block, 0) == count for block, count in given.items())
+
     def needed(
         self, slot: int | None, length: int, count: int, dropped: Mapping[int, int] = NONE, first: int = 0
     ) -> int:

@@ -52,6 +52,10 @@ class Slots:
         self.lengths[slot] = length
         self.intact[slot] = min(self.intact[slot], length)
 
+    def shortest(self, slot: int) -> int:
+        """See types.Runner."""
+        return 0
+
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """Of the tokens from `start` on only these, in rising order; a user of keys and values moves them."""
         if any(row != i for i, row in enumerate(rows)):
@@ -82,6 +86,8 @@ class Slots:
     def pretend(self, slot: int, length: int) -> None:
         """Hold so many tokens, whatever they are: for measuring time, where contents do not matter."""
         held = self.lengths[slot]
+        if 0 < length < self.shortest(slot):
+            self.truncate(slot, held := 0)
         if length > held:
             self.extend([(slot, length - held)])
         else:
@@ -133,10 +139,6 @@ class Cache(Slots):
 
     def layer(self, i: int) -> CachedLayer:
         return CachedLayer(self.keys[i], self.values[i])
-
-    def shortest(self, slot: int) -> int:
-        """See types.Runner."""
-        return 0
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.truncate(target, 0)

@@ -89,8 +89,9 @@ class PagePool:
         self, tokens: Sequence[tuple[int | None, int]], lengths: Sequence[int], without: Sequence[int] = ()
     ) -> bool:
         """Whether it cannot hold so many more tokens of these slots. With a page to spare for each: a slot that is cut
-        back may have to copy one before it writes. A window moves on with its text; passes have their own pages."""
-        kept = len(tokens) if self.window is None else PASS
+        back may have to copy one before it writes, and takes new pages before it gives back those behind its window.
+        Passes over layers with a window have their own."""
+        kept = len(tokens) + (0 if self.window is None else PASS)
         if self._held_more(tokens, lengths) + kept <= self.blocks.free:
             return False
         self.trim(lengths)
@@ -100,15 +101,16 @@ class PagePool:
     def _held_more(
         self, tokens: Sequence[tuple[int | None, int]], lengths: Sequence[int], dropped: Mapping[int, int] = NONE
     ) -> int:
-        """Pages. What exceeds a slot's capacity is never written."""
-        more = 0
+        """Pages, after those behind windows are given back. What exceeds a slot's capacity is never written."""
+        more, firsts = 0, dict[int, int]()
         for slot, count in tokens:
             length = 0 if slot is None else lengths[slot]
             count = min(count, self.capacity - length)
             first = self._first(length + count)
-            freed = 0 if slot is None else max(0, min(first, len(self.blocks.tables[slot])) - self.blocks.first[slot])
-            more += max(0, self.blocks.needed(slot, length, count, dropped, first) - freed)
-        return more
+            more += self.blocks.needed(slot, length, count, dropped, first)
+            if slot is not None and self.window is not None:
+                firsts[slot] = first
+        return max(0, more - self.blocks.freed_before(firsts, dropped)) if firsts else more
 
     def short(self, tokens: Sequence[tuple[int, int]], lengths: Sequence[int]) -> bool:
         """Whether there are too few pages for a pass that writes so many tokens."""

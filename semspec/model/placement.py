@@ -49,8 +49,10 @@ class Precision:
             raise BadRequest(f"kv_dtype {kv_dtype!r} is not known; give auto or fp8")
         if device.type == "cpu":
             raise BadRequest("kv_dtype fp8 is for GPUs, where long texts take the time of reading them; leave it out")
-        if torch.cuda.get_device_capability(device) < FP8_CARD:
-            raise BadRequest(f"kv_dtype fp8 needs a newer GPU than {torch.cuda.get_device_name(device)}; leave it out")
+        if torch.version.hip or torch.cuda.get_device_capability(device) < FP8_CARD:
+            raise BadRequest(
+                f"kv_dtype fp8 needs a newer GPU of NVIDIA's than {torch.cuda.get_device_name(device)}; leave it out"
+            )
         return replace(self, fp8_cache=True)
 
     def attention(self, device: torch.device, mixture: bool) -> torch.dtype:

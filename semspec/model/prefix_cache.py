@@ -226,10 +226,11 @@ class PrefixCache(RunnerWrapper):
     def _score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         remembered, counts, feeds = list[dict[int, Tensor]](), list[int](), list[Score]()
         for request in requests:
-            text = self._text(request, request.keep)
-            # A slot that has all of this may have more of the prompt than others, and be of use at its end only.
-            if len(request.tokens) - request.keep >= BLOCK and self._index.tokens[request.slot][: len(text)] != text:
-                self._adopt(request.slot, text, request.layers if request.states else ())
+            if len(request.tokens) - request.keep >= BLOCK:
+                text = self._text(request, request.keep)
+                # A slot that has all of it may have more of the prompt than others, and be of use at its end only.
+                if self._index.tokens[request.slot][: len(text)] != text:
+                    self._adopt(request.slot, text, request.layers if request.states else ())
             found = self._lookup(request)
             counts.append(found)
             remembered.append(self._remembered(request, found))

@@ -68,9 +68,12 @@ class PrefixIndex:
             if last not in self._holders:
                 break
             found.append(self._holders[last])
+        shared: dict[int, int] = {}  # counted once for each slot, however many of its blocks agree
         for holders in reversed(found):
-            shared = {s: common_prefix(self.tokens[s], text) for s in holders if self.salts[s] == salt}
-            if usable := {s: count for s, count in shared.items() if count >= max(self.block, least(s))}:
+            for s in holders:
+                if s not in shared and self.salts[s] == salt:
+                    shared[s] = common_prefix(self.tokens[s], text)
+            if usable := {s: shared[s] for s in holders if shared.get(s, -1) >= max(self.block, least(s))}:
                 return usable
         return {}
 

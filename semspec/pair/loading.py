@@ -52,7 +52,7 @@ def load(
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
     of `semspec vocabulary`; answers stay lossless. `kv_dtype` is auto or, on a GPU, fp8, which stores keys and values
-    of both models in half the bytes.
+    in half the bytes, of the draft model too where it can.
 
     `sparse` is a plan, or its folder, of what the target may skip when it scores a draft (docs/sparse.md).
 
@@ -90,7 +90,8 @@ def load(
     plans = [source.plan_as_target(device, dtype, slots, context, layers, kv_dtype)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
-        extra = per_token * attention.vectors_per_block // (2 * attention.block)
+        wide = per_token if kv_dtype == "auto" else source.plan(device, dtype, slots, context).per_token
+        extra = wide * attention.vectors_per_block // (2 * attention.block)
         plans[0] = replace(plans[0], per_token=per_token + extra, paged=False)  # and is made for full slots
     if draft is None:
         if draft_vocab is not None:
@@ -113,7 +114,9 @@ def load(
     shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
     shared = shared and source.shape is not None
     ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
-    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=kv_dtype)
+    narrow = draft_source.shape is not None and choose_device(draft_device).type != "cpu"
+    draft_kv = kv_dtype if narrow else "auto"
+    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=draft_kv)
     plans = _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], cache_tokens, report)
     runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens, kv_dtype=kv_dtype)
     choose_threads(runner)
@@ -121,11 +124,11 @@ def load(
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
         transformer = runner.transformer if ids is None else runner.transformer.with_head(ids)
-        fp8 = kv_dtype == "fp8"
+        fp8 = draft_kv == "fp8"
         draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common, plans[1].tokens, fp8_cache=fp8)
     else:
         where = (draft_device, draft_dtype, slots, draft_context)
-        draft_runner = draft_source.load(*where, common, ids, plans[1].tokens, kv_dtype)
+        draft_runner = draft_source.load(*where, common, ids, plans[1].tokens, draft_kv)
     shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
     return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange), plans)
 

@@ -21,7 +21,9 @@ class BlockStatistics:
         keys, slots = cache.layer(0).keys, len(cache.lengths)
         _, kv_heads, _, size = keys.shape
         self.keys = keys.new_zeros(cache.depth, slots, kv_heads, cache.capacity // block, size, dtype=cache.dtype)
-        self._layers = cache.whole_layers  # blocks are selected in these only
+        self._layers = len(cache.whole_layers)  # blocks are selected in these only
+        # Which they are, if not all: on the device, since to bring it there waits.
+        self._which = torch.tensor(cache.whole_layers, device=keys.device) if self._layers < cache.depth else None
         self.values = torch.zeros_like(self.keys) if values else None
         self.variances = torch.zeros_like(self.keys) if variances else None
         self._computed = [0] * slots  # blocks, by slot
@@ -43,13 +45,15 @@ class BlockStatistics:
         if end > start and self._layers:
             # A draft fills a block or two: all layers at once, one launch on a GPU. A prompt fills many: layer by
             # layer, since intermediate results take memory.
-            depth = len(self._layers) if end - start <= BATCHED_BLOCKS else 1
+            depth = self._layers if end - start <= BATCHED_BLOCKS else 1
             keys, values = self.cache.between(slot, start * self.block, end * self.block, whole=True)
             for cached, means, variances in ((keys, self.keys, self.variances), (values, self.values, None)):
                 if means is None:
                     continue
                 for i, some in enumerate(cached.split(depth)):
-                    at = (self._layers[i * depth : (i + 1) * depth], slot, slice(None), slice(start, end))
+                    some_layers = slice(i * depth, (i + 1) * depth)
+                    layers = some_layers if self._which is None else self._which[some_layers]
+                    at = (layers, slot, slice(None), slice(start, end))
                     # Half precision would overflow or lose digits in the sums.
                     wide = torch.float32 if some.element_size() < 4 else some.dtype
                     blocks = some.unflatten(2, (-1, self.block))

@@ -16,6 +16,7 @@ import torch
 
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
+from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
 from semspec.sparse.applied import apply
 from semspec.sparse.plan import SparsePlan
@@ -33,7 +34,7 @@ Compare = Callable[[ModelRunner, int, int, Sequence[int], SparsePlan], float]
 
 def keep_what_pays(pair: Pair, task: Task, plan: SparsePlan, seed: int = 0, k: int = 8) -> SparsePlan:
     """The plan without the parts that are not faster here; `made["pays"]` has the measured ratios."""
-    runner = pair.target
+    runner = unwrap(pair.target)
     assert isinstance(runner, ModelRunner)
     problems = task.for_model(task.for_fitting().problems(4, seed), pair.tokenizer, runner.capacity)
     prompt = max((encode(pair.tokenizer, p.prompt) for p in problems), key=len)

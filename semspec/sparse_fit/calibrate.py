@@ -12,6 +12,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
+from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
 from semspec.probe.identity import fingerprint
 from semspec.sparse.attention import AttentionPlan
@@ -79,9 +80,10 @@ def calibrate(
 
 def native(pair: Pair) -> ModelRunner:
     """The target, if it can have a plan."""
-    if not isinstance(pair.target, ModelRunner):
-        raise BadRequest(f"a plan needs a model that semspec runs itself; {type(pair.target).__name__} is none")
-    return pair.target
+    runner = unwrap(pair.target)
+    if not isinstance(runner, ModelRunner):
+        raise BadRequest(f"a plan needs a model that semspec runs itself; {type(runner).__name__} is none")
+    return runner
 
 
 def observe(

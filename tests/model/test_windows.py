@@ -96,6 +96,48 @@ def test_every_slot_has_its_window(history: list[Step]) -> None:
     assert wrong_after(history) is None
 
 
+def too_soon(shared: bool, live: int, tokens: int, count: int) -> bool:
+    """Whether a pool that is asked before every pass, and of which slots are dropped where it lacks pages, has too few
+    for a pass after all."""
+    pages = pages_of(tokens, live, CAPACITY, SIZE, WINDOW)
+    pool = PagePool((1, pages, 1, SIZE, 1), WINDOW, live, CAPACITY, torch.device("cpu"), torch.float32)
+    lengths, going = [0] * live, list[int]()
+
+    def lacks_some(asked: list[tuple[int, int]]) -> bool:
+        if pool.short(asked, lengths):
+            return True
+        pool.reserve(asked, lengths)
+        for slot, n in asked:
+            lengths[slot] += n
+        return False
+
+    for slot in range(live):
+        if pool.lacks([(slot, 100)], lengths):
+            break
+        if shared and going:
+            pool.fork(going[0], slot, 100)
+            lengths[slot] = 100
+        elif any(lacks_some([(slot, n)]) for n in (60, 40)):
+            return True
+        going.append(slot)
+    for _ in range(300 // count):
+        asked = [(slot, count) for slot in going][: PASS * SIZE // count]
+        while asked and pool.lacks(asked, lengths):
+            slot, _ = asked.pop()  # preempted
+            going.remove(slot)
+            pool.blocks.shrink(slot, 0)
+            lengths[slot] = 0
+        if asked and lacks_some(asked):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_pool_that_says_it_has_pages_has_them(shared: bool) -> None:
+    cases = [(live, tokens, count) for live in (23, 40) for tokens in range(300, 3000, 170) for count in (1, 3)]
+    assert not [case for case in cases if too_soon(shared, *case)]
+
+
 LONG_TEXTS: list[Step] = [("extend", i % SLOTS, 0, 61) for i in range(16)]
 COPIES: list[Step] = [*LONG_TEXTS[:9], ("copy", 0, 1, 0), *LONG_TEXTS[:12], ("copy", 1, 2, 3), *LONG_TEXTS[:9]]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from semspec.model.kernels import LOG2E, KvScales, SelectedBlocks, TreeMask
 from semspec.model.kernels.attention_splits import join
-from semspec.model.kernels.codes import coded, scale_of
+from semspec.model.kernels.codes import LARGEST, coded, scale_of
 from semspec.model.kernels.early_launch import early, wait_for_previous
 from semspec.model.kernels.tiles import Tiles, card_of
 
@@ -273,10 +273,13 @@ def _attend(
         best, total, weight, decay = _weighed(score, best, total)
         v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
         if FP8:
-            weight *= tl.load(value_scales + where // D, mask=there, other=0.0)[None, :]
+            # By the largest number of a value, not by its scale: small weights would be lost in half precision.
+            weight *= tl.load(value_scales + where // D, mask=there, other=0.0)[None, :] * LARGEST
             v = v.to(tile.dtype)
         sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
 
+    if FP8:
+        sum /= LARGEST
     used = begin < end
     if REST:  # starting with the last splits, which have fewer positions where the split is uneven
         full = tail // SPAN

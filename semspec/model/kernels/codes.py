@@ -148,10 +148,13 @@ def _half(code, dtype: tl.constexpr, KIND: tl.constexpr):
     return made
 
 
+LARGEST = tl.constexpr(448.0)  # code of fp8
+
+
 @triton.jit
 def scale_of(largest):
     """Of fp8 codes, by which the largest number becomes the largest code; see kv_fp8.py."""
-    return largest.to(tl.float32) / 448.0
+    return largest.to(tl.float32) / LARGEST
 
 
 @triton.jit
