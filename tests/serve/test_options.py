@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
@@ -208,35 +207,6 @@ def test_the_clients_own_parse(pocket: Live):
         **{"extra_body": SHORT["extra_body"]},
     )
     assert isinstance(parsed.choices[0].message.parsed, Count)
-
-
-def test_every_option_under_mixed_clients_is_as_alone(pocket: Live, token: int):
-    asked: list[dict[str, Any]] = [
-        {},
-        {"presence_penalty": 1.0, "frequency_penalty": 0.5},
-        {"logit_bias": {str(token): -100}},
-        {"extra_body": {"repetition_penalty": 1.3, "min_tokens": 40}},
-        {"extra_body": {"bad_words": ["pens"]}},
-        {"extra_body": {"allowed_token_ids": list(range(200, 600))}},
-        {"extra_body": {"structured_outputs": {"json": SCHEMA}, "max_thinking_tokens": 6}},
-        {"extra_body": {"guided_choice": ["a b c", "a b d"], "max_thinking_tokens": 3}},
-        {"temperature": 0.9, "seed": 5, "presence_penalty": 0.7, "top_p": 0.9},
-        {"temperature": 0.9, "seed": 5, "extra_body": {"guided_regex": "[a-z]{9}", "max_thinking_tokens": 3}},
-        {"logprobs": True, "top_logprobs": 2, "frequency_penalty": 0.4},
-    ]
-    asked = [a | {"max_tokens": 40} for a in asked]
-    alone = [said(chat(pocket, **a).choices[0].message) for a in asked]
-    rules = [{"num_draft_tokens": 4}, {"off": True}]
-    mixed = [(i, rule) for rule in rules for i in range(len(asked))]
-
-    def ask(one: tuple[int, dict[str, Any]]) -> str:
-        extra = asked[one[0]].get("extra_body", {}) | {"speculation": one[1]}
-        return said(chat(pocket, **asked[one[0]] | {"extra_body": extra}).choices[0].message)
-
-    with ThreadPoolExecutor(len(mixed)) as threads:
-        answers = list(threads.map(ask, mixed))
-    assert answers == [alone[i] for i, _ in mixed]
-    assert pocket.idle()
 
 
 # -- the prompt again, its logprobs, the best of several
