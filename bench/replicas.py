@@ -132,6 +132,7 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if arguments.out:
         name = "replicas" if arguments.on == "processes" else f"replicas-ray-{result['killed']}"
+        arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"{name}-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
     assert set(result["ends"]) <= {"done", "replica_lost"}, "a stream ended silently"
     assert not orphan, "a server was left behind"

@@ -16,6 +16,7 @@ from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.fit import fitted
 from semspec.model.heads.runner import StateRunner
+from semspec.pocket import shipped
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
@@ -148,7 +149,7 @@ class Resources:
         """The draft head in this folder, as it fits the target; loaded once."""
         if (kind, path, least) not in self._heads:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
-            head = HEADS[kind].load(path, target)
+            head = HEADS[kind].load(shipped.HEADS.get(path, path), target)
             self._heads[kind, path, least] = fitted(head, target, text, least, path, self.eos)
         return self._heads[kind, path, least]
 

@@ -1,4 +1,4 @@
-"""Where the trained pair lies, by the names it is loaded with."""
+"""Where the trained models lie, by the names they are loaded with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ SHIPPED: dict[str, Path] = {
     "pocket-draft": _MODELS / "draft",
     "pocket-other-draft": _MODELS / "other-draft",  # with another tokenizer
 }
+HEADS: dict[str, Path] = {"pocket": _MODELS / "head"}  # draft heads, by the name after "eagle:"
 PROBES = _MODELS / "probes"
 JUDGE_OF_EVIDENCE = _MODELS / "probes-of-evidence"  # for the same models behind servers, which send no states
 
