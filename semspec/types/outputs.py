@@ -1,0 +1,154 @@
+"""What models, drafters and rules return: rows of logits, tokens, drafts, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from semspec import tree
+from semspec.events import TokenLogprob
+
+
+@dataclass(slots=True)
+class ScoreOutput:
+    """Rows for the last `keep` tokens fed: row i predicts the token after fed token i."""
+
+    logits: Tensor  # [keep, V]
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [Score.kept_states, d]
+    cached: int = 0  # tokens of the feed that a prefix cache had already
+
+    @staticmethod
+    def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
+        return parts[0] if len(parts) == 1 else ScoreOutput(torch.cat([p.logits for p in parts]), _join_hidden(parts))
+
+
+@dataclass(slots=True)
+class DecodeOutput:
+    """Tokens generated autoregressively; row i of logits and hidden is what token i was drawn from."""
+
+    tokens: list[int]
+    logits: Tensor | None = None  # [n, V] temperature and filters applied; at temperature 0 unprocessed
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, d]
+    logprobs: list[TokenLogprob] | None = None
+
+    @staticmethod
+    def join(parts: Sequence[DecodeOutput]) -> DecodeOutput:
+        if len(parts) == 1:
+            return parts[0]
+        logits = [p.logits for p in parts if p.logits is not None]
+        tokens = [token for p in parts for token in p.tokens]
+        logprobs = [lp for p in parts for lp in p.logprobs or []] if parts[0].logprobs is not None else None
+        return DecodeOutput(tokens, torch.cat(logits) if logits else None, _join_hidden(parts), logprobs)
+
+
+def _join_hidden(parts: Sequence[ScoreOutput | DecodeOutput]) -> dict[int, Tensor]:
+    return {layer: torch.cat([p.hidden[layer] for p in parts]) for layer in parts[0].hidden}
+
+
+@dataclass(slots=True)
+class Draft:
+    """A proposal. Without `logits` each token had probability 1. Rows of logits and states belong to `own` tokens."""
+
+    tokens: list[int]
+    logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 unprocessed
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
+    step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
+    valid: tuple[bool, ...] = ()  # a referee's decision on each of these steps, if the rule needs one
+    marks: tuple[float, ...] = ()  # the draft model's own opinion of each of them, if the rule asks for it
+    early_exit: bool = False  # the draft model stopped because it was not confident enough
+    own: list[int] | None = None  # the draft model's own tokens, if it has another tokenizer; None: the same
+    own_ends: tuple[int, ...] = ()  # how many of them are needed up to each of `tokens`
+    parents: tuple[int, ...] = ()  # of a draft that branches: each token's parent, see tree.py; none: a chain
+
+    @property
+    def longest(self) -> int:
+        """Tokens on its longest path."""
+        return max(tree.depths(self.parents), default=-1) + 1 if self.parents else len(self.tokens)
+
+    def only(self, some: Iterable[int]) -> Draft:
+        """A draft that branches without all tokens but some, and what follows the others."""
+        left, parents = tree.kept(self.parents, some)
+        rows = torch.tensor(left, dtype=torch.long)
+        logits = None if self.logits is None else self.logits[rows.to(self.logits.device)]
+        return Draft([self.tokens[i] for i in left], logits, parents=parents)
+
+    @property
+    def own_tokens(self) -> list[int]:
+        return self.tokens if self.own is None else self.own
+
+    def own_count(self, n: int) -> int:
+        """How many own tokens the first n stand for."""
+        return n if self.own is None else self.own_ends[n - 1] if n else 0
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """Ranges that are verified separately: every whole step, then what follows the last one, if anything."""
+        if not self.step_ends:
+            return [(0, len(self.tokens))]
+        rest = self.step_ends[-1] < len(self.tokens)
+        return list(pairwise([0, *self.step_ends, *([len(self.tokens)] if rest else [])]))
+
+    def first(self, n: int) -> Draft:
+        """Its first n tokens."""
+        if n >= len(self.tokens):
+            return self
+        if self.parents:
+            return self.only(range(n))
+        rows, steps = self.own_count(n), tuple(end for end in self.step_ends if end <= n)
+        logits = None if self.logits is None else self.logits[:rows]
+        hidden = {layer: states[:rows] for layer, states in self.hidden.items()}
+        own, ends = None if self.own is None else self.own[:rows], self.own_ends[:n]
+        valid, marks = self.valid[: len(steps)], self.marks[: len(steps)]
+        return Draft(self.tokens[:n], logits, hidden, steps, valid, marks, self.early_exit, own, ends)
+
+    @staticmethod
+    def join(parts: Sequence[Draft]) -> Draft:
+        """Consecutive parts as one draft, without step ends."""
+        if not parts:
+            return Draft([])
+        whole = DecodeOutput.join([DecodeOutput(part.tokens, part.logits, part.hidden) for part in parts])
+        draft = Draft(whole.tokens, whole.logits, whole.hidden)
+        for part in parts:
+            if part.own is not None:
+                draft.own_ends += tuple(len(draft.own or []) + end for end in part.own_ends)
+                draft.own = (draft.own or []) + part.own
+        return draft
+
+
+@dataclass(slots=True)
+class Verdict:
+    """A rule's decision about one draft."""
+
+    accepted: int
+    next: int
+    relaxed: tuple[int, ...] = ()  # draft positions that were accepted against the target's own choice
+    target_tokens: tuple[int, ...] = ()  # the target's own choice at each of them
+    evidence: tuple[tuple[float, ...], ...] = ()  # the numbers that decided each, for Rule.reason
+    logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
+    state: Tensor | None = None  # given to the rule with this sequence's next draft
+    last: int = -1  # of a draft that branches: the last accepted token,
+    path: tuple[int, ...] = ()  # and all of them
+
+    @property
+    def taken(self) -> Sequence[int]:
+        """The accepted tokens of the draft."""
+        return self.path or range(self.accepted)
+
+    @staticmethod
+    def join(parts: Sequence[Verdict], lengths: Sequence[int]) -> Verdict:
+        """Verdicts on the segments of one draft, of these lengths, as one: nothing after a rejection is accepted."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = Verdict(0, parts[0].next)
+        for part, length in zip(parts, lengths, strict=True):
+            whole.relaxed += tuple(whole.accepted + i for i in part.relaxed)
+            whole.target_tokens += part.target_tokens
+            whole.evidence += part.evidence
+            whole.accepted, whole.next, whole.state = whole.accepted + part.accepted, part.next, part.state
+            if part.accepted != length:
+                break
+        return whole
