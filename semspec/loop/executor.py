@@ -23,7 +23,8 @@ from semspec.loop.costs import PassCosts
 from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
-from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work, add_logprobs
+from semspec.loop.verifying import verdicts
+from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work
 from semspec.sampling.draw import next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
@@ -35,6 +36,7 @@ from semspec.types import (
     Runner,
     Score,
     SequenceGenerator,
+    Verdict,
     VerifyRequest,
 )
 
@@ -235,33 +237,11 @@ class Executor:
         """Verify all waiting drafts, rule by rule. Returns the seconds it took."""
         start = self.clock()
         waiting, self._verify_requests = self._verify_requests, []
-        groups: dict[tuple[Any, ...], list[tuple[Task, VerifyRequest]]] = {}
-        for task, request in waiting:
-            logits = request.rows.logits
-            kind = request.draft.logits is None, request.state is None, bool(request.draft.parents)
-            key = (request.rule, logits.shape[-1], logits.device, *kind, id(request.protected))
-            try:
-                groups.setdefault(key, []).append((task, request))
-            except TypeError as error:  # a rule that cannot be hashed
-                self._end(task, error)
-        for (rule, *_), group in groups.items():
-            requests = [request for _, request in group]
-            try:
-                answers = self.rules.verify(rule, requests)
-                for request, verdict in zip(requests, answers, strict=True):
-                    add_logprobs(request, verdict)
-            except Exception as error:  # fails the sequences that use this rule
-                self._fail((task for task, _ in group), error)
-                continue
-            for (task, request), verdict in zip(group, answers, strict=True):
-                drafted, vocab = len(request.draft.tokens), request.rows.logits.shape[-1]
-                if 0 <= verdict.accepted <= drafted and 0 <= verdict.next < vocab:
-                    self._answer(task, request, verdict)
-                elif verdict.next == -1:
-                    self._end(task, no_token(request.history))
-                else:
-                    what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"
-                    self._end(task, SemspecError(f"verifier {rule.name!r} gave an impossible verdict: {what}"))
+        for task, request, answer in verdicts(self.rules, waiting):
+            if isinstance(answer, Verdict):
+                self._answer(task, request, answer)
+            else:
+                self._end(task, answer)
         seconds = self.clock() - start
         for task, _ in waiting:
             task.stats.seconds["verify"] += seconds / len(waiting)
@@ -279,9 +259,7 @@ class Executor:
         start = self.clock()
         served = [*self._ragged_pass(runner, reading)] if reading else []
         if decoding := [item for item in work if item not in reading and not item.task.done]:
-            served += self._decode(
-                runner, decoding
-            )  # with a token a pass of prompts, a draft would keep its round waiting
+            served += self._decode(runner, decoding)  # a token a pass of prompts would keep a draft's round waiting
         seconds = self.clock() - start
         if served and not drafts(item for item, _ in served):
             self.costs.passed([part for _, part in served], seconds)

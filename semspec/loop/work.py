@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from semspec.loop.stats import Stats
-from semspec.sampling.draw import logprobs_of
 from semspec.tree import MAX_TREE
 from semspec.types import (
     Decode,
@@ -18,8 +17,6 @@ from semspec.types import (
     Score,
     ScoreOutput,
     SequenceGenerator,
-    Verdict,
-    VerifyRequest,
 )
 
 
@@ -140,11 +137,3 @@ class Task:
     @property
     def answered(self) -> bool:
         return len(self.results) == len(self.requests)
-
-
-def add_logprobs(request: VerifyRequest, verdict: Verdict) -> None:
-    """Those that were asked for, of what was accepted and of the token after it."""
-    if request.logprobs is not None:
-        tokens = [*(request.draft.tokens[i] for i in verdict.taken), verdict.next]
-        rows = request.rows.logits[[0, *(i + 1 for i in verdict.taken)]]
-        verdict.logprobs = logprobs_of(rows, tokens, request.logprobs)
