@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semspec.draft.reading import ReadingDrafter
 from semspec.loop.branches import legal_branches
 from semspec.loop.draft_length import DECODE_TOKENS, FixedLength, Round
 from semspec.loop.job import Job as Job
 from semspec.loop.job import Referee as Referee
 from semspec.loop.stats import Stats
+from semspec.loop.target_reading import TargetReading
 from semspec.sampling.draw import logprobs_of
 from semspec.sampling.noise import TARGET
 from semspec.sampling.processors import History
@@ -38,7 +38,6 @@ from semspec.types import (
     Relaxed,
     Request,
     Runner,
-    Score,
     ScoreOutput,
     SequenceGenerator,
     TokenLogprob,
@@ -69,10 +68,7 @@ class Decoder:
         self.states: dict[int, Tensor | None] = {}  # of this sequence, by the id of a rule
         self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
-        self.reader = drafter if isinstance(drafter, ReadingDrafter) else None
-        self.layers = self.reader.layers if self.reader else ()  # of the target, that the drafter reads
-        self.unobserved: list[dict[int, Tensor]] = []  # their states in passes since the last commit
-        self.observed = 0  # tokens of the context whose states the drafter has
+        self.reading = TargetReading(target, drafter)
 
     def decode(self) -> SequenceGenerator:
         slots: list[int] = []
@@ -82,6 +78,7 @@ class Decoder:
             prompts = [self.job.prompt, *(read if len(read) <= runner.capacity else () for runner in drafts)]
             slots = yield Acquire([self.target, *drafts], prompts, self.job.salt)
             self.slot, *rest = slots
+            self.reading.slot = self.slot
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens
             finish: FinishReason | None = None
@@ -114,7 +111,7 @@ class Decoder:
         found: list[TokenLogprob | None] = [None]
         for start in range(0, len(job.prompt) - 1, PROMPT_ROWS):  # rows of a whole prompt may not fit into memory
             tokens = job.prompt[start : min(start + PROMPT_ROWS, len(job.prompt) - 1)]
-            rows: ScoreOutput = yield from self.read(tokens, keep=len(tokens))
+            rows: ScoreOutput = yield from self.reading.read(tokens, keep=len(tokens))
             found += logprobs_of(rows.logits, job.prompt[start + 1 :][: len(tokens)], job.prompt_logprobs)
         return found
 
@@ -131,7 +128,7 @@ class Decoder:
         logprobs = None
         if self.job.logprobs is not None and tokens:
             feed = self.pending() + tokens[:-1]
-            rows: ScoreOutput = yield from self.read(feed, keep=len(tokens))
+            rows: ScoreOutput = yield from self.reading.read(feed, keep=len(tokens))
             logprobs = logprobs_of(rows.logits, tokens, self.job.logprobs)
         count, finish = self.cut(tokens, left)
         for _ in range(count):
@@ -174,7 +171,7 @@ class Decoder:
         job = self.job
         draft, layout = self.fit(draft, rule)
         feed = self.pending() + layout
-        rows: ScoreOutput = yield from self.read(
+        rows: ScoreOutput = yield from self.reading.read(
             feed, 1 + len(layout), rule.layers, dense=not draft.tokens, parents=draft.parents
         )
         if not draft.tokens:  # nothing to verify: the target's own token follows
@@ -200,7 +197,7 @@ class Decoder:
         count, finish = self.cut(tokens, left)
         accepted = min(verdict.accepted, count)
         if draft.parents:
-            rows = self.keep(rows, verdict.path)
+            rows = self.reading.keep(rows, verdict.path)
         if job.count_entropy:
             self.stats.entropy += float(torch.special.entr(rows.logits[:count].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
@@ -216,58 +213,22 @@ class Decoder:
             event.relaxed[i] = Relaxed(reason, verdict.target_tokens[n] if verdict.target_tokens else None)
         return event
 
-    def keep(self, rows: ScoreOutput, path: tuple[int, ...]) -> ScoreOutput:
-        """Of a draft that branches only this path: in the target's cache, in the states it made, and in these rows."""
-        before = self.target.length(self.slot) + 1 - len(rows.logits)  # tokens before the draft
-        self.target.keep(self.slot, before, path)
-        if self.layers:
-            part = self.unobserved[-1]
-            first = next(iter(part.values())).shape[0] + 1 - len(rows.logits)
-            at = [*range(first), *(first + i for i in path)]
-            self.unobserved[-1] = {layer: states[at] for layer, states in part.items()}
-        return ScoreOutput(rows.logits[[0, *(i + 1 for i in path)]])
-
     def decode_target(self, n: int, left: int, pause: frozenset[int] = frozenset()) -> Generator[Request, Any, Event]:
         """The target generates a few tokens without a draft, up to one at which to pause."""
         job, pending = self.job, self.pending()
-        if self.layers and len(pending) > 1:  # a decode returns no states of what it reads before its first token
-            yield from self.read(pending[:-1], keep=0)
+        if self.reading.layers and len(pending) > 1:  # a decode has no states of what it reads before its first token
+            yield from self.reading.read(pending[:-1], keep=0)
             pending = pending[-1:]
         n = 1 if job.processors is not None else n  # what is forced or over is seen between requests
         out: DecodeOutput = yield Decode(
             self.target, self.slot, pending, min(n, left), job.sampling, TARGET, job.stop | pause,
-            logprobs=job.logprobs, layers=self.layers, history=self.history(),
+            logprobs=job.logprobs, layers=self.reading.layers, history=self.history(),
         )  # fmt: skip
-        self.unobserved.append(out.hidden)
+        self.reading.add(out.hidden)
         count, finish = self.cut(out.tokens, left)
         for _ in range(count):
             self.stats.observe(drafted=0, accepted=0)
         return self.commit(out.tokens[:count], out.logprobs, finish)
-
-    def read(
-        self,
-        tokens: list[int],
-        keep: int,
-        layers: tuple[int, ...] = (),
-        dense: bool = True,
-        parents: tuple[int, ...] = (),
-    ) -> Generator[Request, Any, ScoreOutput]:
-        """The target reads tokens. Returns what was asked for; a drafter that reads the target gets all states."""
-        if not self.layers:
-            return (yield Score(self.target, self.slot, tokens, keep, layers, dense=dense, parents=parents))
-        both, states = tuple(sorted({*self.layers, *layers})), len(tokens)
-        rows: ScoreOutput = yield Score(self.target, self.slot, tokens, keep, both, False, states, dense, parents)
-        self.unobserved.append({layer: rows.hidden[layer] for layer in self.layers})
-        return ScoreOutput(rows.logits, {layer: rows.hidden[layer][len(tokens) - keep :] for layer in layers})
-
-    def observe(self) -> None:
-        """Give the drafter the states of all that the target has read for good."""
-        read, self.unobserved = self.unobserved, []
-        tokens = self.context[self.observed : self.target.length(self.slot)]
-        if self.reader is not None and tokens:
-            hidden = {layer: torch.cat([part[layer] for part in read])[: len(tokens)] for layer in self.layers}
-            self.reader.observe(tokens, hidden)
-            self.observed += len(tokens)
 
     def history(self) -> History | None:
         return None if self.job.processors is None else self.job.processors.after(self.context)
@@ -342,6 +303,6 @@ class Decoder:
         if not (self.job.rule.lossless or self.strict):
             self.check_repetition(len(tokens))
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
-        self.observe()
+        self.reading.observe(self.context)
         own = None if logprobs is None else logprobs[: len(tokens)]
         return Event(tokens, ["target"] * len(tokens), logprobs=own, finish_reason=finish)
