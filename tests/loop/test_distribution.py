@@ -59,6 +59,12 @@ class Restless:
     def observe(self, made: Round) -> None:
         self.n = (made.requested + 2 * made.tokens) % 4
 
+    def rest(self, alone: int) -> int:
+        return 2
+
+    def close(self) -> None:
+        pass
+
 
 def p_value(
     kind: type[Decoder],
