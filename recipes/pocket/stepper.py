@@ -68,9 +68,15 @@ class Stepper:
     """Steps on one kind of rows. The log's figures add up in `seen`, the number of steps in `count`."""
 
     def __init__(
-        self, loss: Loss, model: Decoder, optimizers: Sequence[torch.optim.Optimizer], rows: ScoreOutput, graphs: bool
+        self,
+        loss: Loss,
+        model: Decoder,
+        optimizers: Sequence[torch.optim.Optimizer],
+        rows: ScoreOutput,
+        graphs: bool,
+        bfloat16: bool = True,
     ) -> None:
-        self.loss, self.model, self.optimizers, self.rows = loss, model, optimizers, rows
+        self.loss, self.model, self.optimizers, self.rows, self.bfloat16 = loss, model, optimizers, rows, bfloat16
         self.device = rows.device
         self.window = rows.draw(range(WINDOW))
         self.at = torch.zeros((), dtype=torch.long, device=self.device)
@@ -106,7 +112,7 @@ class Stepper:
 
     def _step(self) -> None:
         stored = self.window.index_select(0, self.at * self.rows.batch + self.lane)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda", cache_enabled=False):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False):
             loss, seen = self.loss(*unpack(stored))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -106,6 +106,8 @@ class Run:
         self.probes: list[dict[str, Any]] = []
         self.tasks = [problem(seed, split="probe") for seed in range(arguments.probe_problems)]
         self.out.mkdir(parents=True, exist_ok=True)
+        if arguments.weights:
+            self.model.load_state_dict(export.load(arguments.weights, device).state_dict())
         if arguments.resume and (self.out / "checkpoint.pt").exists():
             saved = torch.load(self.out / "checkpoint.pt", map_location=device, weights_only=True)
             self.model.load_state_dict(saved["model"])
@@ -179,7 +181,8 @@ def train(arguments: argparse.Namespace) -> Run:
         def loss(tokens: Tensor, labels: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
             return compute(model, tokens, labels, dice, arguments.dice, starts_with, masked)
 
-        return Stepper(loss, model, run.optimizers, rows, graphs=device == "cuda" and not arguments.no_graphs)
+        graphs, bfloat16 = device == "cuda" and not arguments.no_graphs, device == "cuda" or arguments.bfloat16
+        return Stepper(loss, model, run.optimizers, rows, graphs, bfloat16)
 
     began = time.perf_counter()
     set_rate(run.optimizers, 0.0)  # getting ready moves nothing but the moments
@@ -243,6 +246,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--total-minutes", type=float, required=True, help="the whole planned training")
     parser.add_argument("--minutes", type=float, default=0, help="stop this piece after so long (0: no limit)")
     parser.add_argument("--max-steps", type=int, default=0)
+    parser.add_argument("--weights", type=Path, help="begin with those of this exported folder, not from scratch")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--batch", type=int, default=16, help="rows a step")
     parser.add_argument("--long-batch", type=int, default=4, help="rows of a step on long documents, if there are any")
@@ -263,6 +267,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         default="mask",
         help="mask: documents of a row do not see each other; causal: they do, but faster",
     )
+    parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16 on a CPU, too, where it is faster")
     parser.add_argument("--no-graphs", action="store_true", help="do not record steps as CUDA graphs")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--log-every", type=int, default=960, help="steps; best a multiple of the window of 32")

@@ -184,7 +184,7 @@ def accepted(style: _Style, axes: Any) -> bool:
 def positions(style: _Style, axes: Any) -> bool:
     curves = {}
     for name, arm in style.arms.items():
-        if shares := arm["acceptance_per_position"]:
+        if shares := arm.get("acceptance_per_position"):  # earlier versions had none
             curves[name] = {i: 100 * share for i, share in enumerate(shares, 1)}
     style.frame(axes, "Acceptance by position", "position in the draft", "% of draft tokens accepted")
     drawn = _curves(style, axes, curves)

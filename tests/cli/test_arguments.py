@@ -58,7 +58,7 @@ def test_models_are_loaded_as_the_command_line_says(monkeypatch: pytest.MonkeyPa
     PairArguments(target="a", draft="b", dtype="int8").load(slots=3, allow_lossy=False)
     assert asked[0] == {
         "target": "a", "draft": "b", "device": "auto", "dtype": "int8", "context": None, "draft_device": None,
-        "draft_dtype": None, "draft_vocab": None, "sparse": None, "slots": 3, "allow_lossy": False,
+        "draft_dtype": None, "kv_dtype": "auto", "draft_vocab": None, "sparse": None, "slots": 3, "allow_lossy": False,
     }  # fmt: skip
 
 
