@@ -99,7 +99,14 @@ class RemoteTokenizer:
             raise BadRequest("the prompt is empty; give at least one token for the model to go on from")
         return self._prompt(text, text, BACKGROUND.wait(self._target.count(text)))
 
-    def apply_chat_template(self, messages: Messages, **_: Any) -> TextPrompt:
+    def apply_chat_template(
+        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **_: Any
+    ) -> TextPrompt:
+        if continue_final_message or not add_generation_prompt:
+            raise BadRequest(
+                "servers begin a new answer where a chat ends; leave continue_final_message and add_generation_prompt "
+                "out, or give the prompt as text"
+            )
         text, count, draft = BACKGROUND.wait(self._rendered(messages))
         return self._prompt(text, draft, len(text) // 4 if count is None else count)
 

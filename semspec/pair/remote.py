@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -114,6 +114,10 @@ class RemoteResources:
 
     def bytes_of(self, token: int) -> bytes:
         return self.tokenizer.pieces.text(token).encode()
+
+    @property
+    def grammars(self) -> NoReturn:
+        raise BadRequest("structured output cannot be had from servers that exchange text; leave it out")
 
     def __getattr__(self, name: str) -> Any:
         """A rule is bound to the vocabulary of a step; here to an empty one, for what does not depend on it."""

@@ -83,6 +83,24 @@ def test_what_servers_cannot_do_is_the_requests_mistake(live: Live) -> None:
         live.openai().completions.create(model="pair", prompt=[1, 2, 3], temperature=0)
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "words"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "structured output cannot be had"),
+        ("/v1/chat/completions", {"guided_regex": "a+"}, "structured output cannot be had"),
+        ("/v1/chat/completions", {"continue_final_message": True}, "servers begin a new answer"),
+        ("/v1/chat/completions", {"add_generation_prompt": False}, "servers begin a new answer"),
+        ("/tokenize", {}, "tokens are not known here"),
+        ("/detokenize", {"messages": None, "model": None, "tokens": [1, 2]}, "tokens are not known here"),
+    ],
+)
+def test_what_servers_do_not_tell_is_refused_in_words(live: Live, path: str, more: dict[str, Any], words: str) -> None:
+    given = {"model": "pair", "messages": CHAT} | more
+    refusal = live.post(path, {k: v for k, v in given.items() if v is not None})
+    assert refusal.status_code == 400 and words in refusal.json()["error"]["message"]
+    assert live.idle()
+
+
 def test_a_killed_draft_ends_no_answer(live: Live, target: Fake, draft: Fake) -> None:
     target.most = len(target.asked) + 20
     with ThreadPoolExecutor(16) as pool:
