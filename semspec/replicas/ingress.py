@@ -124,6 +124,8 @@ class Ingress:
         try:
             answer = await self.replicas.ask(sent, tried)
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP}
+            if "location" in kept:  # a replica knows its own address only, which is none for clients
+                kept["location"] = httpx.URL(kept["location"]).raw_path.decode("ascii")
             if answer.headers.get("content-type", "").startswith(STREAMS):
                 streaming = True
                 return Passed(self, request, answer, kept)

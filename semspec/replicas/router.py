@@ -11,6 +11,7 @@ T = TypeVar("T")  # a replica's name
 BLOCK = 256  # characters; a prefix is known in whole blocks
 MOST_BLOCKS = 64  # of a prompt that are compared
 REMEMBERED = 4096  # prefixes of each replica
+READ = ("instructions", "system", "messages", "prompt", "input")  # of a body, as a model reads them
 UNEVEN = 4  # requests more than the idlest has, for which a known prefix is given up
 
 
@@ -68,8 +69,6 @@ def text_of(body: bytes) -> str:
     """What of a request the model will read, as far as routing cares: any text that begins as the prompt does."""
     try:
         found: Any = json.loads(body)
+        return json.dumps([found.get(k) for k in READ], ensure_ascii=False) if isinstance(found, dict) else ""
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(found, dict):
-        return ""
-    return json.dumps([found.get(k) for k in ("system", "messages", "prompt", "input")], ensure_ascii=False)

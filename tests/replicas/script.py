@@ -30,6 +30,12 @@ class Handle(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(307)
+            self.send_header("location", f"http://{self.headers['host']}/there?a=%26")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
         told = self.headers.get_all("x-semspec-client", [])
         known = [client.partition(" ")[0] == os.environ["SEMSPEC_INGRESS_SECRET"] for client in told]
         self.answer({"pid": os.getpid(), "path": self.path, "clients": told, "known": known, "reloads": reloads})

@@ -77,6 +77,13 @@ def test_paths_are_passed_on_as_sent_or_refused(running: Running) -> None:
     assert answer.splitlines()[0].split()[1] == b"400" and b"Traceback" not in answer
 
 
+def test_a_redirect_does_not_lead_to_the_replica(running: Running) -> None:
+    """Whose address is none for clients; a server redirects paths that end with a slash too many."""
+    answer = running.get("/moved")
+    assert answer.status_code == 307 and answer.headers["location"] == "/there?a=%26"
+    assert running.get("/moved", follow_redirects=True).json()["path"] == "/there?a=%26"
+
+
 def test_a_replica_that_cannot_start_or_never_gets_healthy_is_tried_again() -> None:
     tried: list[int] = []
 
@@ -144,7 +151,9 @@ def test_the_address_has_the_limits_and_origins_it_was_given() -> None:
         page = {"origin": "https://page.example"}
         asked = running.get("/v1/models", headers=page)
         assert asked.headers["access-control-allow-origin"] == page["origin"]
+        assert until(lambda: not running.server.server_state.connections)
         assert running.get("/v1/models", headers={"origin": "https://other.example"}).status_code == 403
+        assert until(lambda: not running.server.server_state.connections)
         with socket.create_connection(("127.0.0.1", running.port), timeout=30):
             assert until(lambda: running.get("/health").status_code == 503)
         assert until(lambda: running.get("/health").status_code == 200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -81,6 +82,12 @@ def test_prompts_go_where_their_beginning_was_read() -> None:
     router.in_flight = {home: 2, other: 1}
     assert router.choose([0, 1], first) == other, "a replica that was replaced has read nothing"
     assert router.choose([home], first) == home, "only those that are ready"
+
+
+def test_what_a_model_reads_first_is_compared_first() -> None:
+    bodies = [{"input": str(i), "instructions": "be brief " * 99} for i in range(2)]
+    texts = [text_of(json.dumps(body).encode()) for body in bodies]
+    assert texts[0][: 3 * BLOCK] == texts[1][: 3 * BLOCK] and texts[0] != texts[1]
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[" * 50_000, b"[1]", b'{"messages": 3}', b"null"])
