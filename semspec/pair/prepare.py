@@ -148,8 +148,10 @@ class Preparer:
     ) -> Processors | None:
         vocab, tokens_of = self.target.vocab, self.resources.tokens_of
         each = options.logit_options().processors(prompt, vocab, stop, tokens_of)
-        if (grammar := options.grammar()) is not None:
-            each.append(self._grammar(ready or self.resources.grammars.compiled(grammar), prompt, stop))
+        if ready is None and (grammar := options.grammar()) is not None:
+            ready = self.resources.grammars.compiled(grammar)
+        if ready is not None:
+            each.append(self._grammar(ready, prompt, stop))
         return Processors(len(prompt), each) if each else None
 
     def _grammar(self, grammar: Compiled, prompt: list[int], stop: frozenset[int]) -> GrammarProcessor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -26,6 +26,8 @@ from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import encode, thinking_markers
 from semspec.types import Runner
 
+SPELLED = 1 << 15  # tokens whose bytes are remembered
+WORDS = 1024  # short texts whose tokens are: twice as many as one request may have to avoid
 MARK = "answer-so-far"  # stands for it in a rendered chat
 HEADS: dict[str, type[EagleHead] | type[BlockHead]] = {"eagle": EagleHead, "dflash": BlockHead}  # by kind of drafter
 # What a target answers while a draft head is measured.
@@ -52,16 +54,22 @@ class Resources:
         return str(self.tokenizer.decode(list(tokens)))
 
     @cached_property
-    def _token_bytes(self) -> TokenBytes:
-        return TokenBytes(self.tokenizer)
-
-    def bytes_of(self, token: int) -> bytes:
-        """What a token adds to a text."""
-        return self._token_bytes.of(token)
+    def bytes_of(self) -> Callable[[int], bytes]:
+        """What a token adds to a text. The logprobs of a prompt ask for the same few thousand again and again."""
+        return lru_cache(SPELLED)(TokenBytes(self.tokenizer).of)
 
     def tokens_of(self, text: str) -> list[int]:
         """A text in the target's tokens, without special ones."""
-        return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
+        return list(self._tokens_of(text))
+
+    @cached_property
+    def _tokens_of(self) -> Callable[[str], list[int]]:
+        """Of several answers to one request, each has the same words to avoid and questions to ask."""
+
+        def encode_words(text: str) -> list[int]:
+            return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
+
+        return lru_cache(WORDS)(encode_words)
 
     def next_turn(self, question: str) -> list[int]:
         """What ends the answer so far, puts a question and begins the reply, by the chat template if there is one."""

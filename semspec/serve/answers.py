@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,6 +16,8 @@ from semspec.serve.deltas import Delta, Finished, TokenText
 from semspec.serve.http_errors import HttpError
 from semspec.serve.reasoning import Channel, Part, Splitter
 from semspec.serve.tools.parser import Parser
+
+ENDS_OF_LINES = re.compile("[\x85\u2028\u2029]")  # besides control characters, which JSON escapes by itself
 
 
 class Shown(NamedTuple):
@@ -31,12 +35,24 @@ class Call:
     arguments: str = ""
 
 
-def parsed(arguments: str) -> Any:
-    """For the APIs that send an object: empty where the answer was cut inside it, or is nested without end."""
+def parsed(arguments: str) -> dict[str, Any]:
+    """For the APIs that send an object: empty where the answer was cut inside it, is none, or is nested without end.
+    Numbers that JSON has not are null there, and halves of characters, which cannot be sent, question marks."""
     try:
-        return json.loads(arguments or "{}")
+        found = json.loads(arguments or "{}", parse_constant=lambda _: None, parse_float=_finite)
+        whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        return dict(json.loads(whole)) if isinstance(found, dict) else {}
     except (ValueError, RecursionError):
         return {}
+
+
+def _finite(written: str) -> float | None:
+    return number if math.isfinite(number := float(written)) else None
+
+
+def written(data: dict[str, Any]) -> str:
+    """JSON for a line of a stream. Many clients split lines at every character that Unicode calls a line's end."""
+    return ENDS_OF_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(data, ensure_ascii=False))
 
 
 @dataclass

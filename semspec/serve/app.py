@@ -36,6 +36,7 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
     speculation.check_defaults(settings)
     families.check_name(settings.tool_parser)
     service = Service(engine, settings)
+    engine.on_loaded = service.prepare
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

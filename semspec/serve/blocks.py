@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from semspec.serve.answers import Answer, Shown
+from semspec.serve.answers import Answer, Shown, written
 from semspec.serve.deltas import Delta, Finished
 
 Events = list[dict[str, Any]]
@@ -81,4 +80,4 @@ class BlockAnswer(Answer):
     def ended(self, block: Block) -> Events: ...
 
     def line(self, data: dict[str, Any]) -> str:
-        return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+        return f"event: {data['type']}\ndata: {written(data)}\n\n"

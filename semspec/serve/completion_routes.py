@@ -8,14 +8,14 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 import semspec
 from semspec.errors import BadRequest
 from semspec.serve.anthropic import MessagesAnswer
 from semspec.serve.completions import Service, client_of
-from semspec.serve.ollama import OllamaAnswer, OllamaTextAnswer
+from semspec.serve.ollama import OllamaAnswer, OllamaTextAnswer, loaded
 from semspec.serve.openai import ChatAnswer, TextAnswer
 from semspec.serve.responses import ResponsesAnswer
 from semspec.serve.schema.anthropic import MessagesRequest
@@ -70,11 +70,17 @@ def add(app: FastAPI, service: Service) -> None:
     @app.post("/api/chat", responses=LINES, dependencies=capacity)
     async def ollama_chat(request: Request, body: OllamaChat) -> Response:
         """Answer a chat as Ollama does."""
+        if not body.messages:
+            service.check_model(body.name)
+            return JSONResponse(loaded(OllamaAnswer, body.name))
         return await service.answer(request, translated(body.chat, chat_kind), OllamaAnswer)
 
     @app.post("/api/generate", responses=LINES, dependencies=capacity)
     async def ollama_generate(request: Request, body: OllamaGenerate) -> Response:
         """Answer a question as Ollama does; raw: continue a text."""
+        if not body.prompt:
+            service.check_model(body.name)
+            return JSONResponse(loaded(OllamaTextAnswer, body.name))
         given = translated(body.completion, text_kind) if body.raw else translated(body.chat, chat_kind)
         return await service.answer(request, given, OllamaTextAnswer)
 

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from semspec import verify
 from semspec.errors import BadRequest
 from semspec.options import Options
+from semspec.pair import Pair
 from semspec.sampling.logit_options import MAX_BIAS
 from semspec.serve import speculation
 from semspec.serve.answers import Answer
@@ -43,12 +44,15 @@ class Service:
         self._tokenization: Tokenization | None = None
         self._tokenizing = 0  # requests of /tokenize
 
+    def prepare(self, pair: Pair) -> None:
+        """On the engine's thread, before it is ready: to copy a large tokenizer takes a second."""
+        self._tokenization = Tokenization(pair, self.settings.tool_parser)
+
     @property
     def tokenization(self) -> Tokenization:
         if self._tokenization is None:
             self.engine.check_ready()
-            assert self.engine.pair is not None
-            self._tokenization = Tokenization(self.engine.pair, self.settings.tool_parser)
+        assert self._tokenization is not None
         return self._tokenization
 
     async def answer(
@@ -163,6 +167,7 @@ class Service:
         }  # fmt: skip
 
     async def tokenize(self, body: TokenizeRequest, client: str) -> Response:
+        self.tokenization.check_own()
         chat = None if body.messages is None else self.tokenization.plan(body.chat(self.settings.name))
         with self._tokenizing_turn(client):  # however long the text: who splits one up wants to know
             tokens = await self.tokenization.encode(body.to_encode, chat)
@@ -172,6 +177,7 @@ class Service:
             return await self.tokenization.apart(JSONResponse, found)  # it may be long
 
     async def detokenize(self, body: DetokenizeRequest, client: str) -> Response:
+        self.tokenization.check_own()
         with self._tokenizing_turn(client):
             return JSONResponse({"prompt": await self.tokenization.text(body.tokens)})
 

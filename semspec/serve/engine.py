@@ -45,6 +45,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load, self.on_finish, self.clock = load, on_finish, clock
+        self.on_loaded: Callable[[Pair], None] = lambda pair: None  # before anybody is told that it is ready
         self.limits = limits or Limits()
         self.queue, self.draft_tokens = self.limits.queue, self.limits.draft_tokens
         self.admission = Admission(self.limits)
@@ -183,6 +184,7 @@ class Engine:
             self.pair.executor.choose = self._choose
             self.target_seconds_per_token = warm_up(self.pair)
             measure_budget(self.pair)
+            self.on_loaded(self.pair)
             self._post(self._become_ready)
             while self.state != "stopped":
                 self.trim(idle=not self._requests)

@@ -21,6 +21,7 @@ from semspec.serve.metrics import Metrics
 log = logging.getLogger("semspec.serve")
 QUIET = frozenset({"/health", "/live", "/ready", "/metrics"})  # asked for every few seconds by machines
 
+MAX_METHOD, MAX_PATH = 16, 500  # characters of a request that a line repeats
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # a client's own is taken if it is of this form
 
 
@@ -100,7 +101,7 @@ class Journal:
             if not status:
                 await as_http_error(error).response_at(scope["path"])(scope, receive, noting)
         finally:
-            line = {"method": scope["method"], "path": scope["path"], "status": status} | fields
+            line = {"method": scope["method"][:MAX_METHOD], "path": scope["path"][:MAX_PATH], "status": status} | fields
             self.metrics.http_responses.labels(str(line["status"])).inc()
             if scope["path"] not in QUIET:
                 line["ms"] = round(1000 * (time.perf_counter() - start), 1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import Any
 
-from semspec.serve.answers import Answer, parsed
+from semspec.serve.answers import Answer, parsed, written
 from semspec.serve.deltas import Delta, Finished
 from semspec.serve.http_errors import HttpError
 
@@ -20,7 +19,7 @@ class OllamaAnswer(Answer):
     media_type = "application/x-ndjson"
 
     def line(self, data: dict[str, Any]) -> str:
-        return json.dumps(data, ensure_ascii=False) + "\n"
+        return written(data) + "\n"
 
     def take(self, message: Delta | Finished) -> None:
         self.chunks(message)
@@ -78,3 +77,8 @@ class OllamaTextAnswer(OllamaAnswer):
     def _said(self, texts: dict[str, str], calls: list[Any]) -> dict[str, Any]:
         thinking = {"thinking": texts["reasoning"]} if texts["reasoning"] else {}
         return self._head() | {"response": texts["content"], **thinking, "done": False}
+
+
+def loaded(kind: type[OllamaAnswer], model: str) -> dict[str, Any]:
+    """What a client gets that asks nothing: Ollama's own do so to have a model loaded."""
+    return kind("", model, [], 1)._said({"content": "", "reasoning": ""}, []) | {"done": True, "done_reason": "load"}

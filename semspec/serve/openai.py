@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from semspec.serve.answers import Answer, Choice, Shown
+from semspec.serve.answers import Answer, Choice, Shown, written
 from semspec.serve.deltas import Delta, Finished, TokenText
 from semspec.serve.reasoning import Part
 from semspec.serve.report import metrics_of, usage_of
@@ -75,7 +74,7 @@ class ChoicesAnswer(Answer):
         return [self._frame(self.chunk_kind) | {"choices": []} | self._totals()] if self.include_usage else []
 
     def line(self, data: dict[str, Any]) -> str:
-        return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+        return f"data: {written(data)}\n\n"
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self.include_usage else {}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from semspec.engines.pieces import RemoteTokenizer
 from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.serve.answers import Choice
@@ -33,6 +34,11 @@ class Tokenization:
         self.style = style_of(self._tokenizer, tool_parser)
         self.markers = thinking_markers(self._tokenizer)
         self._most_characters = pair.target.capacity * max(map(len, self._tokenizer.get_vocab()))
+
+    def check_own(self) -> None:
+        """Of two servers as a pair only the texts are known here, and how many tokens they have."""
+        if isinstance(self._tokenizer, RemoteTokenizer):
+            raise BadRequest("this pair is two servers, whose tokens are not known here; ask the target's own server")
 
     def plan(self, body: ChatRequest) -> ChatPlan:
         return plan(self._tokenizer, self.style, body)

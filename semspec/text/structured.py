@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -28,6 +28,7 @@ MAX_GRAMMAR = 30_000
 MAX_CHOICES = 1_000
 MAX_CHOICE = 30_000  # characters of all choices
 MAX_MESSAGE = 300  # characters of the library's own words
+NO_JSON = "the JSON schema is too deep, or has something that is not JSON: NaN, an infinity, half a character"
 # What it says around an error of a schema that is part of a grammar of ours (`CALLS`).
 IN_OURS = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: | \d+ \| start: .*$")
 # A lexer's states are kept as long as its grammar is, and take up to 3 kB each: all grammars together below 500 MB.
@@ -57,13 +58,9 @@ def _grammar_of(wanted: Any) -> str:
     if kind == "json_object":
         if value is not True:
             raise BadRequest("structured_outputs.json_object is either true or left out")
-        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
+        return _of_schema('{"type": "object"}')
     if kind == "json":
-        schema = _schema(value)
-        try:
-            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
-        except ValueError:  # the library's own limit
-            raise BadRequest("the JSON schema is too deep") from None
+        return _of_schema(_schema_text(value))
     if kind == "choice":
         if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
             raise BadRequest("structured_outputs.choice is no list of texts with something in them")
@@ -84,21 +81,35 @@ def _grammar_of(wanted: Any) -> str:
     return LLMatcher.grammar_from_regex(value) if kind == "regex" else LLMatcher.grammar_from_lark(value)
 
 
-def _schema(value: Any) -> str:
+def _schema_text(value: Any) -> str:
     if hasattr(value, "model_json_schema"):  # a pydantic model
         value = value.model_json_schema()
     try:
         text = value if isinstance(value, str) else json.dumps(value)
-        found = json.loads(text) if len(text) <= MAX_SCHEMA else None
     except (TypeError, ValueError, RecursionError):
-        raise BadRequest("the JSON schema is not JSON, or too deep") from None
+        raise BadRequest(NO_JSON) from None
     if len(text) > MAX_SCHEMA:
         raise BadRequest(f"the JSON schema has {len(text)} characters; give at most {MAX_SCHEMA}")
+    return text
+
+
+@lru_cache(CACHED)
+def _of_schema(text: str) -> str:
+    """Options are checked several times on a request's way, and a long schema takes tens of milliseconds."""
+    from llguidance import LLMatcher
+
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRequest(NO_JSON) from None
     if not isinstance(found, dict | bool):
         raise BadRequest("the JSON schema is no object")
     if found is False:
         raise BadRequest("the JSON schema false allows nothing")
-    return json.dumps({} if found is True else found)
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps({} if found is True else found), overrides=JSON_OPTIONS)
+    except ValueError:  # the library's own limit, and JSON that only Python takes
+        raise BadRequest(NO_JSON) from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.base import MAX_COUNT, STRICT, Count, Json, Lenient, Text, at_most, without_neutral
 from semspec.serve.schema.messages import MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import ChatRequest
+from semspec.serve.schema.sampling import Stops
 from semspec.serve.schema.tools import MAX_TOOLS, Name
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "context_management": ()}
@@ -120,17 +121,17 @@ class Choice(Lenient):
 class ThinkingOption(Lenient):
     model_config = STRICT
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0, lt=MAX_COUNT)] | None = None
     display: Echo = None
 
 
 class MessagesRequest(Lenient):
     model_config = STRICT | {"extra": "allow"}
     model: str
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Count
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
     system: Texts | None = None
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Stops = Field(default_factory=list)
     stream: bool = False
     tools: Annotated[list[MessagesTool], Field(fail_fast=True), at_most(MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Choice | None = None

@@ -60,12 +60,12 @@ def shallow(value: Any) -> Any:
     """Values that are passed on, or repeated, as they are: what walks through them or writes them has limits."""
     level, count = [value], 0
     for _ in range(MAX_DEPTH):
+        count += sum(map(len, level))
+        if count > MAX_NODES:
+            raise ValueError(f"there are more than {MAX_NODES} values in it; send fewer")
         inner = [v for each in level for v in (each.values() if isinstance(each, dict) else each)]
         texts = [v for v in inner if isinstance(v, str)] + [k for each in level if isinstance(each, dict) for k in each]
         level = [v for v in inner if isinstance(v, dict | list)]
-        count += len(inner)
-        if count > MAX_NODES:
-            raise ValueError(f"there are more than {MAX_NODES} values in it; send fewer")
         for text in texts:
             _well_formed(text)
         if not all(math.isfinite(v) for v in inner if isinstance(v, float)):
@@ -76,7 +76,9 @@ def shallow(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_well_formed)]
-Token = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+MAX_COUNT = 2**31  # of anything; without a limit a number may have thousands of digits
+Count = Annotated[int, Field(ge=1, lt=MAX_COUNT)]
+Token = Annotated[int, Field(ge=0, lt=MAX_COUNT, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Json = Annotated[dict[str, Any], AfterValidator(shallow)]
 

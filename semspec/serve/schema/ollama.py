@@ -15,9 +15,14 @@ from semspec.serve.schema.tools import MAX_TOOLS, Tool
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "images": ([],), "suffix": ("",), "template": ("",), "context": ([],), "logprobs": (False,), "top_logprobs": (0,),
 }  # fmt: skip
-IGNORED = ("keep_alive", "num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa", "num_keep")
-"""They are settings of a server, or tune one."""
-SAMPLING = {"num_predict": "max_tokens"}  # other options have our names
+IGNORED = (
+    "keep_alive", "num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa", "num_keep",
+    "low_vram", "f16_kv", "vocab_only", "use_mlock", "logits_all", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
+"""They are settings of a server, or tune one, or a sampler that is off."""
+OFF: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "tfs_z": (1,), "typical_p": (1,), "repeat_last_n": (-1,)}
+"""Options that we do not have, with the values that ask for nothing: penalties look at all of a text."""
+SAMPLING = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}  # other options have our names
 
 
 class CalledFunction(Lenient):
@@ -66,14 +71,21 @@ class OllamaRequest(Lenient):
     @classmethod
     def _drop_neutral(cls, given: Any) -> Any:
         found = without_neutral(given, NEUTRAL)
-        return {k: v for k, v in found.items() if k not in IGNORED} if isinstance(found, dict) else found
+        if not isinstance(found, dict):
+            return found
+        options = {"options": without_neutral(found["options"], OFF)} if "options" in found else {}
+        return {k: v for k, v in (found | options).items() if k not in IGNORED}
+
+    @property
+    def name(self) -> str:
+        return self.model.removesuffix(":latest")
 
     def common(self) -> dict[str, Any]:
         """A negative num_predict means as much as there is room for."""
         options = {SAMPLING.get(k, k): v for k, v in self.options.items() if k not in IGNORED}
         if isinstance(wanted := options.get("max_tokens"), int) and wanted < 0:
             options["max_tokens"] = None
-        given = {"model": self.model.removesuffix(":latest"), "max_tokens": None, "stream": self.stream} | options
+        given = {"model": self.name, "max_tokens": None, "stream": self.stream} | options
         if isinstance(self.format, dict):
             given["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": self.format}}
         elif self.format:
@@ -87,7 +99,9 @@ class OllamaRequest(Lenient):
 
 
 class OllamaChat(OllamaRequest):
-    messages: Annotated[list[OllamaMessage], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True), at_most(MAX_MESSAGES)] = Field(
+        default_factory=list, description="None: the answer only says that the model is loaded."
+    )
     tools: Annotated[list[Tool], Field(fail_fast=True), at_most(MAX_TOOLS)] = Field(default_factory=list)
 
     def chat(self, kind: type[ChatRequest]) -> ChatRequest:
@@ -96,7 +110,7 @@ class OllamaChat(OllamaRequest):
 
 
 class OllamaGenerate(OllamaRequest):
-    prompt: Text
+    prompt: Text = Field("", description="Empty: the answer only says that the model is loaded.")
     system: Text | None = None
     raw: bool = False
 

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from semspec.options import Options
 from semspec.serve.schema import sampling
-from semspec.serve.schema.base import STRICT, Json, Lenient, Text, Tokens, at_most, without_neutral
+from semspec.serve.schema.base import MAX_COUNT, STRICT, Count, Json, Lenient, Text, Tokens, at_most, without_neutral
 from semspec.serve.schema.messages import Message, Messages
 from semspec.serve.schema.speculation import Speculation
 from semspec.serve.schema.tools import NamedChoice, ToolChoice, Tools
@@ -62,7 +62,7 @@ class RequestBase(sampling.SamplingFields):
 
     model_config = STRICT
     model: str
-    n: Annotated[int, Field(ge=1)] = 1
+    n: Count = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     deadline: Annotated[float, Field(gt=0)] | None = Field(None, description="Seconds this request may take.")
@@ -120,8 +120,8 @@ class RequestBase(sampling.SamplingFields):
 
 class ChatRequest(RequestBase):
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Tools = Field(default_factory=list)
@@ -197,10 +197,10 @@ class CompletionRequest(RequestBase):
         | Annotated[list[Tokens], Field(fail_fast=True), at_most(MAX_PROMPTS), Tag("lists of token ids")],
         Discriminator(_kind),
     ]
-    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, lt=MAX_COUNT)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = Field(False, description="The answer begins with the prompt.")
-    best_of: Annotated[int, Field(ge=1)] | None = Field(
+    best_of: Count | None = Field(
         None, description="So many answers are made, and the n likeliest are sent; not for streams."
     )
 

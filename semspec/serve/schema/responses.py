@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.base import STRICT, Count, Json, Lenient, Text, at_most, without_neutral
 from semspec.serve.schema.messages import MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import IGNORED, ChatRequest, StreamOptions
 from semspec.serve.schema.tools import MAX_TOOLS, Name
@@ -122,7 +122,7 @@ class ResponsesRequest(Lenient):
     model: str
     input: Text | Items
     instructions: Text | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False

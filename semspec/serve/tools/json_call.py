@@ -23,15 +23,16 @@ class JsonObject:
 
     def read(self, text: str) -> int:
         """Take characters up to the object's end; says how many."""
+        before = len(self.raw)
+        self.raw += text
         for count, character in enumerate(text, 1):
-            self._take(character)
+            self._take(character, before + count - 1)
             if self.done:
+                self.raw = self.raw[: before + count]
                 return count
         return len(text)
 
-    def _take(self, character: str) -> None:
-        at = len(self.raw)
-        self.raw += character
+    def _take(self, character: str, at: int) -> None:
         if self._string >= 0:
             if not self._escaped and character == '"':
                 self._end_string(at)
@@ -112,7 +113,10 @@ def _arguments(written: str | None) -> str:
 
 
 def _loads(text: str) -> Any:
+    """None: it is no JSON, or has half a character in it, which cannot be sent."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return None
+    return found
