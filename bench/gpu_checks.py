@@ -14,8 +14,9 @@ from torch import Tensor
 
 from bench.gpu_checks_kernels import CHECKS, check, error, kernels, near
 from semspec.model import ModelRunner
+from semspec.model.buckets import MAX_QUERIES
 from semspec.model.config import Shape
-from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
+from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import GraphCache, NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags
 from semspec.model.transformer import Transformer

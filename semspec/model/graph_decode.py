@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semspec.model.buckets import BATCHES, MAX_QUERIES, QUERIES, bucket
 from semspec.model.fused_forward import BatchMetadata
-from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, GraphRunner, bucket, pad
+from semspec.model.graph_runner import GraphRunner, pad
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
 from semspec.sampling.draw import SamplingRows, SamplingUse, draw_rows
 from semspec.types import Decode, DecodeOutput

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
 from semspec.model.config import Shape
 from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, STOP_SETS
-from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
 from semspec.model.kernels import FIELDS
 from semspec.tree import MAX_TREE
 

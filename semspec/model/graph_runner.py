@@ -1,7 +1,7 @@
 """How the native runner scores and decodes on a GPU: graphs over buffers at fixed addresses, filled by one copy.
 
-Batches and token counts are rounded up to a few sizes (buckets), so that few graphs serve everything; a graph is
-captured when its bucket is first needed. Padding costs little: a pass reads all weights for one token as for many.
+Batches and token counts are rounded up to a few sizes (buckets.py), so that few graphs serve everything; a graph is
+captured when its bucket is first needed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from semspec import tree
 from semspec.model.attention_metadata import SequenceChunk
+from semspec.model.buckets import BATCHES, MAX_ROWS, QUERIES, bucket, passes
 from semspec.model.cache import Cache
 from semspec.model.fused_forward import BatchMetadata, FusedForward, covers
 from semspec.model.graphs import GraphCache, GraphLauncher
@@ -25,16 +26,6 @@ from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
 
 log = logging.getLogger(__name__)
-
-# Tokens of one sequence; often a draft of 8 or 16 and one before.
-QUERIES = (1, 2, 4, 6, 9, 12, 16, 17, 24, 33, 48, 64)
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MAX_ROWS = 1024  # of a padded pass: 64 checks of a draft of 8 read the weights once
-MAX_QUERIES = QUERIES[-1]  # a longer feed runs without graphs
-
-
-def bucket(n: int, sizes: tuple[int, ...]) -> int:
-    return next(size for size in sizes if size >= n)
 
 
 class GraphRunner:
@@ -67,12 +58,17 @@ class GraphRunner:
         self, requests: Sequence[Score], starts: Sequence[int], vocab: int, sparsity: Sparsity | None = None
     ) -> list[ScoreOutput]:
         """ScoreOutput for short feeds whose slots have been extended already."""
-        queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
-        limit = max(size for size in BATCHES if size * queries <= MAX_ROWS)
-        if len(requests) > limit:
-            parts = (slice(limit), slice(limit, None))
-            return [row for p in parts for row in self.score(requests[p], starts[p], vocab, sparsity)]
-        batch = bucket(len(requests), BATCHES)
+        found: list[ScoreOutput | None] = [None] * len(requests)
+        for places in passes([len(r.tokens) for r in requests]):
+            some = self._pass([requests[i] for i in places], [starts[i] for i in places], vocab, sparsity)
+            for i, output in zip(places, some, strict=True):
+                found[i] = output
+        return found  # type: ignore[return-value]  # every place is in one pass
+
+    def _pass(
+        self, requests: Sequence[Score], starts: Sequence[int], vocab: int, sparsity: Sparsity | None
+    ) -> list[ScoreOutput]:
+        queries, batch = bucket(max(len(r.tokens) for r in requests), QUERIES), bucket(len(requests), BATCHES)
         layers = tuple(sorted({layer for r in requests for layer in r.layers}))
         marks = sparsity.sparse_flags(requests, starts) if sparsity else None
         pairs = sparsity.pair_budgets(requests, starts) if sparsity else None

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from semspec.model.buckets import MAX_QUERIES
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.decode import decode_by_score
 from semspec.model.graph_decode import GraphDecode
-from semspec.model.graph_runner import MAX_QUERIES, GraphRunner
+from semspec.model.graph_runner import GraphRunner
 from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.paged_cache import PagedCache

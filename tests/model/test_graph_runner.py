@@ -18,9 +18,10 @@ from torch import Tensor
 import semspec
 from semspec.errors import SemspecError
 from semspec.model import ModelRunner
+from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucket
 from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, GraphDecode, StopTable
-from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, GraphRunner, bucket
+from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, reference_kernels
 from semspec.sampling.noise import DRAFT, stream

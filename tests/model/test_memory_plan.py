@@ -18,8 +18,9 @@ from semspec.bench.replay import SHAPES, planned
 from semspec.cli.main import app
 from semspec.errors import BadRequest, ModelError
 from semspec.model import Source, cpu_gemm, graph_memory, memory_plan, source
+from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES
 from semspec.model.config import Shape
-from semspec.model.graph_runner import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, GraphRunner
+from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import reference_kernels
 from semspec.model.linear import DenseLinear

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.attention_metadata import SequenceChunk, cos_sin
+from semspec.model.buckets import BATCHES, MAX_QUERIES, QUERIES, bucket
 from semspec.model.experts import FeedForward
 from semspec.model.fused_forward import covers
-from semspec.model.graph_runner import BATCHES, MAX_QUERIES, QUERIES, bucket, pad, tree_numbers
+from semspec.model.graph_runner import pad, tree_numbers
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.kernels import Kernels, TreeMask, triton_kernels
