@@ -29,6 +29,7 @@ NUMBERS = (
     "seed",
     "logprobs",
     "prompt_logprobs",
+    "prompt_logprobs_last",
 )
 LONGEST_DRAFT = 512  # of an automatic length, which weighs every length up to it in every round
 
@@ -66,6 +67,7 @@ class Options:
     # (true), regex, choice (a list of texts), grammar (Lark); what a model thinks is left free
     logprobs: int | None = None  # report each token's logprob, with this many top logprobs
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs_last: int | None = None  # for its last ones only: what is before them may come from a cache
     referee: Callable[[str, str], bool] | None = None  # for `oracle`: (text so far, step) -> whether the step is valid
     relax_span: str = "all"  # where a lossy verifier may relax: all, or thinking (between the model's thinking markers)
     loop_repeats: int = REPEATS  # copies of a block in a row after which `exact` replaces a lossy verifier; 0: off
@@ -111,6 +113,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 20:
                 raise BadRequest(f"{name} is {value}; give 0 to 20 top logprobs to report for each token")
+        if self.prompt_logprobs_last is not None and self.prompt_logprobs_last < 1:
+            raise BadRequest(f"prompt_logprobs_last is {self.prompt_logprobs_last}; give 1 or more tokens")
         if not all(self.stop_strings):
             raise BadRequest("a stop string is empty, which would end every answer at once; leave it out")
         kind = self.drafter_kind

@@ -32,14 +32,14 @@ ENVIRONMENT = re.compile(r"^(?:\w+=\S+ )+")  # before a command
 SETTINGS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
 
 
-def commands(text: str) -> list[str]:
-    """The lines of a document's sh blocks that call semspec, continued lines joined and shell variables filled in."""
+def commands(text: str, program: str = "semspec") -> list[str]:
+    """The lines of a document's sh blocks that call a program, continued lines joined and shell variables filled in."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [" ".join(line.split()) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     settings = [dict(word.split("=", 1) for word in line.split()) for line in lines if SETTINGS.fullmatch(line)]
     variables = {name: value for setting in settings for name, value in setting.items()}
     calls = [ENVIRONMENT.sub("", line) for line in lines]
-    return [Template(line).substitute(variables) for line in calls if line.startswith("semspec ")]
+    return [Template(line).substitute(variables) for line in calls if line.startswith(f"{program} ")]
 
 
 def parse(line: str) -> list[dict[str, Any]]:
@@ -67,6 +67,19 @@ def check(line: str) -> None:
             assert ablation(rule, False)
 
 
+def check_python(line: str) -> None:
+    """A program of this repository, and options that it has."""
+    words = shlex.split(line, comments=True)[1:]
+    path = ROOT / (f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0])
+    if not path.is_file() and words[0] == "-m":
+        path = path.with_suffix("") / "__main__.py"
+    assert path.is_file(), f"there is no program {path.relative_to(ROOT)}"
+    known = set(re.findall(r'"(--?[a-z][\w-]*)"', path.read_text()))
+    given = {word.partition("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)} - {"-m"}
+    if "semspec" not in words[1]:  # the harness has its own options
+        assert given <= known, f"{path.name} has no option {given - known}"
+
+
 def options(command: Any) -> dict[str, str]:
     """Every option of a command and of its commands, -t too, and the name of what it sets."""
     found = {flag: one.name for one in command.params for flag in (*one.opts, *one.secondary_opts)}
@@ -90,6 +103,8 @@ def check_inline(code: str) -> bool:
     """Whether a piece of code in a sentence is part of a command; then it must be a valid part."""
     if code.startswith("semspec "):
         check(code)
+    elif code.startswith("python "):
+        check_python(code)
     elif code.startswith("-"):
         words = shlex.split(code)
         for flag, value in zip(words, [*words[1:], ""], strict=True):
@@ -118,7 +133,8 @@ def check_inline(code: str) -> bool:
 
 def inline(text: str) -> list[str]:
     """Code in the sentences of a page."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [" ".join(span.split()) for span in spans]
 
 
 def test_commands_in_the_papers_sentences_are_valid() -> None:
@@ -136,10 +152,14 @@ def test_commands_in_the_papers_sentences_are_valid() -> None:
         "colour=red",
         "semspec paint x",
         "--method fly:x=1",
+        "python -m bench.paint",
+        "python bench/gpu.py --colour red",
     ],
 )
 def test_a_wrong_piece_of_a_command_is_found(wrong: str) -> None:
-    with pytest.raises(Exception, match=r"(?i)no such|no option|no command|neither|nothing has|execute=true"):
+    with pytest.raises(
+        Exception, match=r"(?i)no such|no option|no command|neither|nothing has|execute=true|no program"
+    ):
         check_inline(wrong)
     assert not any(check_inline(code) for code in ("gsm8k/test.jsonl", "cot_type", "data.zip", "R1"))
 
@@ -150,6 +170,16 @@ EVERY = [(path, line) for path in sorted((ROOT / "docs").glob("*.md")) for line 
 @pytest.mark.parametrize(("path", "line"), EVERY, ids=lambda x: x.stem if isinstance(x, Path) else x[:60])
 def test_a_command_can_be_given(path: Path, line: str) -> None:
     check(line)
+
+
+PROGRAMS = [
+    (path, line) for path in sorted((ROOT / "docs").glob("*.md")) for line in commands(path.read_text(), "python")
+]
+
+
+@pytest.mark.parametrize(("path", "line"), PROGRAMS, ids=lambda x: x.stem if isinstance(x, Path) else x[:60])
+def test_a_program_can_be_called(path: Path, line: str) -> None:
+    check_python(line)
 
 
 def test_the_papers_have_their_commands() -> None:
@@ -230,9 +260,45 @@ def test_the_example_of_a_rule_runs() -> None:
     assert float(done.stdout) > 1
 
 
-def test_every_test_that_papers_names_is_there() -> None:
-    named = re.findall(r"`(\w+/test_\w+\.py)`", (ROOT / "docs" / "papers.md").read_text())
-    assert len(set(named)) > 8 and all((ROOT / "tests" / name).is_file() for name in named)
+def mechanisms(text: str) -> list[tuple[str, list[str], list[str]]]:
+    """Of each row of the tables that name tests: its name, the code in it, and its tests ("same": of the row above)."""
+    found, before = [], list[str]()
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *rows = table.splitlines()
+        if not re.search(r"\| (test|ours in it) \|$", head):
+            continue
+        for row in rows:
+            tests = re.findall(r"`(\w+/test_\w+\.py)`", row)
+            tests += before if re.search(r"\(same test|\| same(,| \|$)", row.split("|", 2)[2]) else []
+            code = [span for span in re.findall(r"`([^`]+)`", row) if not span.endswith(".py")]
+            found.append((row.split("|")[1].strip(), code, tests))
+            before = tests
+    return found
+
+
+MECHANISMS = mechanisms((ROOT / "docs" / "papers.md").read_text())
+
+
+@pytest.mark.parametrize(("name", "code", "tests"), MECHANISMS, ids=[row[0] for row in MECHANISMS])
+def test_a_mechanism_of_the_papers_has_a_test_that_knows_its_options(
+    name: str, code: list[str], tests: list[str]
+) -> None:
+    assert tests and all((ROOT / "tests" / test).is_file() for test in tests), "every row has a test that is there"
+    words = {word.removeprefix("no-") for span in code for word in re.findall(r"--([a-z][\w-]*)", span)}
+    words |= {
+        word for span in code for word in re.findall(r"(?:(?<=[:,;])|^)[a-z][\w-]*(?==)|^[a-z][a-z-]+(?=:|$)", span)
+    }
+    text = " ".join((ROOT / "tests" / test).read_text() for test in tests)
+    unknown = {word for word in words if not re.search(rf"\b{re.sub('[-_]', '[-_]', word)}\b", text)}
+    assert not unknown, f"{tests} know nothing of {sorted(unknown)}"
+
+
+def test_the_tables_of_the_papers_are_found() -> None:
+    assert len(MECHANISMS) > 45
+    table = "| a | b | test |\n|---|---|---|\n| x | `one=2` | `verify/test_fly.py` |\n| y | `--two` | same |\n"
+    assert mechanisms(table) == [
+        ("x", ["one=2"], ["verify/test_fly.py"]), ("y", ["--two"], ["verify/test_fly.py"]),
+    ]  # fmt: skip
 
 
 ASKED = [page for page in PAGES if page != PAPERS]  # the papers' page asks the papers' models

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 UNFINISHED = "\ufffd"  # of bytes that are no whole character
@@ -186,6 +186,20 @@ def tail(pieces: Sequence[Piece], text: str) -> list[Piece] | None:
 def _parts(pieces: list[Piece], text: str) -> list[Piece]:
     """Parts of characters, from the last to the first, as pieces: the first has all the text."""
     return [Piece(text if i == len(pieces) - 1 else "", p.logprob, p.top) for i, p in enumerate(pieces)]
+
+
+def head(pieces: Sequence[Piece], text: str) -> list[Piece]:
+    """The first pieces, which spell this text; the last may go on beyond it. None of them: they do not spell it."""
+    found, at = list[Piece](), 0
+    for piece in pieces:
+        if at == len(text):
+            break
+        own = piece.text[: len(text) - at]
+        if piece.partial or not text.startswith(own, at):
+            return []
+        found.append(replace(piece, text=own))
+        at += len(own)
+    return found if at == len(text) else []
 
 
 def spelled(pieces: Sequence[Piece], text: str, split: Callable[[str], list[str]]) -> list[str]:

@@ -3,7 +3,8 @@
 The same decisions as in loop/step_decoder.py, on text. A step that is accepted costs two round trips: the draft's
 server writes up to a blank line; the target's reads the step, reports the log-probabilities of its tokens, and adds one
 token of its own. Of a rejected step the beginning may stay, as the rule says, and the target's server writes the rest
-of it in one more. Prefix caching on both servers makes each of these read what is new only.
+of it in one more. Prefix caching on both servers makes each of these read what is new only, scoring too where a server
+can report the last tokens alone.
 
 A draft's server that fails leaves the target writing alone, until it answers again.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from semspec.engines.answers import UNFINISHED, Answer, Piece, spelled, tail
+from semspec.engines.answers import UNFINISHED, Answer, Piece, head, spelled, tail
 from semspec.engines.connection import Refused
 from semspec.engines.executor import Call
 from semspec.engines.pieces import Pieces, TextPrompt, words
@@ -162,7 +163,7 @@ class TextDecoder:
         cut = min((at for marker in CLOSING if (at := text.find(marker)) >= 0), default=None)
         if cut is not None:
             text, ending = text[:cut], "end of text"
-        own = _exact(answer.pieces, text)
+        own = head(answer.pieces, text)
         return Proposal(lead + text, ending, [Piece(lead), *own] if lead and own else own)
 
     def lose(self, error: EngineError | None = None) -> None:
@@ -184,8 +185,12 @@ class TextDecoder:
         target, rule, job = self.servers.target, self.rule, self.job
         cooled = replace(job.sampling, temperature=min(job.sampling.temperature, rule.bonus))
         prompt, how = self.prompt.target + self.text + step.text + self.question, self.sampling(cooled)
-        answer: Answer = yield Call(lambda: target.score(prompt, how))
-        scored = self.scored(answer, step, whole)
+        last = self.reach(step) if target.abilities.scores_last else None
+        answer: Answer = yield Call(lambda: target.score(prompt, how, last))
+        scored = self.scored(answer, step, whole, last is not None)
+        if scored is None and last is not None:  # the step has more of the target's tokens than was thought
+            answer = yield Call(lambda: target.score(prompt, how))
+            scored = self.scored(answer, step, whole)
         if scored is None:
             log.warning("%r reports tokens that do not spell the text; its step counts as rejected", target)
             judged = Judged(0, {}, self.state)
@@ -215,10 +220,16 @@ class TextDecoder:
             self.drafting = False
         return event
 
-    def scored(self, answer: Answer, step: Proposal, whole: bool) -> ScoredStep | None:
+    def reach(self, step: Proposal) -> int:
+        """More tokens than the target has for a step and the question, in all likelihood."""
+        text, own = step.text + self.question, len(step.own) or len(step.text.encode())
+        return min(len(text.encode()), own * 3 // 2 + len(self.question) // 2 + 16) + 1
+
+    def scored(self, answer: Answer, step: Proposal, whole: bool, part: bool = False) -> ScoredStep | None:
+        """`part`: only the prompt's last tokens are known; if the step takes all, it may have begun before them."""
         pieces = tail(answer.prompt or (), step.text + self.question)
         asked = tail(pieces, self.question) if pieces and self.question else []
-        if not pieces or asked is None:
+        if not pieces or asked is None or (part and len(pieces) == len(answer.prompt or ())):
             return None
         first = answer.pieces[0] if answer.pieces else Piece("")
         after = Piece("", None, asked[0].top) if asked else first
@@ -324,17 +335,3 @@ class TextDecoder:
                 "%s wrote %d tokens %d times in a row; the target goes on alone",
                 self.job.rule.name, loop.period, loop.repeats,
             )  # fmt: skip
-
-
-def _exact(pieces: list[Piece], text: str) -> list[Piece]:
-    """The pieces that spell this text, if they do: the last may go on beyond it; else none."""
-    found, at = list[Piece](), 0
-    for piece in pieces:
-        if at == len(text):
-            break
-        own = piece.text[: len(text) - at]
-        if piece.partial or not text.startswith(own, at):
-            return []
-        found.append(replace(piece, text=own))
-        at += len(own)
-    return found if at == len(text) else []

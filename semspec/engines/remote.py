@@ -55,6 +55,7 @@ class Abilities:
     context: int | None = None  # tokens; None: it does not say
     scores: str | None = None  # how it reports log-probabilities of a prompt: echo, prompt_logprobs; None: not at all
     top: int = TOPS[-1]
+    scores_last: bool = False  # it can leave out those before a prompt's last tokens, so that its cache is of use
     keeps_stop: bool = False  # it can leave the stop string in the text
     names_stop: bool = False  # or it says which one it met; else a stop string and the end of the text look the same
     tokenizes: bool = False  # /tokenize and /detokenize, as vLLM has them
@@ -75,8 +76,10 @@ class RemoteModel:
         able = model.abilities
         await model._try_stops()
         for form, top in ((form, top) for top in TOPS for form in FORMS):
-            if await model._tries(form, **_scoring(form, top)) is not None:
+            if (whole := await model._tries(form, **_scoring(form, top))) is not None:
                 able.scores, able.top = form, top
+                part = await model._tries(form, **_scoring(form, top, last=2))
+                able.scores_last = part is not None and len(part.prompt or ()) < len(whole.prompt or ())
                 break
         else:
             able.top = max([top for top in TOPS if await model._tries(logprobs=top) is not None], default=0)
@@ -191,12 +194,11 @@ class RemoteModel:
             more["logprobs"] = max(top, 1)
         return await self._complete(prompt, max_tokens, sampling, more)
 
-    async def score(self, prompt: str, sampling: Sampling) -> Answer:
-        """The prompt's log-probabilities, and the token that follows it."""
-        assert self.abilities.scores is not None
-        return await self._complete(
-            prompt, 1, sampling, _scoring(self.abilities.scores, self.abilities.top), self.abilities.scores
-        )
+    async def score(self, prompt: str, sampling: Sampling, last: int | None = None) -> Answer:
+        """The prompt's log-probabilities, or those of its last tokens, and the token that follows it."""
+        able = self.abilities
+        assert able.scores is not None
+        return await self._complete(prompt, 1, sampling, _scoring(able.scores, able.top, last), able.scores)
 
     async def _complete(
         self, prompt: str, max_tokens: int, sampling: Sampling, more: dict[str, Any], scored: str | None = None
@@ -209,8 +211,9 @@ class RemoteModel:
             self.connection.fail(f"sends {error}")
 
 
-def _scoring(form: str, top: int) -> dict[str, Any]:
-    return {"logprobs": top, form: True if form == "echo" else top}
+def _scoring(form: str, top: int, last: int | None = None) -> dict[str, Any]:
+    more = {} if last is None else {"prompt_logprobs_last": last}
+    return {"logprobs": top, form: True if form == "echo" else top} | more
 
 
 def _filters(sampling: Sampling) -> dict[str, Any]:

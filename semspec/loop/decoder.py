@@ -103,14 +103,16 @@ class Decoder:
         return (yield from self.decode_target(DECODE_TOKENS, left))
 
     def score_prompt(self) -> Generator[Request, Any, list[TokenLogprob | None] | None]:
-        """The logprobs of the prompt's tokens, if they are asked for; the first has none."""
-        job = self.job
+        """The logprobs of those of the prompt's tokens that are asked for; its first has none."""
+        job, last = self.job, len(self.job.prompt) - 1
         if job.prompt_logprobs is None:
             return None
-        self.target.truncate(self.slot, 0)  # of a cached prefix there are no rows
-        found: list[TokenLogprob | None] = [None]
-        for start in range(0, len(job.prompt) - 1, PROMPT_ROWS):  # rows of a whole prompt may not fit into memory
-            tokens = job.prompt[start : min(start + PROMPT_ROWS, len(job.prompt) - 1)]
+        begin = max(0, last - (job.prompt_logprobs_last or last))
+        if before := job.prompt[:begin]:
+            yield from self.reading.read(before, keep=1)
+        found: list[TokenLogprob | None] = [] if begin else [None]
+        for start in range(begin, last, PROMPT_ROWS):  # rows of a whole prompt may not fit into memory
+            tokens = job.prompt[start : min(start + PROMPT_ROWS, last)]
             rows: ScoreOutput = yield from self.reading.read(tokens, keep=len(tokens))
             found += logprobs_of(rows.logits, job.prompt[start + 1 :][: len(tokens)], job.prompt_logprobs)
         return found

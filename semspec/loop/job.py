@@ -32,6 +32,7 @@ class Job:
     count_entropy: bool = False  # of the target at verified tokens, for the stats
     logprobs: int | None = None  # how many top logprobs to report with each token's own; None: no logprobs
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs_last: int | None = None  # for so many of its last ones; None: for all
     processors: Processors | None = None  # what changes its logits; None: nothing
     salt: str = ""  # whose prompts it shares a cache with
     draft_prompt: list[int] | None = None  # in the draft model's tokens, where these are others

@@ -90,6 +90,7 @@ class Preparer:
             count_entropy=options.count_entropy or options.profile is not None,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
+            prompt_logprobs_last=options.prompt_logprobs_last,
             processors=self._processors(tokens, stop, options, grammar),
             steps=self.resources.steps(rule.max_step_tokens, rule.delimiters) if isinstance(rule, StepRule) else None,
             referee=self._referee(options.referee),

@@ -82,7 +82,8 @@ class Choice:
         """The text that a delta adds, by its tokens, and what of it clients see."""
         final = delta.finish is not None
         if self.echo_first is not None and delta.echo is not None:
-            delta.logprobs = [TokenText(self.echo_first, None, ()), *delta.echo, *(delta.logprobs or [])]
+            first = TokenText(self.echo_first, None, ())
+            delta.logprobs = [*(token or first for token in delta.echo), *(delta.logprobs or [])]
         parts = self.splitter.feed(delta.spans, delta.markers, final, delta.specials)
         shown = [each for channel, text, _ in parts for each in self._read(channel, text)]
         if self.parser is not None and (final or self.opening):

@@ -93,7 +93,8 @@ class Service:
         try:
             request.grammar = await self._compiled(options)
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
-            self._check_prompt_logprobs(sum(map(len, prompts)) * body.candidates, options.prompt_logprobs)
+            scored = sum(min(len(prompt), options.prompt_logprobs_last or len(prompt)) for prompt in prompts)
+            self._check_prompt_logprobs(scored * body.candidates, options.prompt_logprobs)
             request.prompt_forms = body.prompt_forms
             sequences = []
             for prompt in prompts:

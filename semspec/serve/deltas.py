@@ -49,7 +49,7 @@ class Delta:
     logprobs: list[TokenText] | None
     finish: str | None
     prompt: list[dict[str, Any] | None] | None = None  # the prompt's logprobs as vLLM has them, with the first delta
-    echo: list[TokenText] | None = None  # the same as those of an answer, for all but its first token
+    echo: list[TokenText | None] | None = None  # the same as those of an answer; None: its first token, which has none
     specials: list[tuple[int, str]] = field(default_factory=list)  # special tokens, which have no text in the spans
     stopped_by: str | None = None  # the stop string, where one has ended the answer
 
@@ -125,7 +125,9 @@ def delta_of(
         None if event.logprobs is None else [token_text(pair, lp) for lp in event.logprobs],
         event.finish_reason,
         None if scored is None or "prompt" not in forms else [prompt_entry(pair, lp) for lp in scored],
-        None if scored is None or "echo" not in forms else [token_text(pair, lp) for lp in scored if lp],
+        None
+        if scored is None or "echo" not in forms
+        else [lp if lp is None else token_text(pair, lp) for lp in scored],
         [(start + i, specials[token]) for i, token in enumerate(event.tokens) if token in specials] if specials else [],
     )
 

@@ -130,6 +130,8 @@ class Fake:
         own, top = self.logprobs("", read + written, k) if read else self.logprobs(prompt, written, k)
         if read:
             own, top = [None, *own[1:]], [None, *top[1:]]  # type: ignore[list-item]
+        cut = max(0, len(read) - body.get("prompt_logprobs_last", len(read))) if "last" in self.dialect else 0
+        read, own, top = read[cut:], own[cut:], top[cut:]
         if k:
             choice["logprobs"] = {"tokens": read + written, "token_logprobs": own, "top_logprobs": top}
         both = "drops" in self.dialect and body.get("echo")
@@ -140,6 +142,8 @@ class Fake:
                 named = {token: p} | best
                 rows.append({str(i): {"logprob": q, "decoded_token": t} for i, (t, q) in enumerate(named.items())})
             choice["prompt_logprobs"] = [None, *rows[1:]]
+            if "last" in self.dialect and (kept := body.get("prompt_logprobs_last")):
+                choice["prompt_logprobs"] = choice["prompt_logprobs"][-kept:]
         echoed = prompt.replace("Q: ", "") if "drops" in self.dialect else prompt
         choice["text"] = (echoed if read else "") + text
         usage = {"prompt_tokens": len(tokens(prompt)), "completion_tokens": len(written)}

@@ -8,11 +8,12 @@ import pytest
 
 import semspec
 from semspec import Pair, pocket
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair.remote import RemotePair, connect
 from semspec.pocket.shipped import JUDGE_OF_EVIDENCE, SHIPPED
 from semspec.serve.limits import Limits, Settings
-from tests.serve.live import serving
+from tests.serve.live import Live, serving
 
 JUDGED = f"semantic+:probes={JUDGE_OF_EVIDENCE}"
 
@@ -23,22 +24,47 @@ def here() -> Pair:
 
 
 @pytest.fixture(scope="module")
-def over_servers() -> Iterator[RemotePair]:
+def servers() -> Iterator[tuple[Live, Live]]:
     def settings(name: str) -> Settings:
         return Settings(name=name, defaults=Options(verifier="none"), limits=Limits(new_tokens=300))
 
-    load = lambda name: semspec.load(SHIPPED[name], device="cpu", slots=4, context=512)  # noqa: E731
+    load = lambda name: semspec.load(SHIPPED[name], device="cpu", slots=4, context=512).cached()  # noqa: E731
     with (
         serving(lambda: load("pocket"), settings("pocket")) as target,
         serving(lambda: load("pocket-draft"), settings("pocket-draft")) as draft,
     ):
-        yield connect(f"{target.url}/v1", f"{draft.url}/v1", slots=4)
+        yield target, draft
+
+
+@pytest.fixture(scope="module")
+def over_servers(servers: tuple[Live, Live]) -> RemotePair:
+    return connect(*(f"{live.url}/v1" for live in servers), slots=4)
 
 
 def test_both_have_what_a_pair_needs(over_servers: RemotePair) -> None:
     able = over_servers.servers.target.abilities
     assert (able.name, able.context, able.top, able.keeps_stop, able.tokenizes) == ("pocket", 512, 10, True, True)
-    assert able.scores
+    assert able.scores and able.scores_last
+
+
+def test_a_step_is_scored_with_what_the_server_has_cached(
+    over_servers: RemotePair, servers: tuple[Live, Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a text that grows step by step, each call reads the new step and what a guess of its length reaches back."""
+    cache = servers[0].engine.pair.target  # type: ignore[union-attr]
+    assert isinstance(cache, PrefixCache)
+    chat = [{"role": "user", "content": pocket.problem(12, 8, "test").text}]
+    read, score = list[int](), cache.inner.score
+    counted = lambda asked: (read.append(sum(len(one.tokens) for one in asked)), score(asked))[1]  # noqa: E731
+    monkeypatch.setattr(cache.inner, "score", counted)
+    found, texts = dict[bool, int](), dict[bool, str]()
+    for last in (True, False):  # the first finds nothing of it in the cache
+        monkeypatch.setattr(over_servers.servers.target.abilities, "scores_last", last)
+        read.clear()
+        result = over_servers.generate(chat, verifier="accept-all-steps:lead=0", max_new_tokens=300)
+        found[last], texts[last] = sum(read), result.text
+        assert result.stats.step_outcomes["accepted"] > 5
+    assert texts[True] == texts[False] and found[True] < found[False] / 30, found
 
 
 def test_answers_are_those_of_the_same_rule_in_process(over_servers: RemotePair, here: Pair) -> None:

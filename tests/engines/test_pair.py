@@ -8,7 +8,7 @@ import semspec
 from semspec.engines.pieces import KEPT, Pieces
 from semspec.errors import BadRequest
 from tests.engines.conftest import CHAT, QUESTION, RIGHT, WRONG
-from tests.engines.fake import Fake
+from tests.engines.fake import Fake, tokens
 
 TARGETS = "\n\n".join(RIGHT)
 MIXED = "\n\n".join([*WRONG[:2], RIGHT[2]])  # the draft's steps, but the target ends the text
@@ -79,6 +79,8 @@ def test_relaxed_tokens_say_why_and_what_the_target_would_have_written(target: F
         {"prompt_logprobs", "keeps_stop", "tokenize"},
         {"echo", "keeps_stop"},  # the prompt has to be text
         {"echo", "keeps_stop", "tokenize", "drops", "shows_end"},  # vLLM: special tokens are not echoed, the end is
+        {"echo", "keeps_stop", "tokenize", "last"},  # ours
+        {"prompt_logprobs", "keeps_stop", "tokenize", "last"},
     ],
 )
 def test_servers_that_can_do_different_things_write_the_same(target: Fake, draft: Fake, dialect: set[str]) -> None:
@@ -87,6 +89,41 @@ def test_servers_that_can_do_different_things_write_the_same(target: Fake, draft
     prompt = CHAT if "tokenize" in dialect else f"Q: {QUESTION}\nA:\n"
     for verifier, text in (("likely-step", TARGETS), ("accept-all-steps:lead=0", MIXED), ("none", TARGETS)):
         assert pair.generate(prompt, verifier=verifier, max_new_tokens=60).text == text
+
+
+@pytest.mark.parametrize("form", ["echo", "prompt_logprobs"])
+def test_only_the_step_is_scored_where_a_server_can(target: Fake, draft: Fake, form: str) -> None:
+    target.dialect = frozenset({form, "keeps_stop", "tokenize", "last"})
+    pair = semspec.load(target.url, draft=draft.url)
+    target.asked.clear()
+    result = pair.generate(CHAT, verifier="likely-step", max_new_tokens=60)
+    scored = [body for body in target.asked if body.get(form)]
+    assert result.text == TARGETS and result.stats.step_outcomes["accepted"]
+    for body, step in zip(scored, WRONG, strict=True):
+        assert len(tokens(step)) < body["prompt_logprobs_last"] <= len(f"{step}\n\n".encode()) + 1
+    target.dialect -= {"last"}
+    pair = semspec.load(target.url, draft=draft.url)
+    target.asked.clear()
+    assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
+    assert not any("prompt_logprobs_last" in body for body in target.asked)
+
+
+def test_a_step_with_more_tokens_than_was_thought_is_scored_again(
+    target: Fake, draft: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step decides alike whatever was guessed; too few tokens cost one more call."""
+    target.dialect |= {"last"}
+    pair = semspec.load(target.url, draft=draft.url)
+    whole = pair.generate(CHAT, verifier="likely-step:threshold=-3", max_new_tokens=60)
+    reasons = [why.reason for event in whole.events for why in event.relaxed.values()]
+    for few in (1, 3):
+        monkeypatch.setattr("semspec.engines.decoder.TextDecoder.reach", lambda *_, few=few: few)
+        target.asked.clear()
+        again = pair.generate(CHAT, verifier="likely-step:threshold=-3", max_new_tokens=60)
+        assert again.text == whole.text == MIXED
+        assert [why.reason for event in again.events for why in event.relaxed.values()] == reasons
+        scored = [body for body in target.asked if body.get("echo")]
+        assert ["prompt_logprobs_last" in body for body in scored] == [True, False] * (len(scored) // 2)
 
 
 def test_a_draft_may_have_other_tokens(target: Fake, draft: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 def test_fit_and_its_stages_alone_make_the_same_probes(
     traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = ["--traces", traces, "--per-problem", 1, "--samples", 2, "--max-step-tokens", 40, "--layers", "4,last", "--device", "cpu", "--context", 640, "--shard", 3]  # noqa: E501  # fmt: skip
+    what = ["--traces", traces, "--per-problem", 1, "--samples", 2, "--max-step-tokens", 40, "--layers", "4,last", "--device", "cpu", "--context", 640, "--shard", 3, "--poolings", "mean,last,second-last"]  # noqa: E501  # fmt: skip
     how = ["--calibration", "temperature", "--epochs", 3, "--device", "cpu"]
     code, out, err = command(monkeypatch, capsys, "probe", "fit", "pocket", "--out", tmp_path / "all", *what, *how)
     assert code == 0, err
@@ -86,6 +86,10 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
     assert code == 2 and re.search(r"has seen \d of these problems", err)
     code, _, err = command(monkeypatch, capsys, "probe", "train", other, *how, "--layers", 4)
     assert code == 0 and Probe.load(other / "target", fingerprint(pair.target)).layers == (4,)
+    code, _, err = command(monkeypatch, capsys, "probe", "train", other, *how, "--pooling", "second-last")
+    assert code == 0 and Probe.load(other / "target", fingerprint(pair.target)).features.pooling == "second-last", err
+    code, _, err = command(monkeypatch, capsys, "probe", "train", other, *how, "--pooling", "last-prompt")
+    assert code == 2 and "last-prompt" in err, "what was not collected cannot be seen"
     with pytest.raises(semspec.ModelError, match="belongs to model"):
         Probe.load(one / "target", fingerprint(pair.draft))
 

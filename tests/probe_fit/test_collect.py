@@ -84,6 +84,18 @@ def test_states_and_logprobs_are_those_that_predicted_the_tokens() -> None:
             assert states[f"{model}.evidence"][row, 0] == pytest.approx(min(own.min().item(), 0.0), abs=1e-5)
 
 
+def test_the_released_poolings_are_stored_if_asked_for() -> None:
+    """The state before the last token's, and the prompt's last one, from which a step's first token was predicted."""
+    config = replace(CONFIG, poolings=("second-last", "last-prompt"))
+    samples, states = Sampler(fake_pair(), config, steps()).run(prefixes())
+    where = {p.id: p.tokens for _, p in prefixes()}
+    for row, sample in enumerate(samples):
+        for pooling, k in (("second-last", max(len(sample.tokens) - 2, 0)), ("last-prompt", 0)):
+            wanted = torch.tensor(LANGUAGES["target"](where[sample.prefix] + sample.tokens[:k])) + 1
+            torch.testing.assert_close(states[f"target.1.{pooling}"][row], wanted)
+    assert not any(name.endswith("mean") for name in states)
+
+
 def test_token_states_are_kept_if_asked_for() -> None:
     samples, states = Sampler(fake_pair(), replace(CONFIG, token_states=True), steps()).run(prefixes())
     where = {p.id: p.tokens for _, p in prefixes()}

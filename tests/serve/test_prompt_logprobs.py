@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from semspec import Pair
+from semspec import Options, Pair
+from semspec.errors import BadRequest
 from semspec.serve.deltas import delta_of
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
@@ -61,3 +64,46 @@ def test_only_the_form_that_is_read_is_made(pocket_pair: Pair) -> None:
     assert ChatRequest.model_validate({"model": "x", "messages": messages, "prompt_logprobs": 1}).prompt_forms == {
         "prompt"
     }
+
+
+@pytest.mark.parametrize("last", [1, 5, 70, 9999])
+def test_those_of_the_last_tokens_are_the_end_of_all(pocket: Live, last: int) -> None:
+    """In both forms, whether the server has the beginning in its cache or not."""
+    body = {"model": "pocket", "prompt": f"{PROMPT} " * 9 + str(last), "max_tokens": 1, "temperature": 0}
+    for form in ({"prompt_logprobs": 2}, {"echo": True, "logprobs": 2}):
+        part, whole = (
+            pocket.post("/v1/completions", body | form | more).json()["choices"][0]
+            for more in ({"prompt_logprobs_last": last}, {})
+        )
+        rows, every = (c.get("prompt_logprobs") or c["logprobs"]["token_logprobs"] for c in (part, whole))
+        written = 1 if "echo" in form else 0
+        assert len(rows) == min(last + written, len(every))
+        assert part["text"] == whole["text"], "and what follows is the same"
+        for ours, theirs in zip(rows, every[-len(rows) :], strict=True):
+            if isinstance(ours, dict):
+                assert list(ours) == list(theirs)
+                ours, theirs = (next(iter(row.values()))["logprob"] for row in (ours, theirs))
+            assert ours == (None if theirs is None else pytest.approx(theirs, abs=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"prompt_logprobs_last": 3}, "none are asked for"),
+        ({"prompt_logprobs_last": 0, "prompt_logprobs": 1}, "prompt_logprobs_last"),
+        ({"prompt_logprobs_last": True, "prompt_logprobs": 1}, "prompt_logprobs_last"),
+        ({"prompt_logprobs_last": 2.5, "prompt_logprobs": 1}, "prompt_logprobs_last"),
+    ],
+)
+def test_a_number_of_last_tokens_that_makes_no_sense_is_refused(pocket: Live, more: dict[str, Any], word: str) -> None:
+    refusal = pocket.post("/v1/completions", {"model": "pocket", "prompt": PROMPT, "max_tokens": 1} | more)
+    assert refusal.status_code == 400 and word in refusal.text
+    with pytest.raises(BadRequest, match="prompt_logprobs_last"):
+        Options(prompt_logprobs=1, prompt_logprobs_last=0)
+
+
+def test_few_of_a_long_prompt_are_within_the_limit(pair: Pair) -> None:
+    body = {"model": "tiny", "prompt": [5, 6, 7, 8, 9] * 4, "max_tokens": 1, "prompt_logprobs": 3}
+    with serving(lambda: pair, Settings(name="tiny", limits=Limits(prompt_logprobs=60))) as live:
+        assert live.post("/v1/completions", body).status_code == 400
+        assert live.post("/v1/completions", body | {"prompt_logprobs_last": 15}).status_code == 200

@@ -152,6 +152,7 @@ def test_a_preset_is_changed_by_what_is_given() -> None:
     assert mixed.attention is not None and mixed.attention.score == "share" and mixed.attention.rest == "nothing"
     assert (mixed.ffn, mixed.ffn_threshold, mixed.experts, mixed.reuse) == (0.3, 0.0, 0, 0.5)
     assert config("paper", rho=1.0).attention is None
+    assert (papers.ffn_by, ours.ffn_by, config("paper", ffn_by="union").ffn_by) == ("token", "union", "union")
     for wrong, message in (
         ({"preset": "strict"}, "there is no preset 'strict'; give default or paper"),
         ({"preset": "paper", "ffn": 0.3, "ffn_threshold": 0.1}, "not both"),

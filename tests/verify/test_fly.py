@@ -12,6 +12,7 @@ from random import Random
 import pytest
 import torch
 
+from semspec.bench.arms import parse_arm
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.sampling.noise import SECOND, TARGET, stream
@@ -171,6 +172,11 @@ def test_vllm_needs_a_window_and_other_readings_keep_theirs() -> None:
         Options(verifier="fly:reading=vllm", num_draft_tokens=1)
     for reading in ("paper", "released"):
         assert make(f"fly:reading={reading}").for_draft_length(3) == make(f"fly:reading={reading}")
+
+
+def test_drafts_have_15_tokens_unless_another_number_is_given() -> None:
+    assert make("fly").default_draft_tokens() == 15
+    assert (parse_arm("fly").num_draft_tokens, parse_arm("fly:k=25").num_draft_tokens) == (None, 25)
 
 
 def test_the_gates_see_other_probabilities_when_sampling() -> None:

@@ -101,6 +101,8 @@ class RequestBase(sampling.SamplingFields):
             raise ValueError("stream_options is for streams; leave it out, or set stream")
         if self.stream and self.prompt_logprobs is not None:
             raise ValueError("prompt_logprobs are not for streams; leave out one of them")
+        if self.prompt_logprobs_last is not None and not self.prompt_forms:
+            raise ValueError("prompt_logprobs_last is about logprobs of the prompt, and none are asked for")
         return self
 
     @property

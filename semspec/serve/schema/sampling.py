@@ -58,6 +58,9 @@ class SamplingFields(Lenient, StructuredFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Logprobs of the prompt's tokens, with so many of the likeliest; not for streams."
     )
+    prompt_logprobs_last: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="Those of its last tokens only; what is before them may then come from a cache."
+    )
     max_thinking_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
         None, description="Tokens of thinking after which its end is forced and the answer follows."
     )
@@ -82,6 +85,7 @@ class SamplingFields(Lenient, StructuredFields):
             cache_salt=self.cache_salt or "",
             max_thinking_tokens=self.max_thinking_tokens,
             prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs_last=self.prompt_logprobs_last,
             structured_outputs=self.structured(),
             **{name: getattr(self, name) for name in LOGIT_OPTIONS},
         )
