@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -9,52 +10,64 @@ from torch import Tensor
 
 
 class RememberedStates:
-    """Of a slot's leading tokens, in the parts in which passes returned them: nothing is copied as a text grows."""
+    """Of a slot's leading tokens, in the parts in which passes returned them. As a text grows, nothing is copied, and
+    a round looks at the last parts only: there is one for each round before it."""
 
-    def __init__(self, parts: Iterable[dict[int, Tensor]] = ()) -> None:
-        self._parts = list(parts)
+    def __init__(self) -> None:
+        self._parts: list[dict[int, Tensor]] = []
+        self._ends: list[int] = []  # tokens up to the end of each part
+        self._layers: list[frozenset[int]] = []  # that it and all before it have: fewer and fewer
+
+    @property
+    def _count(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def nbytes(self) -> int:
+        """All the memory it takes."""
+        return sum(states.untyped_storage().nbytes() for part in self._parts for states in part.values())
 
     def covers(self, layers: Iterable[int]) -> int:
         """How many leading tokens it has the states of, in all these layers."""
-        want, count = set(layers), 0
-        for part in self._parts:
-            if not want <= part.keys():
-                break
-            count += _rows(part)
-        return count
+        want = frozenset(layers)
+        parts = bisect_left(self._layers, True, key=lambda common: not want <= common)
+        return self._ends[parts - 1] if parts else 0
 
     def between(self, start: int, end: int, layers: Iterable[int]) -> dict[int, Tensor]:
-        parts, at = list[dict[int, Tensor]](), 0
-        for part in self._parts:
-            rows = slice(max(0, start - at), max(0, end - at))
-            parts.append({layer: states[rows] for layer, states in part.items()})
-            at += _rows(part)
-        return {layer: torch.cat([part[layer] for part in parts if _rows(part)]) for layer in layers}
+        at = bisect_right(self._ends, start)
+        begin, parts = self._ends[at - 1] if at else 0, list[dict[int, Tensor]]()
+        while begin < end and at < len(self._parts):
+            rows = slice(max(0, start - begin), end - begin)
+            parts.append({layer: states[rows] for layer, states in self._parts[at].items()})
+            begin, at = self._ends[at], at + 1
+        return {layer: torch.cat([part[layer] for part in parts]) for layer in layers}
 
     def first(self, length: int) -> RememberedStates:
-        kept, at = list[dict[int, Tensor]](), 0
-        for part in self._parts:
-            if at < length:
-                kept.append({layer: states[: length - at] for layer, states in part.items()})
-            at += _rows(part)
-        return RememberedStates(kept)
+        made, whole = RememberedStates(), bisect_right(self._ends, length)
+        made._parts, made._ends, made._layers = self._parts[:whole], self._ends[:whole], self._layers[:whole]
+        if whole < len(self._parts) and made._count < length:
+            made._add({layer: states[: length - made._count] for layer, states in self._parts[whole].items()})
+        return made
 
     def kept(self, start: int, rows: Sequence[int]) -> RememberedStates:
         """Of the tokens from `start` on only these."""
         made, end = self.first(start), start + max(rows, default=-1) + 1
-        if rows and sum(map(_rows, self._parts)) >= end and self._parts:
-            layers = set.intersection(*(set(part) for part in self._parts))
-            tail = self.between(start, end, layers)
+        if rows and self._count >= end:
+            tail = self.between(start, end, self._layers[-1])
             made.append(start, {layer: states[list(rows)] for layer, states in tail.items()})
         return made
 
     def append(self, start: int, hidden: dict[int, Tensor]) -> None:
         """States of the tokens from `start` on; after a gap they are no use."""
         if hidden and self.covers(hidden) == start:
-            # A view would keep the states of a whole batch.
-            own = {i: h.clone() if h.untyped_storage().nbytes() > h.nbytes else h for i, h in hidden.items()}
-            self._parts.append(own)
+            self._add(hidden)
 
-
-def _rows(part: dict[int, Tensor]) -> int:
-    return len(next(iter(part.values())))
+    def _add(self, part: dict[int, Tensor]) -> None:
+        count = len(next(iter(part.values())))
+        if not count:
+            return
+        # A view would keep the states of a whole batch, or of a whole tree.
+        self._parts.append({i: h.clone() if h.untyped_storage().nbytes() > h.nbytes else h for i, h in part.items()})
+        self._ends.append(self._count + count)
+        own = frozenset(part)
+        self._layers.append(own & self._layers[-1] if self._layers else own)
