@@ -177,6 +177,21 @@ def test_a_deleted_session_releases_its_slots(pocket: semspec.Pair):
     assert pocket.target.free == pocket.draft.free == 2
 
 
+def test_a_session_is_closed_between_the_passes_of_others(pocket: semspec.Pair, monkeypatch: pytest.MonkeyPatch):
+    """Slots are given back while nobody makes a pass: other threads may use the pair."""
+    session, held = semspec.Session(pocket), list[bool]()
+    list(session.ask("Ana has 2 cats.", max_new_tokens=2))
+    release = pocket.target.release
+
+    def watched(slot: int) -> None:
+        held.append(pocket.executor.lock._is_owned())  # type: ignore[attr-defined]
+        release(slot)
+
+    monkeypatch.setattr(pocket.target, "release", watched)
+    session.close()
+    assert held == [True]
+
+
 def test_a_pass_that_breaks_costs_the_cache_but_not_the_conversation(pocket: semspec.Pair, monkeypatch):
     session = semspec.Session(pocket)
     list(session.ask(TURNS[0], max_new_tokens=10))

@@ -149,7 +149,6 @@ class Executor:
             while not task.done and task.answered:
                 self._resume(task)
             if not ready and self._slots and self._grant(chosen := self.choose(self._slots)):
-                self._slots.remove(chosen)
                 ready.append(chosen)
         if self._slots and len(self._slots) == len(self.tasks):  # no sequence is left that could free a slot
             self._end(self._slots[0], SemspecError("this needs more slots at once than there are; load more slots"))
@@ -182,7 +181,7 @@ class Executor:
                 return self._end(task, TypeError(f"a decoding generator yielded {request!r}, which is no request"))
 
     def _grant(self, task: Task) -> bool:
-        """Give a waiting sequence all the slots it requested, if they are free."""
+        """Give a waiting sequence all the slots it requested, if they are free; False: it has to wait."""
         (request,) = task.requests
         assert isinstance(request, Acquire)
         needed = [sum(other is runner for other in request.runners) for runner in request.runners]
@@ -201,7 +200,8 @@ class Executor:
             if not isinstance(error, Exception):
                 raise
             self._end(task, error)
-            return False
+            return True
+        self._slots.remove(task)
         task.results[0] = slots
         task.slots = list(zip(request.runners, slots, strict=True))
         return True

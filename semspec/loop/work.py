@@ -25,6 +25,7 @@ class ScoreWork:
 
     def __init__(self, task: Task, request: Score) -> None:
         self.task, self.request = task, request
+        request.runner.expect(request)  # before anybody asks whether there is room for it
         self.fed = 0
         self.parts: list[ScoreOutput] = []
 

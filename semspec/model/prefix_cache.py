@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from semspec.errors import SemspecError
 from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
 from semspec.model.remembered_states import RememberedStates
 from semspec.model.rows import after, rest
@@ -48,6 +49,8 @@ class PrefixCache(RunnerWrapper):
         return len(self._idle) + min(self._limit - len(self._index.tokens), self.inner.free)
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
+        if not self.free:
+            raise SemspecError(f"all {len(self._lengths)} slots are taken; release one or load the model with more")
         slot = self._slot_for(prompt, salt)
         if slot in self._idle:
             self._idle.remove(slot)
@@ -204,19 +207,21 @@ class PrefixCache(RunnerWrapper):
         now, later = list[Score](), list[Score]()
         for request in requests:
             long = len(request.tokens) - request.keep >= BLOCK
-            (later if long and any(self._reads_for(other, request) for other in now) else now).append(request)
+            (later if long and self._is_read(request, now) else now).append(request)
         rows = dict(zip(map(id, now), self._score(now), strict=True))
         if later:
             rows |= dict(zip(map(id, later), self.score(later), strict=True))
         return [rows[id(request)] for request in requests]
 
-    def _reads_for(self, other: Score, request: Score) -> bool:
-        """Whether another feed of the same pass reads what this one begins with."""
-        if self._index.salts[request.slot] != self._index.salts[other.slot]:
+    def _is_read(self, request: Score, others: Sequence[Score]) -> bool:
+        """Whether other feeds of the same pass read what this one begins with: prompts, not rounds of long texts."""
+        salts, slot = self._index.salts, request.slot
+        prompts = [other for other in others if len(other.tokens) >= BLOCK and salts[other.slot] == salts[slot]]
+        if not prompts:
             return False
-        text, read = self._text(request, request.keep), self._text(other)
-        known = common_prefix(self._index.tokens[request.slot], text)
-        return common_prefix(read, text) - known >= BLOCK
+        text = self._text(request, request.keep)
+        known = common_prefix(self._index.tokens[slot], text)
+        return any(common_prefix(self._text(other), text) - known >= BLOCK for other in prompts)
 
     def _text(self, request: Score, keep: int = 0) -> list[int]:
         """What the slot will hold after a feed, without the last `keep` tokens."""
@@ -231,7 +236,9 @@ class PrefixCache(RunnerWrapper):
                 # A slot that has all of it may have more of the prompt than others, and be of use at its end only.
                 if self._index.tokens[request.slot][: len(text)] != text:
                     self._adopt(request.slot, text, request.layers if request.states else ())
-            found = self._lookup(request)
+            found = self._found(request)
+            self.queries += len(request.tokens) - request.keep
+            self.hits += found
             counts.append(found)
             remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
@@ -267,15 +274,22 @@ class PrefixCache(RunnerWrapper):
             self._append(request.slot, [*request.tokens, *out.tokens[:-1]])
         return outputs
 
-    def _lookup(self, request: Score) -> int:
+    def expect(self, request: Score) -> None:
+        """What will be read again although the slot has it gives way now: pages that others share with it are no room
+        for what is read, which `lacks` has to know."""
+        slot, at = request.slot, self._lengths[request.slot]
+        if slot not in self._lost and at < len(self._index.tokens[slot]):
+            length = at + self._found(request)
+            if self._usable(slot, length) == length:
+                self._cut(slot, length)
+
+    def _found(self, request: Score) -> int:
         """How many of these tokens the slot holds already; tokens whose rows are wanted are fed in any case."""
         most, at = len(request.tokens) - request.keep, self._lengths[request.slot]
         found = common_prefix(self._index.tokens[request.slot][at : at + most], request.tokens)
         if request.states:
             known = self._states[request.slot].covers(request.layers) if request.slot in self._states else 0
             found = min(found, max(len(request.tokens) - request.states, known - at, 0))
-        self.queries += most
-        self.hits += found
         return found
 
     def _remembered(self, request: Score, found: int) -> dict[int, Tensor]:

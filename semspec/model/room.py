@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from semspec.types import Score
+
 
 class EnoughRoom:
     """A runner whose slots always have room for what they may hold: nothing is preempted or given back."""
@@ -26,3 +28,6 @@ class EnoughRoom:
 
     def lost(self, slot: int) -> list[int]:
         return []
+
+    def expect(self, request: Score) -> None:
+        pass

@@ -66,6 +66,9 @@ class RunnerWrapper:
     def lost(self, slot: int) -> list[int]:
         return self.inner.lost(slot)
 
+    def expect(self, request: Score) -> None:
+        self.inner.expect(request)
+
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         return self.inner.score(requests)
 

@@ -84,8 +84,9 @@ class Session:
         self._release()
 
     def _release(self) -> None:
-        for cache in self._caches:
-            cache.close()
+        with self.pair.executor.lock:  # another thread may be making a pass on these models
+            for cache in self._caches:
+                cache.close()
 
     def __enter__(self) -> Session:
         return self

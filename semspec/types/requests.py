@@ -63,6 +63,9 @@ class Runner(Protocol):
     def lost(self, slot: int) -> list[int]:
         """What a preempted slot is to be fed again; ~token: of a tree that it ended with."""
 
+    def expect(self, request: Score) -> None:
+        """It is fed next: what its slot has of it already and it has no use for is given up."""
+
 
 @dataclass(slots=True, eq=False)
 class Acquire:

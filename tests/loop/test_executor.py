@@ -361,6 +361,21 @@ def test_slots_are_given_back_if_one_of_them_cannot_be_had(monkeypatch: pytest.M
     assert not world.target.held and not world.draft.held
 
 
+def test_a_sequence_that_cannot_have_its_slots_ends_no_other_that_waits(monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    acquire, failing = world.draft.acquire, [True]
+
+    def once_broken(prompt: list[int], salt: str) -> int:
+        return 1 // 0 if failing and failing.pop() else acquire(prompt, salt)
+
+    monkeypatch.setattr(world.draft, "acquire", once_broken)
+    bad, *others = (world.submit([i, 2]) for i in range(3))
+    world.executor.run()
+    assert isinstance(bad.error, ZeroDivisionError)
+    assert [tokens(task) for task in others] == [greedy(world.language, [i, 2], 30) for i in (1, 2)]
+    assert not world.target.held and not world.draft.held
+
+
 def test_a_sequence_that_fails_twice_in_one_tick_ends_once():
     runner, executor = FakeRunner(lambda context: [float("nan")] * 4, 4), Executor()
 

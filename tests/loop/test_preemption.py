@@ -206,6 +206,32 @@ def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text()
     assert written([tasks[0], tasks[2]]) == [greedy(TARGET, job.prompt, 30) for job in (jobs[0], jobs[2])]
 
 
+class Reading(ModelDrafter):
+    """Wants the target's states of every token."""
+
+    layers = (1,)
+
+    def observe(self, tokens: list[int], hidden: dict[int, torch.Tensor]) -> None:
+        assert len(hidden[1]) == len(tokens)
+
+
+@pytest.mark.parametrize("room", range(96, 160, 8))
+@pytest.mark.parametrize("kind", ["logprobs of the prompt", "states"])
+def test_a_prompt_that_is_read_again_although_others_have_it_takes_room_of_its_own(kind: str, room: int) -> None:
+    """Its slot begins with pages that it shares and has no use for: they are no room for what it reads."""
+    prompt, states = [1, 2, 3, 4, 5] * 9, kind == "states"
+    jobs = [Job(prompt, rule_of("none"), 1, 40)]
+    jobs += [Job([*prompt, i], rule_of("exact"), 2, 30, prompt_logprobs=None if states else 1) for i in range(2)]
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=room))
+    executor, draft, tasks = Executor(), FakeRunner(DRAFT, VOCAB), list[Task]()
+    for job in jobs:
+        stats, drafter = Stats(), (Reading if states else ModelDrafter)(draft) if tasks else NoDrafter()
+        tasks.append(executor.submit(Decoder(job, target, drafter, stats).decode(), stats))
+        executor.tick()  # the first has read the prompt when the others come
+    executor.run()
+    assert written(tasks) == [greedy(TARGET, job.prompt, job.max_new_tokens) for job in jobs]
+
+
 @pytest.mark.parametrize("rule", ["none", "exact", "block", "fly"])
 def test_a_real_pair_in_few_pages(rule: str, target_folder: Path, draft_folder: Path, pair: semspec.Pair) -> None:
     """Its cache is paged, and too small for all: the same tokens, and no page is lost."""

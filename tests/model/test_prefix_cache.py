@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import semspec
 from semspec.draft import ModelDrafter, NoDrafter
+from semspec.errors import SemspecError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
@@ -326,6 +327,15 @@ def test_blocks_of_one_slot_with_one_hash_do_no_harm(monkeypatch: pytest.MonkeyP
     index.cut(0, 4)
     index.drop(0)
     assert index.common([1] * 9) == {1: 9}
+
+
+def test_a_slot_more_than_there_are_is_refused_in_words() -> None:
+    runner = PrefixCache(FakeRunner(TARGET, VOCAB, slots=1))
+    slot = runner.acquire([1, 2])
+    with pytest.raises(SemspecError, match="all 1 slots are taken"):
+        runner.acquire([1, 2, 3])
+    runner.release(slot)
+    assert runner.acquire([1, 2, 3]) == slot
 
 
 def test_what_one_salt_has_read_another_does_not_find() -> None:
