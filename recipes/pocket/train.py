@@ -267,7 +267,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         default="mask",
         help="mask: documents of a row do not see each other; causal: they do, but faster",
     )
-    parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16 on a CPU, too, where it is faster")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="products in bfloat16 on a CPU, too, where it is faster"
+    )
     parser.add_argument("--no-graphs", action="store_true", help="do not record steps as CUDA graphs")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--log-every", type=int, default=960, help="steps; best a multiple of the window of 32")

@@ -12,7 +12,7 @@ from semspec.replicas.router import Router, text_of
 from semspec.replicas.supervisor import Supervisor
 from semspec.serve.forwarded import introduced
 
-CONNECT_SECONDS = 2.0
+CONNECT_SECONDS = 10.0  # a replica that has ended refuses at once; one on a busy machine is not lost
 
 
 class Processes:

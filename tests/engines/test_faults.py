@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 import semspec
 from semspec.engines import connection
-from semspec.errors import EngineError
+from semspec.errors import BatchFailed, EngineError
 from semspec.pair.remote import connect
 from tests.engines.conftest import CHAT, RIGHT
 from tests.engines.fake import Fake
@@ -45,13 +46,15 @@ def test_a_request_that_is_wrong_is_not_sent_again(target: Fake, draft: Fake) ->
 
 
 def test_a_slow_target_is_waited_for_up_to_a_limit(target: Fake, draft: Fake) -> None:
-    pair = connect(target.url, draft.url, seconds=0.5)
+    pair = connect(target.url, draft.url, seconds=600)
     target.delay = 0.1
     assert pair.generate(CHAT, verifier="likely-step", max_new_tokens=60).text == TARGETS
-    target.delay = 1.0
+    servers, target.most = pair.servers, 0  # it answers no completion any more
+    prompt = pair.tokenizer.apply_chat_template(CHAT)
+    servers.target.connection.seconds, servers.target.connection._client.timeout = 0.5, httpx.Timeout(0.5)
     target.asked.clear()
-    with pytest.raises(EngineError, match=r"did not answer within 0\.5 seconds"):
-        pair.generate(CHAT, verifier="none")
+    with pytest.raises(BatchFailed, match=r"did not answer within 0\.5 seconds"):
+        pair.generate([prompt], verifier="none")
     assert len(target.asked) == 1, "a busy server is not made busier"
 
 

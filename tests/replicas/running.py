@@ -21,7 +21,7 @@ from semspec.replicas.supervisor import Supervisor
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.server import configure
 from tests.replicas.script import HELD_AT
-from tests.serve.live import until
+from tests.serve.live import WAIT, until
 
 SCRIPT = Path(__file__).parent / "script.py"
 LIMITS = Limits(body_bytes=5_000, drain=10)
@@ -51,17 +51,17 @@ class Address:
         self,
         replicas: Replicas,
         settings: Settings | None = None,
-        seconds: float = 30,
+        seconds: float = WAIT,
         headers: dict[str, str] | None = None,
     ) -> None:
         self.replicas = replicas
         settings, self.headers = settings or Settings(limits=LIMITS), headers or {}
-        self.how = {"timeout": 30, "headers": self.headers, "verify": False}  # to read certificates takes a while
+        self.how = {"timeout": WAIT, "headers": self.headers, "verify": False}  # to read certificates takes a while
         self.ingress = Ingress(replicas, settings)
         self.server = IngressServer(configure(self.ingress.app, "127.0.0.1", 0, settings.limits), self.ingress)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
-        assert until(lambda: self.server.started, 20)
+        assert until(lambda: self.server.started)
         self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         assert until(lambda: replicas.ready == replicas.count, seconds)
@@ -76,7 +76,7 @@ class Address:
         seen = NOTHING
         body = {"stream": True, "prompt": prompt} | more
         url = f"{self.url}/v1/completions"
-        with httpx.stream("POST", url, json=body, **self.how | {"timeout": 120}) as response:
+        with httpx.stream("POST", url, json=body, **self.how) as response:
             for line in response.iter_lines():
                 data = line.removeprefix("data: ")
                 if data == "[DONE]":
@@ -99,7 +99,7 @@ class Address:
             ]
             try:
                 pairs = list(zip(prompts, clients, strict=True))
-                assert until(lambda: all(c.done() or len(begun.get(p, NOTHING).words) > HELD_AT for p, c in pairs), 120)
+                assert until(lambda: all(c.done() or len(begun.get(p, NOTHING).words) > HELD_AT for p, c in pairs))
                 act([begun.get(prompt, NOTHING) for prompt in prompts])
             finally:
                 hold.touch()
@@ -113,7 +113,7 @@ class Address:
     def opened(self, body: dict[str, Any], announced: int | None = None) -> socket.socket:
         """A connection on which a request was sent, or as much of it as there is."""
         content = json.dumps(body).encode()
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT)
         length = len(content) if announced is None else announced
         more = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {length}\r\n\r\n"
@@ -125,7 +125,7 @@ class Address:
 
     def __exit__(self, *_: object) -> None:
         self.server._loop.call_soon_threadsafe(self.server._drain)
-        self.thread.join(60)
+        self.thread.join(WAIT)
         assert not self.thread.is_alive()
 
 

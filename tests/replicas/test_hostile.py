@@ -20,7 +20,7 @@ from semspec.serve.limits import Limits, Settings
 from semspec.serve.server import Server
 from tests.replicas import running as replicas
 from tests.replicas.running import LIMITS, Running
-from tests.serve.live import until
+from tests.serve.live import WAIT, until
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -71,7 +71,7 @@ def test_a_client_that_half_closes_gets_its_error_event(running: Running) -> Non
 def test_paths_are_passed_on_as_sent_or_refused(running: Running) -> None:
     for path in ("/%01", "/a%3Fb", "/v1/models?a=%26"):
         assert running.get(path).json()["path"] == path
-    with socket.create_connection(("127.0.0.1", running.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=WAIT) as client:
         client.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = rest(client)
     assert answer.splitlines()[0].split()[1] == b"400" and b"Traceback" not in answer
@@ -96,13 +96,11 @@ def test_a_replica_that_cannot_start_or_never_gets_healthy_is_tried_again() -> N
 
     async def run() -> bool:
         supervisor.start()
-        for _ in range(600):
-            await asyncio.sleep(0.05)
-            if supervisor.ready:
-                break
-        ready = bool(supervisor.ready)
+        async with asyncio.timeout(WAIT):
+            while not supervisor.ready:
+                await asyncio.sleep(0.05)
         await supervisor.stop(10)
-        return ready
+        return True
 
     assert asyncio.run(run()) and supervisor.replicas[0].starts == 3
 
@@ -154,7 +152,7 @@ def test_the_address_has_the_limits_and_origins_it_was_given() -> None:
         assert until(lambda: not running.server.server_state.connections)
         assert running.get("/v1/models", headers={"origin": "https://other.example"}).status_code == 403
         assert until(lambda: not running.server.server_state.connections)
-        with socket.create_connection(("127.0.0.1", running.port), timeout=30):
+        with socket.create_connection(("127.0.0.1", running.port), timeout=WAIT):
             assert until(lambda: running.get("/health").status_code == 503)
         assert until(lambda: running.get("/health").status_code == 200)
 

@@ -22,10 +22,10 @@ from semspec.serve.limits import Limits, Settings
 from tests.replicas import fake_ray
 from tests.replicas.running import CLIENTS, LIMITS, SCRIPT, Address, Seen
 from tests.replicas.script import HELD_AT, WORDS
-from tests.serve.live import until
+from tests.serve.live import WAIT, until
 
 REAL = importlib.util.find_spec("ray") is not None
-SECONDS = 300 if REAL else 60  # for replicas to start
+SECONDS = WAIT  # for replicas to start
 
 
 @pytest.fixture(scope="module", autouse=True)

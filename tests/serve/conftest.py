@@ -10,7 +10,7 @@ from semspec import Pair
 from semspec.model.prefix_cache import PrefixCache
 from semspec.serve.limits import Limits, Settings
 from tests.serve.browser import CHROMIUM
-from tests.serve.live import Live, serving
+from tests.serve.live import WAIT, Live, serving
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def page(browser: Any, pocket: Live, request: pytest.FixtureRequest) -> Iterator
     width = getattr(request, "param", 1280)
     context = browser.new_context(viewport={"width": width, "height": 800}, accept_downloads=True)
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=pocket.url)
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(WAIT * 1000)
     tab, errors, elsewhere = context.new_page(), [], []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     told = ("status of 400", "net::ERR_FAILED")  # what a test makes fail, the browser says for itself

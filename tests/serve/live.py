@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,22 @@ class Live:
         assert found, f"there is no metric {name}"
         return sum(float(value) for _, value in found)
 
-    @contextmanager
-    def held(self, after: int = 0) -> Iterator[None]:
+    def held(self, after: int = 0) -> AbstractContextManager[None]:
         """So many passes are made inside, and then none: who is answered stays so, however fast or slow it goes."""
+        passes = iter(range(after))
+        return self._held(lambda: next(passes, None) is None)
+
+    def held_writing(self) -> AbstractContextManager[None]:
+        """Inside, passes are made until somebody has something of an answer, and then none."""
+        return self._held(lambda: any(s.written for r in self.engine._requests for s in r.sequences))
+
+    @contextmanager
+    def _held(self, from_now_on: Callable[[], bool]) -> Iterator[None]:
         assert self.engine.pair is not None
-        executor, go, passes = self.engine.pair.executor, threading.Event(), iter(range(after))
+        executor, go = self.engine.pair.executor, threading.Event()
         tick = executor.tick
         with executor.lock:  # a pass that is being made is not one of them
-            executor.tick = lambda: (next(passes, None) is not None or go.wait(), tick())[1]  # type: ignore[method-assign,func-returns-value]
+            executor.tick = lambda: (from_now_on() and go.wait(), tick())[1]  # type: ignore[method-assign,func-returns-value]
         try:
             yield
         finally:

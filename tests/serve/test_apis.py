@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from semspec.serve.limits import Limits, Settings
-from tests.serve.live import JSON, Live, serving
+from tests.serve.live import JSON, WAIT, Live, serving
 from tests.serve.scripted import scripted_pair
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
@@ -105,7 +105,7 @@ def test_a_response_that_is_cut_and_one_that_is_refused(live: Live):
 )
 def test_a_response_repeats_only_what_json_can_spell(live: Live, more: str, value: str, stream: bool):
     body = f'{{"model": "s", "input": "hello", "stream": {json.dumps(stream)}, {more % value}}}'
-    refusal = httpx.post(live.url + "/v1/responses", content=body, headers=JSON, timeout=30)
+    refusal = httpx.post(live.url + "/v1/responses", content=body, headers=JSON, timeout=WAIT)
     assert refusal.status_code == 400 and refusal.json()["error"]["message"]
 
 

@@ -27,7 +27,7 @@ from semspec.serve.schema.responses import ResponsesRequest
 from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from semspec.serve.tokenization import Tokenization
 from semspec.text import structured
-from tests.serve.live import JSON, Live, serving, until
+from tests.serve.live import JSON, WAIT, Live, serving, until
 from tests.serve.scripted import scripted_pair
 
 BODIES: list[type[BaseModel]] = [
@@ -113,7 +113,7 @@ def asked(words: str, **more: Any) -> dict[str, Any]:
 def test_huge_numbers_over_http(live: Live):
     for name in ("n", "best_of", "max_tokens"):
         body = b'{"model": "s", "prompt": ["a", "b"], "%s": %s}' % (name.encode(), b"9" * 4300)
-        refusal = httpx.post(live.url + "/v1/completions", content=body, headers=JSON, timeout=60)
+        refusal = httpx.post(live.url + "/v1/completions", content=body, headers=JSON, timeout=WAIT)
         assert refusal.status_code == 400 and "less than 2147483648" in refusal.text
 
 
@@ -125,7 +125,7 @@ def test_lines_end_where_they_end(live: Live):
     ]  # fmt: skip
     for path, more in shapes:
         body = {k: v for k, v in asked("lines", stream=True, **more).items() if v is not None}
-        with httpx.stream("POST", live.url + path, json=body, timeout=60) as answer:
+        with httpx.stream("POST", live.url + path, json=body, timeout=WAIT) as answer:
             assert answer.status_code == 200
             lines = [line.removeprefix("data: ") for line in answer.iter_lines()]
         kept = [line for line in lines if line and not line.startswith("event: ") and line != "[DONE]"]

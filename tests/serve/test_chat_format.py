@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from semspec.serve.limits import Limits, Settings
-from tests.serve.live import Live, serving
+from tests.serve.live import WAIT, Live, serving
 from tests.serve.scripted import scripted_pair
 
 ANSWERS = {"hello": ["Good day."], "quickly": ["Bye."], "effort high": ["At length."], "Once": [" upon a time."]}
@@ -98,7 +98,7 @@ CALLED = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "argum
 )
 def test_what_is_nested_too_deep_is_told(live: Live, path: str, more: dict[str, Any]):
     body = json.dumps({"model": "s", "messages": HELLO} | more).replace('"NEST"', NEST)
-    answer = httpx.post(live.url + path, content=body, headers={"content-type": "application/json"}, timeout=60)
+    answer = httpx.post(live.url + path, content=body, headers={"content-type": "application/json"}, timeout=WAIT)
     error = answer.json()["error"]
     told = error if path.startswith("/api/") else error["message"]  # Ollama's errors are texts
     assert answer.status_code == 400 and "deep" in told, answer.text[:300]

@@ -50,9 +50,10 @@ def test_a_deadline_is_not_tried_again(tiny: Live):
 
 def test_health_has_a_head(tiny: Live):
     for path in ("/health", "/"):
-        found = httpx.head(tiny.url + path)
+        found = httpx.head(tiny.url + path, timeout=WAIT)
         assert found.status_code == 200 and found.content == b""
-    assert httpx.head(tiny.url + "/health", headers={"host": "evil.example"}).status_code == 403
+    elsewhere = {"host": "evil.example"}
+    assert httpx.head(tiny.url + "/health", headers=elsewhere, timeout=WAIT).status_code == 403
 
 
 def test_every_file_of_the_page_has_its_headers(tiny: Live):
@@ -67,7 +68,7 @@ def test_every_file_of_the_page_has_its_headers(tiny: Live):
 def test_the_module_of_the_commands_runs_them():
     done = subprocess.run(
         [sys.executable, "-m", "semspec.cli", "serve", "pocket", "--deadline", "nan"],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=WAIT,
     )  # fmt: skip
     assert done.returncode == 2 and "deadline is nan" in done.stderr
 
@@ -178,6 +179,7 @@ def test_several_answers_read_their_prompt_once_and_say_what_was_cached(pocket: 
     prompt = "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have? " * 3
     names = ("semspec:prefix_cache_queries_total", "semspec:prefix_cache_hits_total")
     body = {"model": "pocket", "prompt": prompt, "max_tokens": 4, "temperature": 1.0, "seed": 5}
+    body["cache_salt"] = "nobody else's"  # other tests ask the same pair
 
     def ask(**more: Any) -> tuple[dict[str, Any], float]:
         before = [pocket.metric(name) for name in names]

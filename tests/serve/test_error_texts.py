@@ -20,7 +20,7 @@ from semspec.serve.http_errors import explain
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.schema import anthropic, base, messages, ollama, requests, responses, structured, tokenize, tools
 from tests.serve.hostile import BODIES, WRONG, places, spoilt
-from tests.serve.live import JSON, Live, serving
+from tests.serve.live import JSON, WAIT, Live, serving
 from tests.serve.scripted import scripted_pair
 
 CLASSES = {
@@ -99,7 +99,7 @@ def test_hundreds_of_hostile_bodies_over_http(live: Live, caplog: pytest.LogCapt
     cases = [
         (path, spoilt(b, place, wrong)) for path, b in BODIES for place in places(b) for wrong in [*WRONG, KeyError]
     ]
-    with httpx.Client(base_url=live.url, headers=JSON, timeout=60) as client:
+    with httpx.Client(base_url=live.url, headers=JSON, timeout=WAIT) as client:
         for path, body in rng.sample(cases, 500):
             answer = client.post(path, content=json.dumps(body).encode())
             assert answer.status_code in (200, 400, 404), (path, body, answer.text)

@@ -40,7 +40,9 @@ run()
 
 CAN_BE_HELD = """
 import atexit, os, sys, time
+import semspec.serve.server as server
 from semspec.cli.main import run
+server.CLOSE_SECONDS = server.CLOSE_NOW_SECONDS = 600  # a busy machine takes its time to send the last errors
 from semspec.loop.executor import Executor
 atexit.register(lambda: sys.stderr.write("torn down"))
 hold, tick, passes = sys.argv.pop(1), Executor.tick, 0

@@ -13,7 +13,7 @@ import pytest
 
 import semspec
 from semspec.serve import memory
-from tests.serve.live import until
+from tests.serve.live import WAIT, until
 from tests.serve.test_lifecycle import process
 
 RULES = ("exact", "sampling", "block", "fly", "typical", "semantic", "semantic+")
@@ -34,11 +34,11 @@ def test_under_load_a_server_has_no_more_memory_than_it_announced():
     with process(*arguments) as running, ThreadPoolExecutor(9) as clients:
         assert until(lambda: running.status() == "ready")
         url, pid = running.url, running.child.pid
-        asked = [clients.submit(httpx.post, f"{url}/v1/completions", json=ask(rng), timeout=300) for _ in range(16)]
+        asked = [clients.submit(httpx.post, f"{url}/v1/completions", json=ask(rng), timeout=WAIT) for _ in range(16)]
         for answer in asked:
             assert answer.result().status_code == 200
             had.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
-        assert httpx.post(f"{url}/tokenize", json={"prompt": "a b " * 9000}, timeout=300).json()["count"] > 8192
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "a b " * 9000}, timeout=WAIT).json()["count"] > 8192
         running.child.terminate()
         assert running.ended() == 0
         lines = running.lines()  # transformers' warning of a long text is one of them

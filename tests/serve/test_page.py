@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,8 @@ def test_two_methods_side_by_side_and_why_a_token_was_relaxed(page: Any, pocket:
 
 
 @browser_only
-def test_a_stopped_answer_stays_and_frees_the_slot(page: Any, pocket: Live, monkeypatch: pytest.MonkeyPatch):
-    pair = pocket.engine.pair
-    assert pair is not None
-    tick = pair.executor.tick
-    with monkeypatch.context() as slowly:  # so that there is time to press a key
-        slowly.setattr(pair.executor, "tick", lambda: (time.sleep(0.3), tick()))
+def test_a_stopped_answer_stays_and_frees_the_slot(page: Any, pocket: Live):
+    with pocket.held_writing():  # so that there is time to press a key
         ask(page)
         page.locator(".answer .token").first.wait_for()
         page.keyboard.press("Escape")

@@ -31,7 +31,7 @@ from semspec.serve.speculation import apply
 from semspec.serve.tokenization import Tokenization
 from semspec.verify import REGISTRY
 from semspec.verify.checked import option_fields
-from tests.serve.live import JSON, Live, serving
+from tests.serve.live import JSON, WAIT, Live, serving
 
 ASK: dict[str, Any] = {"model": "pocket", "prompt": "Mia has 4", "max_tokens": 4}
 LOOSE = Settings(allow_lossy=True, limits=Limits(draft_tokens=8))
@@ -153,7 +153,7 @@ def test_a_loopback_server_takes_loopback_hosts_only(tiny: Live, host: str, allo
 
 def test_a_request_without_a_host_is_refused(tiny: Live):
     address, port = tiny.url.removeprefix("http://").split(":")
-    with socket.create_connection((address, int(port)), timeout=10) as connection:
+    with socket.create_connection((address, int(port)), timeout=WAIT) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
         assert b" 403 " in connection.recv(1000)
 
@@ -306,7 +306,7 @@ def test_room_is_taken_before_tokenizing_and_given_back(tiny: Live, monkeypatch:
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_a_400(pocket: Live, body: bytes, capfd: pytest.CaptureFixture[str]):
-    refusal = httpx.post(pocket.url + "/v1/chat/completions", content=body, headers=JSON, timeout=20)
+    refusal = httpx.post(pocket.url + "/v1/chat/completions", content=body, headers=JSON, timeout=WAIT)
     assert refusal.status_code == 400 and refusal.json()["error"]["message"]
     assert "Traceback" not in capfd.readouterr().err
 
@@ -331,7 +331,8 @@ def test_what_is_no_text_is_a_400(pocket: Live, body: bytes, capfd: pytest.Captu
 )
 def test_errors_speak_of_fields_not_of_validators(tiny: Live, more: dict[str, Any], words: str):
     body = json.dumps({"model": "tiny", "prompt": "x"} | more).encode()
-    message = httpx.post(tiny.url + "/v1/completions", content=body, headers=JSON).json()["error"]["message"]
+    refusal = httpx.post(tiny.url + "/v1/completions", content=body, headers=JSON, timeout=WAIT)
+    message = refusal.json()["error"]["message"]
     assert words in message and len(message) <= 2000
     assert not any(inside in message for inside in ("function", "[", "_kind", "tag", "Annotated")), message
 
