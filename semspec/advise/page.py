@@ -27,9 +27,10 @@ HEADS = ("drafter and rule", "draft length", "tokens a round", "tokens per secon
 def terminal(advice: Advice) -> RenderableType:
     colour = {"yes": "green", "no": "red", "unclear": "yellow"}[advice.pays]
     table = Table(*HEADS)
-    table.add_row("target alone", "", "1", _speed(advice.alone), "1", "")
-    for p in advice.predictions:
-        table.add_row(*map(Text, _cells(p)), style="bold" if p in (advice.take, advice.lossy) else "")
+    rows = [(_target_alone(advice), "")]
+    rows += [(_cells(p), "bold" if p in (advice.take, advice.lossy) else "") for p in advice.predictions]
+    for cells, style in rows:  # an interval below its figure: a narrow terminal would cut it anywhere
+        table.add_row(*(Text(cell.replace(" [", "\n[")) for cell in cells), style=style)
     parts: list[RenderableType] = [
         Text("Does speculation pay here?", style="bold"),
         Text(advice.headline, style=colour),
@@ -41,7 +42,7 @@ def terminal(advice: Advice) -> RenderableType:
 
 
 def html(advice: Advice) -> str:
-    rows = [("target alone", "", "1", _speed(advice.alone), "1", ""), *(_cells(p) for p in advice.predictions)]
+    rows = [_target_alone(advice), *(_cells(p) for p in advice.predictions)]
     body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
     heads = "".join(f'<th class="left">{h}</th>' if not i else f"<th>{h}</th>" for i, h in enumerate(HEADS))
     shown = [p for p in (advice.take, advice.lossy) if p is not None and len(p.by_length) > 1]
@@ -61,6 +62,10 @@ def html(advice: Advice) -> str:
 <h2>What to try next</h2><ul class="notes">{steps}</ul>
 </main></body></html>
 """
+
+
+def _target_alone(advice: Advice) -> tuple[str, ...]:
+    return "target alone", "", "1", _speed(advice.alone), "1", ""
 
 
 def _cells(p: Prediction) -> tuple[str, ...]:

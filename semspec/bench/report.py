@@ -81,7 +81,7 @@ li.worse, small.worse, tr.worse .verdict small, tr.worse .speed small { color: v
 ul.notes { margin: .8rem 0; padding-left: 1.1rem; } ul.notes li { margin: .25rem 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1rem; }
 figure { margin: 0; } figure img { width: 100%; height: auto; display: block; } figcaption { margin-top: .5rem; }
-.outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: .8rem; }
+.outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 235px), 1fr)); gap: .8rem; }
 .question { margin-bottom: .8rem; } .question p { white-space: pre-wrap; overflow-wrap: anywhere; }
 .outputs pre { white-space: pre-wrap; margin: .5rem 0 0; font-size: .8rem; line-height: 1.45; }
 .outputs header { font-weight: 600; overflow-wrap: anywhere; }

@@ -21,29 +21,42 @@ from semspec.errors import BadRequest
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
 
+QUALITY = "Quality"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, as into a pipe.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrustArguments:
-    """How quality is judged."""
+    """How quality is measured."""
 
     margin: Annotated[
         str | None,
         typer.Option(
             help="What may be lost: points of accuracy (3, the default), or a share of the distance from the target to "
-            "the draft (15%, the default without right answers)."
+            "the draft (15%, the default without right answers).",
+            rich_help_panel=QUALITY,
         ),
     ] = None
     encoder: Annotated[
         str,
-        typer.Option(help="Sentence model for meanings: a folder or a hub id; auto: .models/all-MiniLM-L6-v2; none."),
+        typer.Option(
+            help="Sentence model for meanings: a folder or a hub id; auto: .models/all-MiniLM-L6-v2; none.",
+            rich_help_panel=QUALITY,
+        ),
     ] = "auto"
     judge: Annotated[
-        str | None, typer.Option(help="OpenAI-compatible server that compares answers, up to /v1; none by default.")
+        str | None,
+        typer.Option(
+            help="OpenAI-compatible server that compares answers, up to /v1; none by default.", rich_help_panel=QUALITY
+        ),
     ] = None
-    judge_model: Annotated[str, typer.Option(help="The model to ask there; a key is read from SEMSPEC_JUDGE_KEY.")] = ""
-    judge_problems: Annotated[int, typer.Option(help="Problems that it is asked about, twice for each method.")] = 40
+    judge_model: Annotated[
+        str,
+        typer.Option(help="The model to ask there; a key is read from SEMSPEC_JUDGE_KEY.", rich_help_panel=QUALITY),
+    ] = ""
+    judge_problems: Annotated[
+        int, typer.Option(help="Problems that it is asked about, twice for each method.", rich_help_panel=QUALITY)
+    ] = 40
 
     def checked_margin(self) -> Any:
         from semspec.bench.verdict import Margin
@@ -89,13 +102,13 @@ def bench(
     command: typer.Context,
     models: BenchModels,
     trust: TrustArguments,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run, always needed; an unfinished run is continued.")
+    ] = None,
     task: Annotated[
         str,
         typer.Option(help="Task, e.g. pocket, gsm8k, math500, pocket:steps=5.", autocompletion=arguments.tasks),
     ] = "pocket",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run, always needed; an unfinished run is continued.")
-    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -118,9 +131,12 @@ def bench(
         typer.Option(
             "--controls/--no-controls",
             help="Measure quality without right answers, beside controls; by default where a task has none.",
+            rich_help_panel=QUALITY,
         ),
     ] = None,
-    resamples: Annotated[int, typer.Option(help="Samples of the target with other seeds, as a control.")] = 3,
+    resamples: Annotated[
+        int, typer.Option(help="Samples of the target with other seeds, as a control.", rich_help_panel=QUALITY)
+    ] = 3,
     quiet: arguments.NoMemoryLine = False,
     as_json: Json = False,
 ) -> None:
@@ -244,7 +260,7 @@ def finish(
         return
     document: dict[str, Any] = {"report": page, "runs": summaries}
     if against:
-        document |= {"against": against, "duels": comparisons}
+        document |= {"against": against, "comparisons": comparisons}
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 

@@ -170,7 +170,16 @@ class Chat:
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
         self.say(f"{self.options.verifier}, draft length {self.options.draft_length()}, drafter {self.options.drafter}")
         if not spec:
-            self.say(f"the rules are: {', '.join(args.verifiers())}")
+            self.list_methods()
+
+    def list_methods(self) -> None:
+        from semspec import verify
+        from semspec.serve.menu import about
+
+        table = Table.grid(padding=(0, 2))
+        for name, rule in sorted(verify.REGISTRY.items(), key=lambda item: (not item[1].lossless, item[0])):
+            table.add_row(name, "lossless" if rule.lossless else "lossy", about(rule))
+        self.errors.print(table)
 
     def stats(self, _: str) -> None:
         pooled = semspec.Stats.pooled(result.stats for result, _ in self.turns)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 import semspec
 from semspec.cli import bench as bench_commands
@@ -27,26 +28,39 @@ from semspec.cli.vllm import vllm_args
 from semspec.cli.vocabulary import vocabulary
 from semspec.errors import SemspecError
 
+START, MEASURE, PREPARE = "Start here", "Does it pay, and what does it lose", "Prepare models"
+ORDER = {
+    START: ("demo", "generate", "chat", "serve"),
+    MEASURE: ("info", "advise", "bench", "compare", "calibrate"),
+    PREPARE: ("probe", "head", "sparse", "vocabulary", "vllm-args"),
+}
+
+
+class Commands(TyperGroup):
+    """Commands in the order in which one needs them, whether they have commands of their own or not."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in ORDER.values() for name in names]
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Speculative decoding with a pluggable verifier: a small draft model proposes, the target verifies.",
     epilog=settings.HELP,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-app.command()(generate)
-app.command()(chat)
-app.add_typer(bench_commands.app, name="bench")
-app.command()(bench_commands.compare)
-app.command()(calibrate)
-app.add_typer(probe_commands.app, name="probe")
-app.add_typer(head_commands.app, name="head")
-app.add_typer(sparse_commands.app, name="sparse")
-app.command()(serve_commands.serve)
-app.command()(info)
-app.command()(advise)
-app.command()(vocabulary)
-app.command()(vllm_args)
+for command in (generate, chat, serve_commands.serve):
+    app.command(rich_help_panel=START)(command)
+for command in (info, advise, bench_commands.compare, calibrate):
+    app.command(rich_help_panel=MEASURE)(command)
+for command in (vocabulary, vllm_args):
+    app.command(rich_help_panel=PREPARE)(command)
+app.add_typer(bench_commands.app, name="bench", rich_help_panel=MEASURE)
+app.add_typer(probe_commands.app, name="probe", rich_help_panel=PREPARE)
+app.add_typer(head_commands.app, name="head", rich_help_panel=PREPARE)
+app.add_typer(sparse_commands.app, name="sparse", rich_help_panel=PREPARE)
 
 
 @app.callback(invoke_without_command=True)
@@ -64,7 +78,7 @@ def main(
     settings.apply(context, config)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def demo(
     problems: Annotated[int, typer.Option(help="Number of problems.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed that chooses the problems.")] = 0,

@@ -74,5 +74,5 @@ def test_the_command_writes_both(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout.strip().splitlines()[-1])
-    assert document["against"] == "random" and document["duels"][0]["fly"]["gained"] == 6
+    assert document["against"] == "random" and document["comparisons"][0]["fly"]["gained"] == 6
     assert "Against `random`:" in (tmp_path / "tables.md").read_text()

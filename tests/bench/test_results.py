@@ -41,7 +41,7 @@ def test_there_are_some() -> None:
 def test_a_result_is_readable(name: str) -> None:
     document = documents()[name]
     found, out = list(summaries(document)), StringIO()
-    comparisons = document.get("duels", [])
+    comparisons = document.get("comparisons", document.get("duels", []))  # as earlier releases wrote it
     for width in (80, 200):
         Console(file=out, width=width).print(render(found))
     for comparison in comparisons:

@@ -230,3 +230,14 @@ def test_a_place_that_cannot_be_written_is_said_in_one_line(semspec, tmp_path: P
     done = semspec("bench", "--task", "pocket", "--problems", 1, "--method", "exact", "--out", tmp_path / "file", "-q")
     assert done.returncode == 2 and "file: File exists; is the path right" in done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_help_lists_every_command_in_the_order_of_use():
+    import typer
+
+    from semspec.cli.main import ORDER, app
+
+    command = typer.main.get_command(app)
+    listed = [name for names in ORDER.values() for name in names]
+    assert sorted(listed) == sorted(command.commands)  # type: ignore[attr-defined]
+    assert command.list_commands(None)[:4] == ["demo", "generate", "chat", "serve"]  # type: ignore[attr-defined]

@@ -308,3 +308,22 @@ def test_the_chart_has_the_method_beside_the_target_alone(page: Any, pocket: Liv
     label = chart.locator("svg").get_attribute("aria-label")
     texts = [f"{rate:.0f}" if rate >= 20 else f"{rate:.1f}" for rate in rates]
     assert label == f"tokens a second: Exact match {texts[0]}, Target alone {texts[1]}, target alone {texts[1]}"
+
+
+def test_an_answer_of_one_round_has_its_line(page: Any):
+    answering(page, lambda body: saying("It is 12.", seconds=0.5))
+    ask(page)
+    done(page)
+    (line,) = [path.get_attribute("d") for path in page.locator("path.line").all()]
+    heights = [place.split()[1] for place in line.removeprefix("M").split("L")]
+    assert len(heights) == 2 and len(set(heights)) == 1, "its overall speed, from the beginning to the end"
+
+
+def test_on_a_phone_the_answer_is_not_scrolled_away_by_its_chart(page: Any):
+    page.set_viewport_size({"width": 390, "height": 800})
+    answering(page, lambda body: saying("It is 12."))
+    ask(page)
+    done(page)
+    assert page.locator(".detail").count() == 1 and page.locator(".detail[open]").count() == 0
+    page.locator(".detail summary").click()
+    assert page.locator("path.line").count() == 1

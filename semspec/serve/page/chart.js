@@ -5,6 +5,7 @@ const HEIGHT = 132;
 const EDGE = { top: 10, right: 8, bottom: 20, left: 34 };
 const ROUNDS = 6; // over which a speed is taken
 const APART = 0.02; // seconds between two points at least: rounds may arrive together
+const FEWEST = 4; // points of a line
 const POINTS = 80; // kept of an answer
 
 // The speed so far, from when rounds came and how many tokens each brought.
@@ -33,13 +34,13 @@ export class Chart {
     this.root = element("figure", { class: "chart" }, this.picture, this.key);
   }
 
-  // lines: [{name, points, overall}], target: tokens a second without drafts
+  // lines: [{name, points, overall, seconds}], target: tokens a second without drafts
   draw(lines, target) {
     this.last = [lines, target];
     const width = Math.max(240, this.root.clientWidth);
-    const drawn = lines.filter((line) => line.points.length > 1);
-    const longest = Math.max(0.1, ...drawn.flatMap((line) => line.points.map(([seconds]) => seconds)));
-    const highest = nice(1.1 * Math.max(target, ...drawn.flatMap((line) => line.points.map(([, rate]) => rate))));
+    const drawn = lines.map(shown);
+    const longest = Math.max(0.1, ...drawn.flatMap((points) => points.map(([seconds]) => seconds)));
+    const highest = nice(1.1 * Math.max(target, ...drawn.flatMap((points) => points.map(([, rate]) => rate))));
     const x = (seconds) => EDGE.left + (seconds / longest) * (width - EDGE.left - EDGE.right);
     const y = (rate) => HEIGHT - EDGE.bottom - (rate / highest) * (HEIGHT - EDGE.top - EDGE.bottom);
     const made = [];
@@ -50,8 +51,8 @@ export class Chart {
     made.push(svg("text", { x: width - EDGE.right, y: HEIGHT - 5, "text-anchor": "end" }, `${longest.toFixed(1)} s`));
     made.push(svg("text", { x: EDGE.left, y: HEIGHT - 5 }, "0"));
     made.push(svg("path", { class: "alone", d: `M${EDGE.left} ${y(target)}H${width - EDGE.right}` }));
-    for (const [i, line] of lines.entries()) {
-      const places = line.points.map(([seconds, rate]) => `${x(seconds).toFixed(1)} ${y(rate).toFixed(1)}`);
+    for (const [i, points] of drawn.entries()) {
+      const places = points.map(([seconds, rate]) => `${x(seconds).toFixed(1)} ${y(rate).toFixed(1)}`);
       if (places.length > 1) made.push(svg("path", { class: `line line-${i}`, d: `M${places.join("L")}` }));
     }
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -67,6 +68,12 @@ export class Chart {
   redraw() {
     if (this.last) this.draw(...this.last);
   }
+}
+
+// An answer of few rounds has hardly a course: its overall speed stands for it.
+function shown({ points, overall, seconds }) {
+  if (points.length >= FEWEST || !overall) return points;
+  return [0, seconds].map((at) => [at, overall]);
 }
 
 const short = (rate) => (rate >= 20 || Number.isInteger(rate) ? String(Math.round(rate)) : rate.toFixed(1));

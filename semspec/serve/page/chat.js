@@ -60,7 +60,7 @@ export class Chat {
     const said = plain ? { prompt: messages.map(({ content }) => content).join("") } : { messages };
     const turn = new Turn({ question }, this.actions);
     for (const former of this.turns) former.detail.open = false;
-    turn.detail.open = true;
+    turn.detail.open = !matchMedia("(max-width: 60rem)").matches; // on a phone it would hide the answer
     this.turns.push(turn);
     this.place.append(turn.root);
     this.follow();

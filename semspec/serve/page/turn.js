@@ -43,7 +43,7 @@ export class Turn {
     for (const answer of this.answers) answer.show(target);
     this.verdict.textContent = this.compared();
     const lines = this.answers.map(({ data, speed, rate }) => {
-      return { name: data.method.title, points: speed.points, overall: rate };
+      return { name: data.method.title, points: speed.points, overall: rate, seconds: data.figures.seconds };
     });
     if (this.detail.open) this.chart.draw(lines, target);
     else this.chart.last = [lines, target];
@@ -87,6 +87,6 @@ function pace(one, two) {
   const [fast, slow] = one.rate >= two.rate ? [one, two] : [two, one];
   const { tokens, relaxed } = fast.data.figures;
   const cost = relaxed ? `, with ${relaxed} of ${tokens} tokens relaxed` : "";
-  const [name, other] = [fast, slow].map(({ data }) => data.method.title);
+  const [name, other] = [fast, slow].map(({ data }) => data.method.name);
   return `${name} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${other}${cost}.`;
 }
