@@ -9,7 +9,7 @@ demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
 
 test: $(INSTALLED)  ## the whole quick suite
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --durations 12
 
 test-vllm:  ## our rules inside vLLM, and lm-evaluation-harness, on a CPU, in an environment of their own
 	tests/vllm/run.sh
