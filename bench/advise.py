@@ -1,8 +1,9 @@
-"""Does a benchmark measure what `semspec advise` says? Three pairs: pocket; SmolLM2 with lookups; a draft as large as
-its target, which cannot pay.
+"""Does a benchmark measure what `semspec advise` says? Three pairs: pocket; SmolLM2 with lookups and, if one is given,
+a head; a draft as large as its target, which cannot pay.
 
     python bench/advise.py --pair pocket --pair twin
     python bench/advise.py --pair smollm2 --data DATA --problems 4 --tokens 48     # Spec-Bench prompts; `make smollm2`
+    python bench/advise.py --pair smollm2 --target MODEL --drafter eagle:HEAD --data DATA --problems 8 --tokens 48
 
 Advice comes from some problems, the benchmark from others, with the methods and lengths that were advised. Seconds are
 this process's CPU time on a CPU, which other work on the machine disturbs less, and the clock's on a GPU. The last line
@@ -29,21 +30,21 @@ from semspec.bench.run import Bench, Config
 from semspec.loop import profile
 from semspec.pair.loading import load
 
-SMOLLM2 = ".models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PAIRS: dict[str, tuple[str, str | None, str]] = {  # target, draft, task
     "pocket": ("pocket", None, "pocket"),
     "twin": ("pocket", str(Path(profile.__file__).parent.parent / "pocket/models/target"), "pocket"),
-    "smollm2": (SMOLLM2, None, "spec-bench"),
+    "smollm2": (".models/SmolLM2-135M-Instruct.Q4_1.gguf", None, "spec-bench:turns=1"),
 }
 
 
-def check(name: str, data: Path | None, problems: int, tokens: int, device: str) -> dict[str, Any]:
+def check(name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, draft, task = PAIRS[name]
+    target, problems, tokens, device, data = args.target or target, args.problems, args.tokens, args.device, args.data
     pair = load(target, draft, device=device, slots=1)
     clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
     pair.executor.clock = clock
     prompts = [p.prompt for p in tasks.make(task, data).problems(problems, 0)]
-    tried = candidates(pair, 0.0, ["margin"])
+    tried = candidates(pair, 0.0, ["margin"], args.drafter or ())
     found = measure(pair, prompts, tried, clock=clock, max_new_tokens=tokens)
     advice = advise(found, target, draft, pair.target.device.type, 0.0, 0.1)
     advised = {
@@ -73,12 +74,14 @@ def check(name: str, data: Path | None, problems: int, tokens: int, device: str)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", action="append", choices=PAIRS, help="default: all")
+    parser.add_argument("--target", help="another file or folder of the pair's target")
+    parser.add_argument("--drafter", action="append", help="a drafter to try besides, e.g. eagle:HEAD")
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--problems", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    found = [check(n, args.data, args.problems, args.tokens, args.device) for n in args.pair or PAIRS]
+    found = [check(name, args) for name in args.pair or PAIRS]
     print(json.dumps({**surroundings(), "problems": args.problems, "tokens": args.tokens, "pairs": found}))
 
 

@@ -58,7 +58,7 @@ def test_every_step_of_the_training_is_what_the_exported_head_drafts(
     batch = made.batch([text])
     logits = made.module(batch.embedded, batch.states, torch.arange(len(text.tokens) - 2), 4)
     runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
-    hidden = made._read([text], tuple(sorted(set(LAYERS))))[0]
+    hidden = made._read([text])[0].states
     for begin in (0, 2, 7):
         slot = runner.acquire()
         runner.observe(slot, {i: h[: begin + 1] for i, h in hidden.items()})
@@ -83,12 +83,35 @@ def test_rows_that_do_not_count_change_nothing_for_those_that_do(
 
 
 def test_states_are_read_once_while_there_is_room(target: ModelRunner, texts: list[Text], tmp_path: Path):
-    made, layers = trainer(target, texts, tmp_path), (1, 2)
-    first = made._read(texts[:2], layers)
-    again = made._read([texts[1], texts[3], texts[0]], layers)
+    made = trainer(target, texts, tmp_path)
+    first = made._read(texts[:2])
+    again = made._read([texts[1], texts[3], texts[0]])
     assert again[2] is first[0] and again[0] is first[1] and again[1] is not first[0]
     made.room = 0
-    assert made._read([texts[4]], layers)[0] is not made._read([texts[4]], layers)[0]
+    assert made._read([texts[4]])[0] is not made._read([texts[4]])[0]
+
+
+def test_the_loss_is_over_the_targets_best_tokens_that_the_head_can_draft(
+    target: ModelRunner, texts: list[Text], tmp_path: Path
+):
+    """Against the whole softmax of a plain pass; a favourite that the head cannot draft is never right."""
+    made = trainer(target, texts, tmp_path, vocab=40, depth=2)
+    text = texts[0]
+    batch = made.batch([text])
+    slot = target.acquire()
+    (rows,) = target.score([Score(target, slot, text.tokens, len(text.tokens))])
+    target.release(slot)
+    said = rows.logits.softmax(-1)[batch.places + 1]
+    best, tokens = said.topk(batch.likely.shape[1])
+    wanted = torch.zeros_like(said).scatter(1, tokens, best)[:, made.ids]
+    expected = sum(
+        0.8**j * -(wanted * logits.log_softmax(-1))[batch.counts & (batch.places >= j)].sum(-1).mean()
+        for j, logits in enumerate(made.logits(batch))
+    )
+    torch.testing.assert_close(made.loss(batch), expected)
+    able = torch.isin(tokens[:, 0], made.ids)
+    assert batch.likely[able, 0].tolist() == torch.searchsorted(made.ids, tokens[able, 0]).tolist()
+    assert (batch.likely[~able, 0] == -1).all() and not able.all() and not batch.chances[~able, 0].any()
 
 
 def test_an_interrupted_training_ends_as_one_that_was_not(target: ModelRunner, texts: list[Text], tmp_path: Path):

@@ -98,6 +98,7 @@ def next_steps(
 ) -> list[str]:  # fmt: skip
     steps = []
     models = [p for p in predictions if p.candidate.drafter == "model" and p.candidate.lossless]
+    heads = [p for p in predictions if p.candidate.has_head]
     pair = shlex.join(["--target", target, *(["--draft", draft] if draft else [])])
     if take is not None and (pays == "unclear" or math.isnan(take.speedup.low)):
         steps.append(f"More prompts: {prompts} leave it open. Again with --problems {4 * prompts}.")
@@ -116,7 +117,7 @@ def next_steps(
             )
         elif p.acceptance > OFTEN and p.draft_tokens == p.candidate.draft_tokens:
             steps.append(f"Longer drafts: {p.draft_tokens} tokens, the longest that were predicted, are the best.")
-    if not models:
+    if not models and not heads:
         steps.append("A draft model: lookups find only what is in the text already. Give one with --draft.")
     if lossy is not None:
         loss = "" if lossy.loss is None else f" for {lossy.loss.value:.0%} of the way to the drafter's text"
@@ -136,7 +137,8 @@ def next_steps(
 
 def described(p: Prediction) -> str:
     """The settings in a few words."""
-    drafter = {"model": "the draft model", "ngram": "lookups in the text"}[p.candidate.drafter]
+    names = {"model": "the draft model", "ngram": "lookups in the text"}
+    drafter = names.get(p.candidate.drafter, p.candidate.drafter)
     return f"{p.candidate.rule} with {drafter}, {p.draft_tokens} tokens a draft"
 
 

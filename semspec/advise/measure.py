@@ -50,6 +50,11 @@ class Candidate:
     def lossless(self) -> bool:
         return make(self.rule).lossless
 
+    @property
+    def has_head(self) -> bool:
+        kind = Options(drafter=self.drafter).drafter_kind if self.drafter else None
+        return kind is not None and kind.reads_target
+
 
 ALONE = Candidate("none", "")
 
@@ -84,14 +89,17 @@ class Measured:
     draft_token: float | None  # milliseconds; None: no draft model
 
 
-def candidates(pair: Pair, temperature: float, rules: Sequence[str] = LOSSY) -> list[Candidate]:
-    """The target alone, lossless rules with every drafter, lossy ones with the first, and the end of their scale."""
-    drafters = ["model", "ngram"] if pair.draft is not None else ["ngram"]
+def candidates(
+    pair: Pair, temperature: float, rules: Sequence[str] = LOSSY, others: Sequence[str] = ()
+) -> list[Candidate]:
+    """The target alone, lossless rules with every drafter, lossy ones with the first, and the end of their scale.
+    `others`: drafters to try besides, such as heads; they come first."""
+    drafters = [*others, *(["model", "ngram"] if pair.draft is not None else ["ngram"])]
     found = [ALONE]
     for drafter in drafters:
         # Where the target samples, a rule that compares distributions accepts more of a model's draft.
-        rule = "block" if temperature and drafter == "model" else "exact"
-        found.append(Candidate(rule, drafter, LOSSLESS_TOKENS))
+        sees = drafter == "model" or Candidate("exact", drafter).has_head
+        found.append(Candidate("block" if temperature and sees else "exact", drafter, LOSSLESS_TOKENS))
     for name in (*rules, EVERYTHING):
         rule_ = make(name)
         if rule_.unit == "step":

@@ -123,7 +123,8 @@ class Costs:
         self.run = self._pass(candidate.draft_tokens)
         length = sum(d * share for d, share in self.drafted.items())
         bare = (found.draft_token or 0.0) / 1000 if candidate.drafter == "model" else 0.0
-        self.token = min(bare, spent["draft"] / max(length, 1e-9))
+        each = spent["draft"] / max(length, 1e-9)
+        self.token = each if candidate.has_head else min(bare, each)  # a head does little besides its tokens
         self.call = spent["draft"] - self.token * length
 
     def _pass(self, n: int) -> float:

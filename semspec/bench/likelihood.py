@@ -36,7 +36,7 @@ def likelihoods(target: Runner, texts: Texts, temperature: float) -> list[list[t
 def _score(
     target: Runner, prompt: list[int], written: list[int], temperature: float, rows: list[tuple[float, float]]
 ) -> SequenceGenerator:
-    (slot,) = yield Acquire([target])
+    (slot,) = yield Acquire([target], [prompt])
     try:
         fed = prompt
         for begin in range(0, len(written), PIECE):

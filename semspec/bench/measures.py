@@ -22,6 +22,7 @@ LIKELIHOOD, AT_REQUEST, LOWEST = "likelihood", "likelihood at the temperature", 
 NUMBER, MEANING, JUDGE = "number", "meaning", "judge"
 PREFERRED = (NUMBER, MEANING, LOWEST, LIKELIHOOD)  # as they follow accuracy; the first that most problems have decides
 CONTROLS = ("random", "random-step")
+UNCHECKED = "accept-all"
 
 
 def values_of(run: Mapping[str, Any], samples: Sequence[Sample], extra: Mapping[str, Values]) -> dict[str, Values]:
@@ -39,6 +40,13 @@ def values_of(run: Mapping[str, Any], samples: Sequence[Sample], extra: Mapping[
     return {name: values for name, values in found.items() if values}
 
 
+def draft_of(run: Mapping[str, Any]) -> str | None:
+    """The arm that writes as the draft does: the draft alone or, where nothing drafts without the target, as heads and
+    lookups, `accept-all`."""
+    alone = [arm["name"] for arm in run["arms"] if arm["role"] == "draft"]
+    return next(iter(alone + [arm["name"] for arm in run["arms"] if arm["name"].partition(":")[0] == UNCHECKED]), None)
+
+
 def compare_measures(
     run: Mapping[str, Any], samples: Sequence[Sample], margin: Margin, extra: Mapping[str, Values] | None = None,
     encoder: str = "",
@@ -48,7 +56,7 @@ def compare_measures(
     for sample in samples:
         by_arm[sample["arm"]].append(sample)
     target = next(arm["name"] for arm in run["arms"] if arm["role"] == "target")
-    draft = next((arm["name"] for arm in run["arms"] if arm["role"] == "draft"), None)
+    draft = draft_of(run)
     shown = [arm["name"] for arm in run["arms"] if arm["role"] != "resampled" or arm["name"] == RESAMPLED]
     others = [name for name in shown if name != target]
     elsewhere = references(samples, {arm["name"]: arm["role"] for arm in run["arms"]})
@@ -116,12 +124,12 @@ def _about(run: Mapping[str, Any], told: dict[str, Figures], problems: int, limi
         seen = [told[name] for name in names if name in told]
         return None if not seen else any(f["p"] < ALPHA and f["difference"]["value"] < 0 for f in seen)
 
-    roles = {arm["name"]: arm["role"] for arm in run["arms"]}
+    roles, draft = {arm["name"]: arm["role"] for arm in run["arms"]}, draft_of(run)
     coins = [name for name in told if roles[name] == "method" and name.partition(":")[0] in CONTROLS]
     return {
         "problems": problems,
         "margin": limit,
-        "separates_draft": separates([name for name in told if roles[name] == "draft"]),
+        "separates_draft": separates([] if draft is None else [draft]),
         "separates_random": separates(coins),
         "controls": coins,
     }

@@ -71,6 +71,7 @@ class Config:
     controls: bool | None = None  # measures without right answers, and their controls; None: where nothing is scored
     resamples: int = 3  # of the target with other seeds, as a control
     entropy: bool = False  # count the target's entropy
+    shared_prompts: bool = False  # first prompts are read once for all arms, outside the clock: seconds are of writing
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("batch", 1), ("resamples", 2)):
@@ -104,11 +105,13 @@ class Bench:
             draft_dtype=config.draft_dtype,
             draft_vocab=config.draft_vocab,
             kv_dtype=config.kv_dtype,
-            slots=config.batch,
+            slots=config.batch * (2 if config.shared_prompts else 1),  # those that hold prompts, and those that write
             context=config.context,
             sparse=config.sparse,
             report=report,
         )
+        if config.shared_prompts:
+            self.pair = self.pair.cached()
         self.problems = self.task.for_model(
             self.problems, self.pair.tokenizer, self.pair.target.capacity, config.max_new_tokens
         )
@@ -146,7 +149,9 @@ class Bench:
             missing = [p for p in group if (arm.name, p.id, repeat) not in done]
             if not missing:
                 continue
-            if arm.name not in warm:  # the first pass of its kind is slower than all others
+            if self.config.shared_prompts:
+                self._read(arm, group, repeat)
+            elif arm.name not in warm:  # the first pass of its kind is slower than all others
                 self._answer(arm, group, repeat)
                 warm.add(arm.name)
             samples = self._measure_warm(arm, group, repeat)
@@ -307,6 +312,13 @@ class Bench:
                 answers[i].append((chats[i], result))
         return answers
 
+    def _read(self, arm: Arm, group: list[Problem], repeat: int) -> None:
+        """Have the arm find all first prompts read, by it or by those before it."""
+        options = [replace(self._options(arm, p, p.prompt, repeat), max_new_tokens=1) for p in group]
+        pair = self.draft_only if arm.role == "draft" else self.both
+        assert pair is not None
+        pair.generate([p.prompt for p in group], options)
+
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
         """The same seed for every arm but a resampled target, another for every problem and repeat."""
         c = self.config
@@ -322,5 +334,5 @@ class Bench:
             stop=self.task.stop,
             referee=self.task.referee(problem),
             count_entropy=c.entropy,
-            cache_salt=str(self._turns) if self._remembers else "",
+            cache_salt=str(self._turns) if self._remembers and not c.shared_prompts else "",
         )

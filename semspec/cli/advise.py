@@ -34,6 +34,9 @@ def advise(
     rule: Annotated[
         list[str] | None, typer.Option(help="Lossy verifier to try; may be repeated.", autocompletion=args.verifiers)
     ] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Drafter to try besides, e.g. eagle:PATH; may be repeated.")
+    ] = None,
     loss: Annotated[str, typer.Option(help="Likelihood that a lossy verifier may lose, e.g. 10%.")] = "10%",
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     temperature: args.Temperature = 0.0,
@@ -54,7 +57,7 @@ def advise(
     chosen = choose(prompts, task, data, n, seed)
     warn_if_busy()
     pair = model.load(slots=1, report=memory_line(quiet))
-    tried = candidates(pair, temperature, rule or LOSSY)
+    tried = candidates(pair, temperature, rule or LOSSY, drafter or ())
     with bar("advise") as progress:
         found = measure(pair, chosen, tried, progress, max_new_tokens=max_new_tokens, temperature=temperature)
     device = device_name(pair.target.device)

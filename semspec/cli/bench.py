@@ -137,11 +137,14 @@ def bench(
     resamples: Annotated[
         int, typer.Option(help="Samples of the target with other seeds, as a control.", rich_help_panel=QUALITY)
     ] = 3,
+    shared_prompts: Annotated[
+        bool, typer.Option("--shared-prompts", help="Read each prompt once for all methods, outside the clock.")
+    ] = False,
     quiet: arguments.NoMemoryLine = False,
     as_json: Json = False,
 ) -> None:
     command.obj = partial(
-        measure, out, quiet, as_json, trust, controls=controls, resamples=resamples,
+        measure, out, quiet, as_json, trust, controls=controls, resamples=resamples, shared_prompts=shared_prompts,
         **asdict(models) | {"sparse": str(models.sparse) if models.sparse else None},
         task=task, methods=method or ["exact"], n=n, data=str(data) if data else None, repeats=repeats, seed=seed,
         batch=batch, drafter=drafter, num_draft_tokens=draft_length(num_draft_tokens), temperature=temperature,

@@ -29,6 +29,7 @@ CLIP = 1.0
 OTHER_STATES = 0.2  # of fc's first weights, beside the last state as it is
 CACHE_BYTES = 2 << 30  # of the target's states, which are the same whenever a text comes again
 CHUNK = 512  # rows of the target's logits at a time: large vocabularies
+LIKELY = 64  # of the target's best tokens at a place; the rest of its probability is not learnt
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,24 @@ class Batch:
     rows: Tensor  # [N] positions of B * T that count, and as many before them as a draft is long
     places: Tensor  # [N] where these are in their texts
     counts: Tensor  # [N] whether it counts: it is there, and no prompt
-    wanted: Tensor  # [N, head's vocab] the target's probabilities of the token after that
+    likely: Tensor  # [N, L] the target's best tokens after that as numbers of the head's vocabulary, -1: not in it
+    chances: Tensor  # [N, L] the target's probabilities of these, 0 of those not in it
+
+
+@dataclass(slots=True)
+class Reading:
+    """What the target makes of a text."""
+
+    states: dict[int, Tensor]  # [tokens, width], by layer
+    likely: Tensor  # [own, L] as in a batch, from the first place on that a batch asks about
+    chances: Tensor
 
 
 class Trainer:
     def __init__(
         self, target: Runner, texts: Sequence[Text], ids: Tensor, size: HeadSize, how: Training, folder: Path
     ) -> None:
-        """`ids`: the target's tokens that the head can draft. Every 20th text is held out."""
+        """`ids`: the target's tokens that the head can draft, rising. Every 20th text is held out."""
         self.target, self.how, self.folder, self.parts = target, how, folder, TargetParts.of(target)
         self.ids = ids.to(target.device)
         useful = [text for text in texts if len(text.tokens) >= how.depth + 3]
@@ -78,7 +89,7 @@ class Trainer:
             self._begin_as_the_target()
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.done, self.losses = 0, list[float]()
-        self.cached, self.room = dict[tuple[int, ...], dict[int, Tensor]](), CACHE_BYTES
+        self.cached, self.room = dict[tuple[int, ...], Reading](), CACHE_BYTES
 
     @torch.no_grad()
     def _begin_as_the_target(self) -> None:
@@ -122,11 +133,13 @@ class Trainer:
             return self.module(batch.embedded, batch.states, batch.rows, self.how.depth)
 
     def loss(self, batch: Batch) -> Tensor:
-        total = batch.wanted.new_zeros(())
+        """Cross-entropy to the target's best tokens."""
+        total, mass, at = batch.chances.new_zeros(()), batch.chances.sum(-1), batch.likely.clamp(min=0)
         for j, logits in enumerate(self.logits(batch)):
             counts = batch.counts & (batch.places >= j)
-            rows = -(batch.wanted[counts] * logits[counts].float().log_softmax(-1)).sum(-1)
-            total = total + DECAY**j * rows.mean()
+            said = (batch.chances * logits.gather(-1, at)).sum(-1)
+            rows = mass * logits.float().logsumexp(-1) - said
+            total = total + DECAY**j * rows[counts].mean()
         return total
 
     @torch.no_grad()
@@ -136,7 +149,7 @@ class Trainer:
         there, right = [0] * self.how.depth, [0] * self.how.depth
         for i in range(0, len(self.held_out), self.how.batch):
             batch = self.batch([_window(text, self.how.length, None) for text in self.held_out[i : i + self.how.batch]])
-            best, length = batch.wanted.argmax(-1), batch.embedded.shape[1]
+            best, length = batch.likely[:, 0], batch.embedded.shape[1]
             all_right = torch.zeros(batch.embedded.shape[0] * length, dtype=torch.bool, device=best.device)
             so_far = batch.counts
             for j, logits in enumerate(self.logits(batch)):
@@ -151,45 +164,56 @@ class Trainer:
     @torch.no_grad()
     def batch(self, texts: Sequence[Text]) -> Batch:
         """With the target's states and probabilities, padded to the longest text."""
-        layers, depth = self.how.layers, self.parts.depth
-        outputs = self._read(texts, tuple(sorted({*layers, depth})))
+        layers, readings = self.how.layers, self._read(texts)
         longest = max(len(text.tokens) for text in texts) - 2
-        embedded, states, said, places, counts = [], [], [], [], []
-        for text, hidden in zip(texts, outputs, strict=True):
+        embedded, states, places, counts = [], [], [], []
+        for text, reading in zip(texts, readings, strict=True):
             n = len(text.tokens) - 2  # the last two tokens have no token two places later
             pad = (0, 0, 0, longest - n)
             after = torch.tensor(text.tokens[1:-1], device=self.target.device)
             embedded.append(F.pad(F.embedding(after, self.parts.embedding).float(), pad))
-            states.append(F.pad(torch.cat([hidden[layer][:n] for layer in layers], -1).float(), pad))
-            first = max(text.prompt - 2, 0)
-            own = torch.arange(max(first - self.how.depth + 1, 0), n)
-            said.append(hidden[depth][own + 1])
+            states.append(F.pad(torch.cat([reading.states[layer][:n] for layer in layers], -1).float(), pad))
+            own = torch.arange(self._first(text), n)
             places.append(own)
-            counts.append(own >= first)
+            counts.append(own >= max(text.prompt - 2, 0))
         rows = torch.cat([own + i * longest for i, own in enumerate(places)])
         rows, where, count = (t.to(self.target.device) for t in (rows, torch.cat(places), torch.cat(counts)))
-        wanted = self._probabilities(torch.cat(said))
-        return Batch(torch.stack(embedded), torch.stack(states), rows, where, count, wanted)
+        likely, chances = torch.cat([r.likely for r in readings]), torch.cat([r.chances for r in readings])
+        return Batch(torch.stack(embedded), torch.stack(states), rows, where, count, likely, chances)
 
-    def _read(self, texts: Sequence[Text], layers: tuple[int, ...]) -> list[dict[int, Tensor]]:
+    def _first(self, text: Text) -> int:
+        """The first place of a text that matters: a draft that ends at its first own token may begin there."""
+        return max(text.prompt - 2 - self.how.depth + 1, 0)
+
+    def _read(self, texts: Sequence[Text]) -> list[Reading]:
         """Each text by itself, so that its states do not depend on those beside it, and once while there is room."""
-        return [self._states(tuple(text.tokens), layers) for text in texts]
+        return [self._reading(text) for text in texts]
 
-    def _states(self, tokens: tuple[int, ...], layers: tuple[int, ...]) -> dict[int, Tensor]:
-        if tokens in self.cached:
-            return self.cached[tokens]
-        slot = self.target.acquire()
-        (rows,) = self.target.score([Score(self.target, slot, list(tokens), 0, layers, states=len(tokens))])
+    def _reading(self, text: Text) -> Reading:
+        key = (text.prompt, *text.tokens)
+        if key in self.cached:
+            return self.cached[key]
+        slot, depth = self.target.acquire(), self.parts.depth
+        layers = tuple(sorted({*self.how.layers, depth}))
+        (rows,) = self.target.score([Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))])
         self.target.release(slot)
-        hidden = {i: h.clone() for i, h in rows.hidden.items()}
-        size = sum(h.numel() * h.element_size() for h in hidden.values())
+        likely, chances = self._likely(rows.hidden[depth][self._first(text) + 1 : len(text.tokens) - 1])
+        read = Reading({i: rows.hidden[i].clone() for i in self.how.layers}, likely, chances)
+        size = sum(t.numel() * t.element_size() for t in (*read.states.values(), likely, chances))
         if size <= self.room:
-            self.cached[tokens], self.room = hidden, self.room - size
-        return hidden
+            self.cached[key], self.room = read, self.room - size
+        return read
 
-    def _probabilities(self, states: Tensor) -> Tensor:
-        parts = [self.parts.head(rows).float().softmax(-1)[:, self.ids] for rows in states.split(CHUNK)]
-        return torch.cat(parts)
+    def _likely(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        best = []
+        for rows in states.split(CHUNK):
+            said = self.parts.head(rows).float()
+            found = said.topk(min(LIKELY, said.shape[-1]))
+            best.append((found.indices, (found.values - said.logsumexp(-1, keepdim=True)).exp()))
+        tokens, chances = (torch.cat(parts) for parts in zip(*best, strict=True))
+        numbers = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        other = self.ids[numbers] != tokens
+        return numbers.masked_fill(other, -1), chances.masked_fill(other, 0.0)
 
     def _save(self) -> None:
         whole = {"how": asdict(self.how), "done": self.done, "losses": self.losses}

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from semspec.errors import BadRequest
 from semspec.tasks.base import FileTask, Problem, Row, ask
 
 
+@dataclass(frozen=True)
 class ChatTask(FileTask):
     scored = False
     max_new_tokens = 1024
+
+    turns: int = 0  # of a conversation that are asked; 0: all
+
+    def __post_init__(self) -> None:
+        if self.turns < 0:
+            raise BadRequest(f"{self.turns} turns of a conversation: give 1 or more, or 0 for all")
 
     def problem(self, row: Row) -> Problem:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
             raise row.error("has no turns; give a list of one or more user messages")
         id_ = f"{self.name}/{row.get('question_id', row.index)}"
-        return Problem(id_, ask(turns[0]), None, self.group(row.get("category", "")), tuple(turns[1:]))
+        later = tuple(turns[1 : self.turns or None])
+        return Problem(id_, ask(turns[0]), None, self.group(row.get("category", "")), later)
 
     def group(self, category: str) -> str:
         return category

@@ -25,6 +25,7 @@ class SpecBench(ChatTask):
     long: int = 0  # join articles into prompts of up to so many characters, a quarter of that at least; 0: do not
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.category and self.category.replace("-", "_") not in CATEGORIES:
             raise BadRequest(f"spec-bench has no category {self.category!r}; choose one of {', '.join(CATEGORIES)}")
         if self.long < 0:

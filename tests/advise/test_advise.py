@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import semspec
 from semspec.advise.advice import Advice, advise
-from semspec.advise.measure import ALONE, ROWS, Answer, Candidate, Measured, candidates
+from semspec.advise.measure import ALONE, EVERYTHING, LOSSLESS_TOKENS, ROWS, Answer, Candidate, Measured, candidates
 from semspec.advise.page import html
-from semspec.advise.predict import predict
+from semspec.advise.predict import Costs, predict
 from semspec.cli.main import app
 from semspec.errors import BadRequest
 from semspec.loop import profile
@@ -171,6 +171,19 @@ def test_what_is_tried(pair: semspec.Pair) -> None:
     with pytest.raises(BadRequest, match="advise predicts token rules"):
         candidates(pair, 0.0, ["specreason"])
     assert all(make(c.rule).unit == "token" for c in candidates(pair, 0.0))
+    head = candidates(pair, 0.7, ["margin"], ["eagle:pocket"])
+    assert head[1] == Candidate("block", "eagle:pocket", LOSSLESS_TOKENS) and head[1].has_head
+    assert head[-1] == Candidate(EVERYTHING, "eagle:pocket", LOSSLESS_TOKENS) and not head[2].has_head
+
+
+def test_a_head_costs_as_many_tokens_as_it_drafts() -> None:
+    head, model = Candidate("exact", "eagle:pocket", 12), Candidate("exact", "model", 12)
+    found = World(0, 0.8, 0.001).measured([model])
+    found.answers[head] = found.answers[model]
+    found.draft_token = 0.0
+    per_token, per_call = (Costs(c, found.answers[c], found) for c in (head, model))
+    assert per_token.draft(12) == pytest.approx(per_call.draft(12))
+    assert per_token.draft(3) < 0.5 * per_token.draft(12) and per_call.draft(3) == per_call.draft(12)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from semspec.bench.summary import summarise
 from semspec.bench.table import Grid, notes
 from semspec.bench.verdict import Margin
 from semspec.errors import BadRequest
+from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from tests.bench.test_summary import arm, sample
 from tests.fakes import FakeRunner
@@ -236,6 +237,29 @@ def test_prompts_without_answers_get_controls_and_measures(pocket: semspec.Pair,
     again = Bench(config(prompts, temperature=0.7), pocket)
     again.run(tmp_path)
     assert [a.name for a in again.arms] == [a.name for a in bench.arms], "a run that goes on keeps its control"
+
+
+def test_prompts_that_are_read_once_for_all_arms_change_no_text(prompts: Path, tmp_path: Path) -> None:
+    texts = []
+    for shared in (False, True):
+        changes = {"n": 3, "batch": 3, "max_new_tokens": 6, "methods": ["exact:k=4", "random:rate=0.5"]}
+        bench = Bench(config(prompts, shared_prompts=shared, **changes))
+        bench.run(tmp_path / str(shared))
+        _, samples = load_run(tmp_path / str(shared))
+        texts.append({(s["arm"], s["problem"]): s["tokens"] for s in samples})
+    assert texts[0] == texts[1]
+    target = bench.pair.target
+    assert isinstance(target, PrefixCache) and target.hits > 0.8 * target.queries
+
+
+def test_without_a_draft_alone_the_unit_of_a_margin_is_what_accept_all_writes() -> None:
+    run, samples = made_up(**{"fly": same, "random:rate=0.5": swapped(5), "accept-all:k=5": swapped(2)})
+    run["arms"] = [arm for arm in run["arms"] if arm["role"] != "draft"]
+    samples = [s for s in samples if s["arm"] != "draft"]
+    found, about = compare_measures(run, samples, Margin())
+    assert about["number"]["separates_draft"] is True
+    gap = abs(found["accept-all:k=5"]["number"]["difference"]["value"])
+    assert about["number"]["margin"] == pytest.approx(0.15 * gap) and gap > 0.1
 
 
 def test_a_control_relaxes_as_often_as_the_loosest_method(pocket: semspec.Pair) -> None:

@@ -352,6 +352,9 @@ def test_mt_bench(write: Write) -> None:
     data = write(FILES["mt-bench"], [{"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}])
     (problem,) = make("mt-bench", data).problems(1, 0)
     assert (problem.id, problem.group, problem.turns) == ("mt-bench/81", "writing", ("Again.",))
+    assert make("mt-bench:turns=1", data).problems(1, 0)[0].turns == ()
+    with pytest.raises(BadRequest, match="give 1 or more"):
+        make("mt-bench:turns=-1")
     with pytest.raises(BadRequest, match="has no turns"):
         make("mt-bench", write(FILES["mt-bench"], [{"turns": []}])).problems(None, 0)
 
