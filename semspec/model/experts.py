@@ -58,7 +58,7 @@ class Experts:
         """Put the experts' weights into one tensor, of which each expert then holds a view."""
         for name in ("gate_up", "down"):
             own = [getattr(expert, name) for expert in self.experts]
-            if len({linear.layout for linear in own if isinstance(linear, QuantisedLinear)}) > 1:
+            if len({linear.layout if isinstance(linear, QuantisedLinear) else None for linear in own}) > 1:
                 own = [DenseLinear(linear.dequantised(self.router.weight.dtype), linear.bias) for linear in own]
                 for expert, linear in zip(self.experts, own, strict=True):
                     setattr(expert, name, linear)

@@ -89,11 +89,13 @@ def _json(path: Path) -> Any:
 
 def _settings(config: Any) -> Any:
     """The quantisation in a config or in one nested in it, such as `text_config`; None: there is none."""
-    if not isinstance(config, dict):
-        return None
-    if found := next((config[key] for key in KEYS if config.get(key)), None):
-        return found
-    return next((found for value in config.values() if (found := _settings(value))), None)
+    waiting = [config]
+    for one in waiting:  # which grows meanwhile: a config may be nested deeper than calls can be
+        if isinstance(one, dict):
+            if found := next((one[key] for key in KEYS if one.get(key)), None):
+                return found
+            waiting += one.values()
+    return None
 
 
 def _name(settings: Any) -> str:

@@ -179,9 +179,13 @@ def _shards(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.is_file():
         try:
-            return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another form
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # or JSON of another form
             raise ModelError(f"{index} cannot be read: {cause(error)}") from error
+        odd = [f for f in files if not isinstance(f, str) or Path(f).is_absolute() or ".." in Path(f).parts]
+        if odd:
+            raise ModelError(f"{index} cannot be read: it names {odd[0]!r:.80}, which is no file of its folder")
+        return files
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     pickled = [p.name for p in folder.glob("*.bin")]

@@ -237,6 +237,8 @@ def test_heads_of_other_methods_and_tokens_beyond_the_vocabulary_are_refused(tar
     }
     refused({**weights, **{k: v.contiguous() for k, v in single.items()}}, "EAGLE-1")
     refused({k: v for k, v in weights.items() if "norm" not in k}, "no EAGLE-3 head")
+    for name in ("norm.weight", "fc.weight", "midlayer.self_attn.q_proj.weight", "lm_head.weight"):
+        refused({**weights, name: torch.tensor(1.0)}, "is a single number; the checkpoint is damaged")
 
 
 def test_a_model_that_transformers_runs_takes_heads_too(folder: Path, target: ModelRunner, tmp_path: Path):

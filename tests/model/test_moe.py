@@ -198,12 +198,14 @@ def test_quantised_experts_of_every_layout(kind: Kind, block: tuple[int, int], z
     near(moe.fused_moe(x, logits, gate_up, down, *rest), exact, 1e-5)
 
 
-def test_experts_of_several_layouts_are_dequantised() -> None:
+@pytest.mark.parametrize("kinds", [("fp8", "int8"), ("fp8", None), (None, "int8")], ids=str)
+def test_experts_of_several_layouts_are_dequantised(kinds: tuple[Kind | None, Kind | None]) -> None:
+    """None: a checkpoint may leave some of a layer's experts plain."""
     generator = torch.Generator().manual_seed(5)
     networks = [network(generator, 32, 16) for _ in range(2)]
-    kinds: tuple[Kind, Kind] = ("fp8", "int8")
     for net, kind in zip(networks, kinds, strict=True):
-        net.gate_up = quantise(net.gate_up.weight.cpu(), kind)  # type: ignore[union-attr]
+        weight = net.gate_up.weight.cpu()  # type: ignore[union-attr]
+        net.gate_up = DenseLinear(weight) if kind is None else quantise(weight, kind)
         net.down = DenseLinear(net.down.weight.cpu())  # type: ignore[union-attr]
     mixture = Experts(DenseLinear(noise(generator, 2, 32).cpu()), networks, 1, True)
     x = noise(generator, 3, 32).cpu()

@@ -192,6 +192,10 @@ def test_numbers_of_another_type_and_deep_nesting_are_refused(tmp_path: Path) ->
     file.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises(ModelError, match=r"config.json cannot be read"):
         Quantisation.read(tmp_path)
+    for depth in range(100, 1000, 100):  # what can be parsed can be searched
+        file.write_text('{"a":' * depth + '{"quantization_config": {"quant_method": "odd"}}' + "}" * depth)
+        with pytest.raises(ModelError, match=r"quantised \(odd\)|cannot be read"):
+            Quantisation.read(tmp_path)
 
 
 def test_a_name_without_a_list_is_one_name(tmp_path: Path) -> None:

@@ -79,7 +79,10 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_an_index_that_cannot_be_read_is_named(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
-    for wrong in ("{", json.dumps({"metadata": {}}), json.dumps([1]), json.dumps({"weight_map": ["a"]})):
+    names = [5, None, "../a.safetensors", "/a.safetensors", "a/../../b"]
+    wrongs = [json.dumps({"weight_map": {"a": name}}) for name in names]
+    wrongs += ['{"weight_map":' + '{"a":' * 100_000 + "1" + "}" * 100_001]
+    for wrong in ("{", json.dumps({"metadata": {}}), json.dumps([1]), json.dumps({"weight_map": ["a"]}), *wrongs):
         index.write_text(wrong)
         assert f"{index} cannot be read" in refusal(folder)
 

@@ -56,7 +56,10 @@ class HeadTensors:
     def size(self, name: str) -> tuple[int, ...]:
         if name not in self._stored:
             raise ModelError(f"{self.folder}: the checkpoint has no tensor {name}; it is no EAGLE-3 head")
-        return self.checkpoint.size(self._stored[name])
+        found = self.checkpoint.size(self._stored[name])
+        if not found:
+            raise ModelError(f"{self.folder}: {name} is a single number; the checkpoint is damaged")
+        return found
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         return self.checkpoint.read(self._stored.get(name, name), shape, device, dtype)
