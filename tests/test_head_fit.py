@@ -175,7 +175,7 @@ def test_the_command_trains_exports_and_resumes(folder: Path, tmp_path: Path):
     assert "64 of 320 tokens" in card and "| draft token | 1 | 2 |" in card
     pair = semspec.load(folder, device="cpu", context=64)
     options = {"max_new_tokens": 12, "num_draft_tokens": 3}
-    drafted = pair.generate("the quick", drafter=f"eagle:{out},least=0", **options)
+    drafted = pair.generate("the quick", drafter=f"eagle:{out},threshold=0", **options)
     assert drafted.text == pair.generate("the quick", verifier="none", max_new_tokens=12).text and drafted.stats.drafted
 
 

@@ -83,7 +83,7 @@ Fed = list[tuple[int, int]]  # tokens to feed, and the indices of their parents 
 class _Likeliest:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.options, self.stop, self.left = options, request.stop, levels
-        self.least = math.log(request.least) if request.least > 0 else -math.inf
+        self.threshold = math.log(request.threshold) if request.threshold > 0 else -math.inf
         self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))
         self.most_fed = self.width * (levels - 1)  # all levels but the last
         self.tokens, self.parents, self.joint = list[int](), list[int](), list[float]()
@@ -107,7 +107,7 @@ class _Likeliest:
                     self.joint.append(before + value)
         self.left -= 1
         going = sorted(
-            (i for i in new if self.tokens[i] not in self.stop and self.joint[i] >= self.least),
+            (i for i in new if self.tokens[i] not in self.stop and self.joint[i] >= self.threshold),
             key=lambda i: -self.joint[i],
         )
         self.frontier = going[: self.width] if self.left else []
@@ -117,15 +117,15 @@ class _Likeliest:
         return found
 
     def draft(self) -> Draft:
-        best = sorted((i for i, chance in enumerate(self.joint) if chance >= self.least), key=lambda i: -self.joint[i])
-        best = best[: self.options.size]
+        likely = [i for i, chance in enumerate(self.joint) if chance >= self.threshold]
+        best = sorted(likely, key=lambda i: -self.joint[i])[: self.options.size]
         return in_order(Draft(self.tokens, parents=tuple(self.parents)).only(best))
 
 
 class _Drawn:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.request, self.start = request, len(context)
-        self.shape = fixed_shape(options.size, levels, options.top, round(request.least, 3))
+        self.shape = fixed_shape(options.size, levels, options.top, round(request.threshold, 3))
         self.children = [[i for i, parent in enumerate(self.shape) if parent == p] for p in range(-1, len(self.shape))]
         self.most_fed = sum(map(bool, self.children[1:]))  # whatever is followed by others
         self.tokens: dict[int, int] = {}  # of those that could be drawn
@@ -170,7 +170,7 @@ def in_order(draft: Draft) -> Draft:
 
 
 @lru_cache(maxsize=256)
-def fixed_shape(size: int, levels: int, top: int, least: float = 0.0) -> tuple[int, ...]:
+def fixed_shape(size: int, levels: int, top: int, threshold: float = 0.0) -> tuple[int, ...]:
     """Parents of the `size` tokens that are likeliest to be accepted if siblings are accepted as `RANKS` says; none
     with less than the least chance."""
     parents = list[int]()
@@ -179,7 +179,7 @@ def fixed_shape(size: int, levels: int, top: int, least: float = 0.0) -> tuple[i
         if not waiting:
             break
         chance, _, parent, rank, level = heapq.heappop(waiting)
-        if -chance < least:
+        if -chance < threshold:
             break
         parents.append(parent)
         before = chance / RANKS[min(rank, len(RANKS) - 1)]

@@ -25,7 +25,7 @@ MAX_NGRAM = 32  # each sequence has an index of all n-grams up to this size
 class DrafterResources(Protocol):
     """What a kind of drafter may get from a pair."""
 
-    def head(self, kind: str, path: str, least: float, target: Runner) -> StateRunner:
+    def head(self, kind: str, path: str, threshold: float, target: Runner) -> StateRunner:
         """The draft head in this folder, as it fits the target; loaded once."""
         ...
 
@@ -139,7 +139,8 @@ class Head(DrafterKind):
     main_option = "path"
 
     path: str = ""
-    least: float = 0.1  # share of the target's tokens that it has to guess right when it is loaded
+    # Share of the target's tokens that it has to guess right when it is loaded.
+    threshold: float = field(default=0.1, metadata={"was": "least"})
     head: StateRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
 
     def __post_init__(self) -> None:
@@ -148,11 +149,11 @@ class Head(DrafterKind):
             raise BadRequest(
                 f"drafter {name!r} needs the folder of a head that was trained for the target: {name}:PATH"
             )
-        if not 0.0 <= self.least <= 1.0:
-            raise BadRequest(f"{self.name}'s least is {self.least}; give a share from 0 (any head) to 1")
+        if not 0.0 <= self.threshold <= 1.0:
+            raise BadRequest(f"{self.name}'s threshold is {self.threshold}; give a share from 0 (any head) to 1")
 
     def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
-        return replace(self, head=pair.head(self.name, self.path, self.least, target))
+        return replace(self, head=pair.head(self.name, self.path, self.threshold, target))
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert self.head is not None, "build comes after bind"

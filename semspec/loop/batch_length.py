@@ -141,7 +141,7 @@ class BatchLengths:
         self.reserve = min(self.reserve + (saved + ALLOWANCE * spent / alone) / len(self.members), MAX_RESERVE)
 
     @property
-    def least(self) -> float:
+    def threshold(self) -> float:
         """The chance from which a further token of a tree is worth its place in the pass of all."""
         rows = self.costs.rows
         if not self.costs.checks:
@@ -155,7 +155,7 @@ class Batch:
 
     def __init__(self, shared: Sequence[AdaptiveLength], costs: BatchCosts) -> None:
         self.costs = costs
-        self.least = np.array([each.min_tokens for each in shared])
+        self.min_tokens = np.array([each.min_tokens for each in shared])
         self.drafting = np.array([not each.lookup for each in shared])
         self.survival = np.zeros((len(shared), MAX_TOKENS))
         rows = {each: self._row(each) for each in set(shared)}
@@ -173,11 +173,12 @@ class Batch:
     def of(self, n: int) -> Lengths:
         """About n tokens for each, within what it may have."""
         longest = np.count_nonzero(self.survival, axis=1)
-        return np.where((n > 0) & (longest >= self.least), np.clip(n, self.least, np.maximum(longest, self.least)), 0)
+        wanted = np.clip(n, self.min_tokens, np.maximum(longest, self.min_tokens))
+        return np.where((n > 0) & (longest >= self.min_tokens), wanted, 0)
 
     def best(self) -> tuple[Lengths, float]:
         lengths, rate = joint_lengths(self.survival, self.drafting, self.costs)
-        lengths = np.where(lengths < self.least, 0, lengths)
+        lengths = np.where(lengths < self.min_tokens, 0, lengths)
         alone = (len(lengths) + self.costs.others) / self.costs.alone
         pays = lengths.any() and rate > (MARGIN if (lengths * self.drafting).any() else 1.0) * alone
         return (lengths, rate) if pays else (np.zeros_like(lengths), alone)
@@ -209,8 +210,8 @@ class Member:
         self.shared.observe(made)
 
     @property
-    def least(self) -> float:
-        return self.batch.least if self.together else self.shared.least
+    def threshold(self) -> float:
+        return self.batch.threshold if self.together else self.shared.threshold
 
     def rest(self, alone: int) -> int:
         drafting = self.together and any(self.batch.lengths.values())  # then a tick makes one token, and who has none

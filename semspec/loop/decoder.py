@@ -147,7 +147,7 @@ class Decoder:
         timed = not prompt and not (n and self.undrafted and self.drafter.runners)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
-            request = replace(request, least=self.draft_length.least)
+            request = replace(request, threshold=self.draft_length.threshold)
             draft: Draft = yield from self.propose_from(self.context, request)
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)

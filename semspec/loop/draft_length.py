@@ -36,7 +36,7 @@ class DraftLengthPolicy(Protocol):
         """The sequence has ended."""
 
     @property
-    def least(self) -> float:
+    def threshold(self) -> float:
         """The chance of being accepted from which a further token of a tree is worth its place in the target's pass."""
         ...
 
@@ -60,7 +60,7 @@ class FixedLength:
     """Always the same length."""
 
     n: int
-    least: float = 0.0
+    threshold: float = 0.0
 
     def length(self) -> int:
         return self.n
@@ -183,7 +183,7 @@ class AdaptiveLength:
         return sorted(self.rows)[(len(self.rows) - 1) // 2] if len(self.rows) >= MIN_ROWS else 0.0
 
     @property
-    def least(self) -> float:
+    def threshold(self) -> float:
         if not self.rates:
             return 0.0
         worth = self.row_seconds * self.rates[self.best]  # what else is written in that time

@@ -58,10 +58,10 @@ class PrefixIndex:
         self._hidden.add(slot)
 
     def common(
-        self, text: Sequence[int], salt: str = "", least: Callable[[int], int] = lambda slot: 0
+        self, text: Sequence[int], salt: str = "", shortest: Callable[[int], int] = lambda slot: 0
     ) -> dict[int, int]:
-        """The slots with the longest common beginning, of at least a block and the `least` that a slot can be cut to,
-        each with the tokens it shares."""
+        """The slots with the longest common beginning, of at least a block and the `shortest` that a slot can be cut
+        to, each with the tokens it shares."""
         last, found = hash((self._start, salt)), list[dict[int, None]]()
         for end in range(self.block, len(text) + 1, self.block):
             last = self._hash(last, text[end - self.block : end])
@@ -73,7 +73,7 @@ class PrefixIndex:
             for s in holders:
                 if s not in shared and self.salts[s] == salt:
                     shared[s] = common_prefix(self.tokens[s], text)
-            if usable := {s: shared[s] for s in holders if shared.get(s, -1) >= max(self.block, least(s))}:
+            if usable := {s: shared[s] for s in holders if shared.get(s, -1) >= max(self.block, shortest(s))}:
                 return usable
         return {}
 

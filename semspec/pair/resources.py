@@ -153,13 +153,13 @@ class Resources:
             )
         return self._probe(place / "judge", self.target, folder)
 
-    def head(self, kind: str, path: str, least: float, target: Runner) -> StateRunner:
+    def head(self, kind: str, path: str, threshold: float, target: Runner) -> StateRunner:
         """The draft head in this folder, as it fits the target; loaded once."""
-        if (kind, path, least) not in self._heads:
+        if (kind, path, threshold) not in self._heads:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
             head = HEADS[kind].load(shipped.HEADS.get(path, path), target)
-            self._heads[kind, path, least] = fitted(head, target, text, least, path, self.eos)
-        return self._heads[kind, path, least]
+            self._heads[kind, path, threshold] = fitted(head, target, text, threshold, path, self.eos)
+        return self._heads[kind, path, threshold]
 
     @property
     def _chats(self) -> bool:

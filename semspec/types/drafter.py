@@ -25,7 +25,7 @@ class DraftRequest:
     min_tokens: int = 1  # an early exit does not make the draft shorter than this
     stop: frozenset[int] = frozenset()  # the draft ends with the first of these
     processors: Processors | None = None  # that change the logits of the sequence, in the target's tokens
-    least: float = 0.0  # of drafts that branch: tokens with a smaller chance of being accepted are not worth a place
+    threshold: float = 0.0  # of drafts that branch: tokens less likely to be accepted are not worth a place
 
 
 class Drafter(Protocol):

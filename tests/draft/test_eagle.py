@@ -123,7 +123,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
     """It knows some of what the target writes, so that some drafts are accepted."""
     folder = tmp_path_factory.mktemp("head")
     make_head(folder, layers=[1, 2, 3], vocab=250)
-    return f"eagle:{folder},least=0"
+    return f"eagle:{folder},threshold=0"
 
 
 PROMPTS = ["the quick brown fox", "one two", "the sky is blue because light scatters " * 3, "x"]
@@ -196,10 +196,12 @@ def test_mistakes_are_told(pair: semspec.Pair, drafter: str, tmp_path: Path):
     with pytest.raises(BadRequest, match="eagle:PATH"):
         Options(drafter="eagle")
     with pytest.raises(BadRequest, match="a share from 0"):
-        Options(drafter="eagle:somewhere,least=2")
+        Options(drafter="eagle:somewhere,threshold=2")
+    with pytest.warns(DeprecationWarning, match="'least' of drafter 'eagle' is now called 'threshold'"):
+        assert Options(drafter="eagle:somewhere,least=0.2").drafter
     with pytest.raises(ModelError, match="no folder"):
         pair.generate("x", drafter=f"eagle:{tmp_path}/missing/head/")
     with pytest.raises(ModelError, match="does not fit"):
-        pair.generate("x", drafter=drafter.replace("least=0", "least=0.9").replace("eagle:", "eagle:path="))
+        pair.generate("x", drafter=drafter.replace("threshold=0", "threshold=0.9").replace("eagle:", "eagle:path="))
     with pytest.raises(BadRequest, match="draft model"):
         pair.generate("x", verifier="specreason", drafter=drafter)

@@ -171,14 +171,15 @@ def test_wide_and_long_trees_fit_into_the_bits_of_a_mask(
 def test_tokens_that_are_not_worth_their_place_are_left_out() -> None:
     """And what would follow them is not computed."""
     language, passes = chain(VOCAB, seed=3), []
-    for least in (0.0, 0.05, 0.3, 0.99):
+    for threshold in (0.0, 0.05, 0.3, 0.99):
         runner = FakeRunner(language, VOCAB)
-        draft = draft_of(ModelDrafter(runner, tree=TreeOptions(40, 0, 4)), CONTEXT, DraftRequest(6, least=least))
+        drafter = ModelDrafter(runner, tree=TreeOptions(40, 0, 4))
+        draft = draft_of(drafter, CONTEXT, DraftRequest(6, threshold=threshold))
         parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
         for i in range(len(draft.tokens)):
             path = [draft.tokens[j] for j in tree.path(parents, i)]
             rows = [chances(language(CONTEXT + path[:n]))[token] for n, token in enumerate(path)]
-            assert math.exp(sum(rows)) >= least - 1e-6
+            assert math.exp(sum(rows)) >= threshold - 1e-6
         passes.append((len(runner.diary), len(draft.tokens)))
     assert passes == sorted(passes, reverse=True) and passes[0] > passes[2] > (0, 0)
     assert len(fixed_shape(40, 6, 4, 0.1)) < len(fixed_shape(40, 6, 4, 0.01)) == 40 and not fixed_shape(40, 6, 4, 0.7)

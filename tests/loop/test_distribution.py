@@ -51,7 +51,7 @@ class Restless:
     def __init__(self) -> None:
         self.n = 2
 
-    least = 0.0
+    threshold = 0.0
 
     def length(self) -> int:
         return self.n

@@ -34,7 +34,7 @@ Chance = Callable[[int, int], float]  # position in the draft, tokens so far -> 
 
 @dataclass
 class NoSpeculation:
-    least: float = 0.0
+    threshold: float = 0.0
 
     def length(self) -> int:
         return 0
@@ -347,17 +347,17 @@ def test_a_model_that_never_proposes_anything_is_not_asked_for_ever():
 def test_a_token_of_a_tree_has_to_be_worth_its_place() -> None:
     """A pass takes 1 second and 0.02 more for each token of a tree; a round brings 3 tokens in 1.5 seconds."""
     policy = AdaptiveLength(max_tokens=4)
-    assert policy.least == 0.0, "nothing is known yet"
+    assert policy.threshold == 0.0, "nothing is known yet"
     policy.observe(Round(0, 0, 4, 0.0, 4.0))
     for _ in range(20):
         policy.observe(Round(4, 4, 3, 0.1, 1.4, scored=20))
     assert policy.rates[policy.best] > 1.5
-    assert policy.least == pytest.approx(0.02 * policy.rates[policy.best])
+    assert policy.threshold == pytest.approx(0.02 * policy.rates[policy.best])
     chain_only = AdaptiveLength(max_tokens=4)
     chain_only.observe(Round(0, 0, 4, 0.0, 4.0))
     chain_only.observe(Round(4, 4, 3, 0.1, 1.4, scored=4))
-    assert chain_only.least == 0.0 == FixedLength(4).least
-    assert RepeatableLength(0.1, 0.05).least == pytest.approx(0.05 * max(RepeatableLength(0.1, 0.05).rates))
+    assert chain_only.threshold == 0.0 == FixedLength(4).threshold
+    assert RepeatableLength(0.1, 0.05).threshold == pytest.approx(0.05 * max(RepeatableLength(0.1, 0.05).rates))
 
 
 ALONE = Round(0, 0, 4, 0.0, 0.04)
@@ -369,8 +369,8 @@ def test_a_few_slow_passes_do_not_end_trees_for_good(slow: int) -> None:
     policy, sizes = AdaptiveLength(max_tokens=8), list[int]()
     for _ in range(3000):
         n = policy.length()
-        assert policy.least <= 0.5, "a likely first token is always drafted"
-        shape = fixed_shape(16, n, 4, round(policy.least, 3)) if n else ()
+        assert policy.threshold <= 0.5, "a likely first token is always drafted"
+        shape = fixed_shape(16, n, 4, round(policy.threshold, 3)) if n else ()
         sizes.append(len(shape))
         longest = max(depths(shape), default=-1) + 1
         seconds = 0.01 + 0.00002 * len(shape)
@@ -386,7 +386,7 @@ def test_trees_that_do_not_pay_are_tried_again_seldom_and_small() -> None:
     policy, extra = AdaptiveLength(max_tokens=4), 0
     for i in range(2000):
         n = policy.length()
-        shape = fixed_shape(16, n, 4, round(policy.least, 3)) if n else ()
+        shape = fixed_shape(16, n, 4, round(policy.threshold, 3)) if n else ()
         longest = max(depths(shape), default=-1) + 1
         extra += (len(shape) - longest) * (i > 100)
         made = Round(n, longest, longest + 1, 0.001, 0.01 + 0.003 * len(shape), scored=len(shape))

@@ -79,7 +79,7 @@ def test_text_is_the_targets_alone_and_in_a_batch(folder: Path, tmp_path: Path):
     pair = semspec.load(folder, device="cpu", context=256, slots=4)
     prompts = ["the quick brown fox", "one", "the sky is blue because light scatters " * 2]
     options = {
-        "drafter": f"dflash:{tmp_path},least=0",
+        "drafter": f"dflash:{tmp_path},threshold=0",
         "num_draft_tokens": 20,
         "max_new_tokens": 24,
         "ignore_eos": True,

@@ -289,7 +289,7 @@ def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int], least:
             hidden -= {slot} if not length else set()
     shared = {slot: common_prefix(tokens, text) for slot, tokens in held.items() if slot not in hidden}
     longest = max((count for slot, count in shared.items() if count >= least[slot]), default=0)
-    found = index.common(text, least=lambda slot: least[slot])
+    found = index.common(text, shortest=lambda slot: least[slot])
     if index.tokens != held or any(shared.get(slot) != count for slot, count in found.items()):
         return True
     return longest >= index.block and max(found.values(), default=0) != longest

@@ -54,18 +54,18 @@ def fitted(
     head: EagleHead | BlockHead,
     target: Runner,
     prompt: Sequence[int],
-    least: float,
+    threshold: float,
     name: str,
     stop: frozenset[int] = frozenset(),
 ) -> StateRunner:
-    """A runner for this head as it fits the target best. One that agrees with less than `least` is refused."""
+    """A runner for this head as it fits the target best. One that agrees with less than `threshold` is refused."""
     readings = measure(head, target, prompt[: target.capacity // 2], stop)
     best = max(readings, key=lambda reading: reading.agreement + MARGIN * (reading is readings[0]))
     others = "; ".join(str(reading) for reading in readings if reading is not best)
-    if best.agreement < least:
+    if best.agreement < threshold:
         raise ModelError(
             f"{name}: the head does not fit this target. Its first guess is the target's at {best}; {others}. At least "
-            f"{least:.0%} are wanted: take a head that was trained for this very model"
+            f"{threshold:.0%} are wanted: take a head that was trained for this very model"
         )
     log.warning("%s reads %s agree with the target%s", name, best, f" ({others})" if others else "")
     if not best.own_embedding:
