@@ -2,15 +2,18 @@
 
 The hash of a block covers all blocks before it, so that one look per block finds the slots with the longest common
 beginning, however many slots there are. Hashes only point at candidates: what is shared is compared, so two texts with
-the same hash cost a comparison, and perhaps a prefix that is not found. Plain Python: it knows tokens, not tensors.
+the same hash cost a comparison, and perhaps a prefix that is not found. Tokens are compared as bytes, since many slots
+may share a long beginning. Plain Python: it knows tokens, not tensors.
 """
 
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Callable, Sequence
 
 BLOCK = 16  # tokens; a shorter common beginning is chance
+BYTES = array("i").itemsize
 
 
 class PrefixIndex:
@@ -18,13 +21,14 @@ class PrefixIndex:
         self.block = block
         self._start = secrets.randbits(61)  # so that nobody can choose texts with one hash
         self.salts: dict[int, str] = {}  # of each slot: texts are only found by who has the same
-        self.tokens: dict[int, list[int]] = {}  # of each slot
+        self.tokens: dict[int, list[int]] = {}  # of each slot,
+        self._packed: dict[int, bytearray] = {}  # and the same as bytes
         self._hashes: dict[int, list[int]] = {}  # of each slot's whole blocks
         self._holders: dict[int, dict[int, None]] = {}  # hash -> slots, in order
         self._hidden: set[int] = set()  # slots that are not to be found
 
     def add(self, slot: int) -> None:
-        self.tokens[slot], self._hashes[slot], self.salts[slot] = [], [], ""
+        self.tokens[slot], self._packed[slot], self._hashes[slot], self.salts[slot] = [], bytearray(), [], ""
 
     def salt(self, slot: int, salt: str) -> None:
         """Of a slot that holds nothing."""
@@ -33,11 +37,12 @@ class PrefixIndex:
 
     def drop(self, slot: int) -> None:
         self.cut(slot, 0)
-        del self.tokens[slot], self._hashes[slot], self.salts[slot]
+        del self.tokens[slot], self._packed[slot], self._hashes[slot], self.salts[slot]
 
     def append(self, slot: int, tokens: Sequence[int]) -> None:
         held, hashes = self.tokens[slot], self._hashes[slot]
         held += tokens
+        self._packed[slot] += _packed(tokens)
         if slot in self._hidden:
             return
         for end in range((len(hashes) + 1) * self.block, len(held) + 1, self.block):
@@ -47,7 +52,7 @@ class PrefixIndex:
 
     def cut(self, slot: int, length: int) -> None:
         """Forget what comes after the first `length` tokens."""
-        del self.tokens[slot][length:]
+        del self.tokens[slot][length:], self._packed[slot][length * BYTES :]
         self._forget(slot, length // self.block)
         if not length:
             self._hidden.discard(slot)
@@ -69,10 +74,11 @@ class PrefixIndex:
                 break
             found.append(self._holders[last])
         shared: dict[int, int] = {}  # counted once for each slot, however many of its blocks agree
+        packed = _packed(text) if found else b""
         for holders in reversed(found):
             for s in holders:
                 if s not in shared and self.salts[s] == salt:
-                    shared[s] = common_prefix(self.tokens[s], text)
+                    shared[s] = _common_bytes(self._packed[s], packed) // BYTES
             if usable := {s: shared[s] for s in holders if shared.get(s, -1) >= max(self.block, shortest(s))}:
                 return usable
         return {}
@@ -95,3 +101,18 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     if one[: len(other)] == other:
         return len(other)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def _common_bytes(one: bytearray, other: bytes) -> int:
+    """How many bytes both begin with."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # the first `low` agree, the first `high` do not
+        middle = (low + high) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle)
+    return low

@@ -260,10 +260,9 @@ def test_a_prompt_is_found_in_a_slot_that_is_in_use() -> None:
 
 
 Edit = tuple[str, int, list[int]]
+TOKENS = st.sampled_from([0, 256])  # which have most of their bytes in common
 edits = st.lists(
-    st.tuples(
-        st.sampled_from(["append", "cut", "again", "hide"]), st.integers(0, 2), st.lists(st.integers(0, 1), max_size=9)
-    ),
+    st.tuples(st.sampled_from(["append", "cut", "again", "hide"]), st.integers(0, 2), st.lists(TOKENS, max_size=9)),
     max_size=25,
 )
 
@@ -296,7 +295,7 @@ def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int], least:
 
 
 @settings(max_examples=300)
-@given(edits, st.lists(st.integers(0, 1), max_size=30), st.lists(st.integers(0, 8), min_size=3, max_size=3))
+@given(edits, st.lists(TOKENS, max_size=30), st.lists(st.integers(0, 8), min_size=3, max_size=3))
 def test_the_index_finds_what_a_look_at_all_slots_finds(history: list[Edit], text: list[int], least: list[int]) -> None:
     assert not wrong_about(PrefixIndex(block=2), history, text)
     assert not wrong_about(PrefixIndex(block=2), history, text, least)
@@ -327,6 +326,21 @@ def test_blocks_of_one_slot_with_one_hash_do_no_harm(monkeypatch: pytest.MonkeyP
     index.cut(0, 4)
     index.drop(0)
     assert index.common([1] * 9) == {1: 9}
+
+
+def test_of_many_slots_with_one_beginning_no_list_is_walked() -> None:
+    """A search takes as long as the text, not as all slots that share it; tokens of a tree are found by nobody."""
+
+    class Walked(list[int]):
+        def __getitem__(self, at: Any) -> Any:
+            raise AssertionError("token by token")
+
+    index, text = PrefixIndex(), [70_000 + i for i in range(64)]
+    for slot in range(40):
+        index.add(slot)
+        index.append(slot, [*text[: 32 + slot % 7], ~text[32 + slot % 7], slot])
+        index.tokens[slot] = Walked(index.tokens[slot])
+    assert index.common(text) == {slot: 32 + slot % 7 for slot in range(40)}
 
 
 def test_a_slot_more_than_there_are_is_refused_in_words() -> None:
