@@ -48,6 +48,8 @@ class Ingress:
         self.busy = 0  # requests that are being answered
         routes = [
             Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.health, methods=["GET"]),
+            Route("/live", self.live, methods=["GET"]),
             Route("/replicas", self.status, methods=["GET"]),
             Route("/{path:path}", self.forward, methods=METHODS),
         ]
@@ -85,6 +87,10 @@ class Ingress:
         return JSONResponse(
             {"status": state, "ready": ready, "replicas": self.replicas.count}, 200 if state == "ready" else 503
         )
+
+    async def live(self, request: Request) -> Response:
+        """200 as long as anybody answers at all: also while models are being loaded, and replicas replaced."""
+        return JSONResponse({"status": "alive"})
 
     async def status(self, request: Request) -> Response:
         return JSONResponse(self.replicas.describe())

@@ -77,7 +77,9 @@ def victim(client: str, count: int, accepted: Collection[InFlightRequest]) -> In
     for request in accepted:
         held[request.client] += request.count
     own = held[client] + count
-    waiting = [r for r in accepted if r.client != client and r.sequences and not r.begun]
+    # Also those whose prompts are being tokenized, or whose grammars compiled: else many of them would keep all places.
+    early = [r for r in accepted if r.sequences or r.submitted is None]
+    waiting = [r for r in early if r.client != client and not r.begun]
     # Whoever gives way still has as much afterwards as the one who gets it: two clients never take turns at this.
     unfair = [r for r in waiting if r.count >= count and held[r.client] - r.count >= own]
     return max(unfair, key=lambda r: (held[r.client], r.arrived), default=None)

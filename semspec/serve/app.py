@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 import semspec
+from semspec.pair import Pair
 from semspec.serve import completion_routes, http_errors, information_routes, speculation
 from semspec.serve.auth import Keys, KeyStore
 from semspec.serve.completions import Service
@@ -36,7 +37,6 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
     speculation.check_defaults(settings)
     families.check_name(settings.tool_parser)
     service = Service(engine, settings)
-    engine.on_loaded = service.prepare
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -47,6 +47,13 @@ def make_app(engine: Engine, metrics: Metrics, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="semspec", version=semspec.__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
     app.state.engine = engine
+
+    def prepare(pair: Pair) -> None:
+        """On the engine's thread: the event loop would answer nobody meanwhile, the first time that it is needed."""
+        service.prepare(pair)
+        app.openapi()
+
+    engine.on_loaded = prepare
     http_errors.install(app)
     completion_routes.add(app, service)
     information_routes.add(app, service, metrics)

@@ -22,7 +22,7 @@ from semspec.serve import speculation
 from semspec.serve.answers import Answer
 from semspec.serve.chat_format import ChatPlan
 from semspec.serve.engine import Engine
-from semspec.serve.http_errors import HttpError
+from semspec.serve.http_errors import HttpError, gave_way, too_late
 from semspec.serve.in_flight import InFlightRequest
 from semspec.serve.limits import Settings
 from semspec.serve.openai import TextAnswer
@@ -90,8 +90,10 @@ class Service:
             options, journal["drafts"] = replace(options, verifier="none"), "off"
         deadline = min(limits.deadline, body.deadline or limits.deadline)
         request = self.engine.accept(count, deadline, client_of(http), http.scope.get("key"), body.priority)
+        request.preparing = asyncio.current_task()
         try:
-            request.grammar = await self._compiled(options)
+            async with asyncio.timeout(deadline):  # others' grammars may come first
+                request.grammar = await self._compiled(options)
             prompts = [await self.tokenization.encode(prompt, plan) for prompt in body.prompts]
             scored = sum(min(len(prompt), options.prompt_logprobs_last or len(prompt)) for prompt in prompts)
             self._check_prompt_logprobs(scored * body.candidates, options.prompt_logprobs)
@@ -105,8 +107,12 @@ class Service:
                 journal["prompt"] = body.model_dump(include={"messages", "prompt"})
             await self.engine.submit(request, sequences)
             return await self._shaped(body, shape, plan, [prompt for prompt, _ in sequences], journal), request
-        except BaseException:
+        except BaseException as error:
             self.engine.release(request)
+            if request.gave_way and isinstance(error, asyncio.CancelledError):
+                raise gave_way() from None
+            if isinstance(error, TimeoutError):
+                raise too_late() from None
             raise
 
     async def _shaped(

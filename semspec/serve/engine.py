@@ -23,7 +23,7 @@ from semspec.pair import Pair
 from semspec.serve import memory
 from semspec.serve.admission import Admission, Places, fairest
 from semspec.serve.deltas import Delta, Finished, delta_of, special_tokens
-from semspec.serve.http_errors import HttpError
+from semspec.serve.http_errors import HttpError, gave_way, too_late
 from semspec.serve.in_flight import InFlightRequest, SequenceState
 from semspec.serve.limits import Limits
 from semspec.serve.warm_up import measure_budget, warm_up
@@ -147,15 +147,20 @@ class Engine:
         now = self.clock()
         self.admission.check(client, now, self.accepted)
         if gives_way is not None:
-            error = HttpError(429, "others with fewer requests are waiting too; try again later", "busy", 1)
-            self._inbox.put(partial(self._end, gives_way, error))
-            self.accepted.discard(gives_way)
-            self.live -= gives_way.count  # at once, or the next to come would drive out another
-            gives_way.gave_way = True
+            self._drive_out(gives_way)
         request = InFlightRequest(self, now, now + deadline, count, client, key, priority)
         self.accepted.add(request)
         self.live += count
         return request
+
+    def _drive_out(self, request: InFlightRequest) -> None:
+        request.gave_way = True
+        self.accepted.discard(request)
+        self.live -= request.count  # at once, or the next to come would drive out another
+        if request.submitted is not None:
+            self._inbox.put(partial(self._end, request, gave_way()))
+        elif request.preparing is not None:
+            request.preparing.cancel()  # who prepares it says why
 
     async def submit(self, request: InFlightRequest, prompts: Prompts) -> None:
         """When this returns, the options are known to be good and the sequences wait for slots."""
@@ -274,7 +279,7 @@ class Engine:
         if all(sequence.done for sequence in request.sequences):
             self._requests.remove(request)
         elif end > request.deadline:
-            self._end(request, HttpError(504, "the answer was not complete at the request's deadline", "deadline"))
+            self._end(request, too_late())
             return []
         return news
 

@@ -89,6 +89,14 @@ class HttpError(Exception):
         return JSONResponse(self.body_at(path), self.status, self.headers)
 
 
+def gave_way() -> HttpError:
+    return HttpError(429, "others with fewer requests are waiting too; try again later", "busy", 1)
+
+
+def too_late() -> HttpError:
+    return HttpError(504, "the answer was not complete at the request's deadline", "deadline")
+
+
 def as_http_error(error: Exception) -> HttpError:
     """Any failure of a request."""
     if isinstance(error, HttpError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semspec.pair.result import Ticket
 from semspec.serve.deltas import Delta, Finished
@@ -66,7 +66,8 @@ class InFlightRequest:
     gave_way: bool = False  # its places have been given to others
     peeked: Delta | Finished | None = None
     grammar: Compiled | None = None  # what its answers have to be
-    submitted: asyncio.Future[None] | None = None  # None: still being tokenized
+    submitted: asyncio.Future[None] | None = None  # None: still being tokenized,
+    preparing: asyncio.Task[Any] | None = None  # by this one
 
     @property
     def begun(self) -> bool:

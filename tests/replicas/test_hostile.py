@@ -7,12 +7,15 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from semspec.replicas.ingress import LOST, LOST_TWICE
+from semspec.replicas.backend import Answer, NoneReady, Sent
+from semspec.replicas.ingress import LOST, LOST_TWICE, Ingress
 from semspec.replicas.supervisor import Supervisor
 from semspec.serve.engine import Engine
 from semspec.serve.forwarded import HEADER, ForwardedClient, introduced
@@ -141,6 +144,26 @@ def test_replicas_know_clients_by_their_addresses(running: Running) -> None:
     for headers in ([introduced("secret", "10.0.0.1")], [introduced("guess", "10.0.0.2")], []):
         asyncio.run(ask(headers))
     assert seen == ["10.0.0.1", "127.0.0.1", "127.0.0.1"]
+
+
+class NotYet:
+    """Replicas that still load."""
+
+    count, ready = 2, 0
+
+    async def ask(self, sent: Sent, tried: set[Any]) -> Answer:
+        raise NoneReady
+
+
+def test_an_address_is_alive_while_models_are_loaded() -> None:
+    """Or whoever looks after it would end it before they are."""
+
+    async def statuses() -> list[int]:
+        transport = httpx.ASGITransport(Ingress(NotYet(), Settings()).app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [(await client.get(path)).status_code for path in ("/live", "/ready", "/health", "/v1/models")]
+
+    assert asyncio.run(statuses()) == [200, 503, 503, 503]
 
 
 def test_the_address_has_the_limits_and_origins_it_was_given() -> None:

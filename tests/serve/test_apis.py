@@ -13,6 +13,8 @@ import openai
 import pytest
 
 from semspec.serve.limits import Limits, Settings
+from semspec.serve.schema.anthropic import MessagesRequest
+from semspec.serve.schema.requests import ChatRequest
 from tests.serve.live import JSON, WAIT, Live, serving
 from tests.serve.scripted import scripted_pair
 
@@ -155,6 +157,20 @@ def test_a_message_says_what_of_its_prompt_was_cached(pocket: Live):
     (start,) = [event.message.usage for event in events if event.type == "message_start"]
     (end,) = [event.usage for event in events if event.type == "message_delta"]
     assert counted(start) == counted(end) == expected and end.output_tokens == 3
+
+
+def test_a_message_that_ends_with_the_assistants_goes_on_from_it(live: Live):
+    """As Anthropic's API has it; a call of the assistant's is complete."""
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Good"}]
+    body = {"model": "s", "max_tokens": 5, "messages": turns}
+    assert MessagesRequest.model_validate(body).chat(ChatRequest).continue_final_message
+    as_chat = {"messages": turns, "continue_final_message": True}
+    count = live.post("/tokenize", as_chat).json()["count"]
+    assert live.post("/v1/messages", body).json()["usage"]["input_tokens"] == count
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    for last in ([use], [{"type": "text", "text": "I look."}, use], [], ""):
+        given = body | {"messages": [turns[0], {"role": "assistant", "content": last}]}
+        assert not MessagesRequest.model_validate(given).chat(ChatRequest).continue_final_message
 
 
 def test_a_message_calls_and_gets_the_result(live: Live):

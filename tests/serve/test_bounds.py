@@ -212,6 +212,7 @@ def test_the_tokenizer_is_copied_before_anybody_is_told_that_it_is_ready(monkeyp
     monkeypatch.setattr(Tokenization, "__init__", noting)
     with serving(lambda: scripted_pair({}), Settings(name="s")) as live:
         assert threads == ["semspec-engine"] and live.post("/tokenize", {"prompt": "the"}).status_code == 200
+        assert live.server.config.app.openapi_schema, "nor is the description of all routes made then"  # type: ignore[union-attr]
     assert len(threads) == 1
 
 

@@ -8,7 +8,9 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +53,16 @@ def gated(pair: Any) -> threading.Event:
     return gate
 
 
+@contextmanager
+def opened_at_the_end() -> Iterator[threading.Event]:
+    """A gate at which nobody is left standing."""
+    gate = threading.Event()
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
 def key(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {name}"}
 
@@ -83,6 +95,35 @@ def test_a_greedy_client_leaves_room_for_sixteen_fair_ones():
         refusal = next(a.result() for a in greedy if a.result().status_code == 429)
         assert "retry-after" in refusal.headers and "fewer requests" in refusal.json()["error"]["message"]
         assert live.idle()
+
+
+def test_who_is_not_ready_gives_way_too(monkeypatch: pytest.MonkeyPatch):
+    """Else a client with many slow grammars would keep every place, and others would be refused for minutes."""
+    pair: Any = scripted()
+    settings = replace(SETTINGS, limits=Limits(queue=4, deadline=WAIT), keys=("greedy", "fair"))
+    compiled = pair.resources.grammars.compiled
+    slow = HELLO | {"guided_regex": "[a-z]+", "n": 2}
+    with serving(lambda: pair, settings) as live, ThreadPoolExecutor(4) as threads, opened_at_the_end() as gate:
+        monkeypatch.setattr(pair.resources.grammars, "compiled", lambda text: (gate.wait(), compiled(text))[1])
+        greedy = [threads.submit(live.post, "/v1/chat/completions", slow, headers=key("greedy")) for _ in range(4)]
+        assert until(lambda: live.engine.live == 8), "every slot and every place in the queue"
+        assert live.post("/v1/chat/completions", HELLO, headers=key("fair")).status_code == 200
+        assert until(lambda: sum(answer.done() for answer in greedy) == 1), "and is told so at once"
+        assert live.engine.live == 6 and len(live.engine.accepted) == 3
+        gate.set()
+        statuses = sorted(answer.result().status_code for answer in greedy)
+        assert statuses == [200, 200, 200, 429] and live.idle()
+        refusal = next(a.result() for a in greedy if a.result().status_code == 429)
+        assert refusal.headers["retry-after"] and "fewer requests" in refusal.json()["error"]["message"]
+
+
+def test_a_deadline_holds_while_others_grammars_are_compiled(monkeypatch: pytest.MonkeyPatch):
+    pair: Any = scripted()
+    with serving(lambda: pair, SETTINGS) as live, opened_at_the_end() as gate:
+        monkeypatch.setattr(pair.resources.grammars, "compiled", lambda text: gate.wait())
+        late = live.post("/v1/chat/completions", HELLO | {"guided_regex": "a+", "deadline": 0.1})
+        assert late.status_code == 504 and late.json()["error"]["code"] == "deadline"
+        assert live.engine.live == 0 and not live.engine.accepted
 
 
 def request(client: str, count: int = 1, begun: bool = False, priority: int = 0, arrived: float = 0.0) -> Any:

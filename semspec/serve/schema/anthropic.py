@@ -166,6 +166,9 @@ class MessagesRequest(Lenient):
         if self.thinking is not None and self.thinking.type == "disabled":
             given["reasoning_effort"] = "none"
         given["messages"] += [message for turn in self.messages for message in turn.messages()]
+        last = given["messages"][-1]
+        if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
+            given["continue_final_message"] = True  # the answer goes on from it
         return kind.model_validate(given | (self.model_extra or {})).giving_way()
 
 
