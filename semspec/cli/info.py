@@ -56,7 +56,7 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     asked = [(device, kind, slots, n) for kind, n in zip(kinds, contexts, strict=False)]
     kv = model.kv_dtype
     drafts = zip(sources[1:], asked[1:], strict=True)
-    plans = [sources[0].plan_as_target(*asked[0], kv_dtype=kv), *(s.plan(*a, kv_dtype=kv) for s, a in drafts)]
+    plans = [sources[0].plan(*asked[0], kv_dtype=kv, rules=True), *(s.plan(*a, kv_dtype=kv) for s, a in drafts)]
     found: dict[str, Any] = {
         "models": [facts(source, plan) for source, plan in zip(sources, plans, strict=True)],
         "memory": {"line": describe(plans), "bytes": sum(plan.total for plan in plans), "fits": True},

@@ -143,7 +143,7 @@ def calibrate(
     policy = collection.run.get("met")
     found: dict[str, Any] = {
         "least": bound.threshold, "risk": risk, "confidence": confidence, "steps": bound.steps,
-        "stood": bound.accepted, "bad": steps.meaning_of_bad, "stood_bad": bound.bad,
+        "accepted": bound.accepted, "bad": steps.meaning_of_bad, "accepted_bad": bound.bad,
     }  # fmt: skip
     judge.data |= {"least": bound.threshold, "bound": found | ({"met": policy} if policy else {})}
     judge.save(probes / "judge")
@@ -153,8 +153,8 @@ def calibrate(
     if splits:
         tried = try_splits(steps.scores, steps.bad, risk, confidence, splits)
         document["tried"] = {
-            "splits": tried.splits, "broken": tried.violated, "refused": tried.impossible, "stood": tried.accepted,
-            "bad": tried.bad,
+            "splits": tried.splits, "broken": tried.violated, "impossible": tried.impossible,
+            "accepted": tried.accepted, "bad": tried.bad,
         }  # fmt: skip
     typer.echo(json.dumps(document, ensure_ascii=False))
 

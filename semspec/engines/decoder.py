@@ -25,7 +25,7 @@ from semspec.engines.connection import Refused
 from semspec.engines.executor import Call
 from semspec.engines.pieces import Pieces, TextPrompt, words
 from semspec.engines.remote import BLANK, Ending, RemoteModel
-from semspec.engines.verification import Judged, Judges, ScoredStep, StepVocabulary, judge, question_of
+from semspec.engines.verification import JudgeProbes, ScoredStep, StepVerdict, StepVocabulary, question_of, verify_step
 from semspec.errors import EngineError
 from semspec.loop.decoder import Job
 from semspec.loop.stats import Stats
@@ -34,7 +34,7 @@ from semspec.types import GREEDY, DraftedStep, Event, FinishReason, Relaxed, Sam
 from semspec.verify.step_rule import StepRule
 
 log = logging.getLogger(__name__)
-ALONE_TOKENS = 128  # that the target writes in one call where no step has to end
+TARGET_ONLY_TOKENS = 128  # that the target writes in one call where no step has to end
 REST_SECONDS = 15.0  # that a draft's server which failed is left alone
 CLOSING = tuple(end for _, end in THINKING)
 LONGEST_MARKER = max(map(len, CLOSING))
@@ -49,13 +49,13 @@ class Servers:
     target: RemoteModel
     draft: RemoteModel | None
     pieces: Pieces
-    judges: Judges
+    judge_probes: JudgeProbes
     turn: tuple[str, str] | None = None  # what the target's chat template has around a user's next turn
     clock: Callable[[], float] = time.monotonic
     down_until: float = 0.0  # the draft's server failed, and is not asked before then
 
     def vocabulary(self) -> StepVocabulary:
-        return StepVocabulary(self.judges, self.turn)
+        return StepVocabulary(self.judge_probes, self.turn)
 
     def lose_draft(self, error: EngineError) -> None:
         self.down_until = self.clock() + REST_SECONDS
@@ -83,7 +83,7 @@ class TextDecoder:
     text_start: int = 0  # characters
     round: int = 0
     drafting: bool = True  # the draft writes next
-    alone: bool = False  # the target writes all the rest
+    target_only: bool = False  # the target writes all the rest
     lost: bool = False  # the draft's server has failed this sequence
     lead: int = 0  # steps left for the target to write before the draft may
     question: str = ""
@@ -94,7 +94,7 @@ class TextDecoder:
         if isinstance(rule, StepRule):
             self.lead, self.question = rule.lead, question_of(rule, self.servers.vocabulary())
         else:
-            self.alone = True
+            self.target_only = True
         finish: FinishReason | None = None
         while finish is None:
             event = yield from self.advance()
@@ -121,7 +121,7 @@ class TextDecoder:
         return how if how.greedy else replace(how, seed=(how.seed + 7919 * self.round) % 2**62)
 
     def advance(self) -> Calls:
-        if self.alone or not self.drafting or self.lead:
+        if self.target_only or not self.drafting or self.lead:
             return (yield from self.target_writes())
         proposal = yield from self.propose()
         if proposal is None:
@@ -168,7 +168,7 @@ class TextDecoder:
 
     def lose(self, error: EngineError | None = None) -> None:
         if isinstance(error, Refused):  # this text only: it may be too long for the draft's context
-            self.alone = True
+            self.target_only = True
             log.warning("the target writes alone: %s", error)
         elif error is not None:
             self.servers.lose_draft(error)
@@ -177,7 +177,7 @@ class TextDecoder:
 
     def hand_over(self) -> None:
         self.drafting = False
-        self.alone = self.alone or self.rule.hand_over
+        self.target_only = self.target_only or self.rule.hand_over
 
     # -- the target
 
@@ -193,25 +193,25 @@ class TextDecoder:
             scored = self.scored(answer, step, whole)
         if scored is None:
             log.warning("%r reports tokens that do not spell the text; its step counts as rejected", target)
-            judged = Judged(0, {}, self.state)
+            verdict = StepVerdict(0, {}, self.state)
             texts = words(step.text)
         else:
             vocabulary = self.servers.vocabulary()
             position = len(self.prompt) + len(self.tokens)
-            judged = judge(rule, scored, vocabulary, job.sampling, position, self.round, self.state)
-            self.state = judged.state
+            verdict = verify_step(rule, scored, vocabulary, job.sampling, position, self.round, self.state)
+            self.state = verdict.state
             texts = [piece.text for piece in scored.pieces]
-        accepted = judged.accepted
+        accepted = verdict.accepted
         passed = accepted == len(texts)
         new, ended = texts[:accepted], False
         if passed and not self.question:
             ended = answer.finish != "length" and not answer.text
             new += [answer.text] if answer.text and UNFINISHED not in answer.text else []
-        event = self.commit(new, accepted, ended, judged)
+        event = self.commit(new, accepted, ended, verdict)
         event.drafted = len(texts)
         self.stats.observe(len(texts), event.accepted, len(event.relaxed), bonus=len(event.tokens) - event.accepted)
         outcome: StepOutcome = "handed over" if not whole else "accepted" if passed else "refused"
-        self.record(event, outcome, step.text, texts, judged)
+        self.record(event, outcome, step.text, texts, verdict)
         if passed and whole:
             self.begin_step(len(event.tokens) - event.accepted, len("".join(new[accepted:])))
         elif not whole:
@@ -244,8 +244,8 @@ class TextDecoder:
     def target_writes(self) -> Calls:
         """The rest of its step, or of the text."""
         target, how = self.servers.target, self.sampling(self.job.sampling)
-        stop = [] if self.alone else [BLANK]
-        tokens = min(self.left, ALONE_TOKENS if self.alone else max(1, self.rule.max_step_tokens))
+        stop = [] if self.target_only else [BLANK]
+        tokens = min(self.left, TARGET_ONLY_TOKENS if self.target_only else max(1, self.rule.max_step_tokens))
         prompt = self.prompt.target + self.text
         answer: Answer = yield Call(lambda: target.write(prompt, tokens, how, stop))
         text, ending = yield from self.settled(target, prompt, answer, "target", bool(stop))
@@ -257,7 +257,7 @@ class TextDecoder:
         event = self.commit(new, 0, ended=ending == "end of text")
         for _ in event.tokens:
             self.stats.observe(drafted=0, accepted=0)
-        if ending != "length" and text.strip() and not self.alone:
+        if ending != "length" and text.strip() and not self.target_only:
             self.stats.step_outcomes["target"] += 1
             self.lead = max(0, self.lead - 1)
             self.begin_step()
@@ -281,7 +281,7 @@ class TextDecoder:
         self.step_start, self.text_start = len(self.tokens) - back, len(self.text) - characters
         self.drafting = True
 
-    def commit(self, texts: list[str], accepted: int, ended: bool, judged: Judged | None = None) -> Event:
+    def commit(self, texts: list[str], accepted: int, ended: bool, verdict: StepVerdict | None = None) -> Event:
         """Add tokens to the answer, as many as belong to it."""
         assert self.job.halt is not None
         number = self.servers.pieces.number
@@ -292,7 +292,7 @@ class TextDecoder:
         before = max(0, len(self.text) - LONGEST_MARKER)
         self.text += "".join(texts[: len(tokens)])
         if any(marker in self.text[before:] for marker in CLOSING):
-            self.alone = True  # what follows the thinking is the target's
+            self.target_only = True  # what follows the thinking is the target's
         self.tokens += tokens
         finish: FinishReason | None = None
         if halted is not None or (ended and whole):
@@ -301,7 +301,7 @@ class TextDecoder:
             finish = "length"
         event = Event(tokens, ["target"] * len(tokens), finish_reason=finish)
         event.accepted = min(accepted, len(tokens))
-        relaxed = judged.relaxed if judged else {}
+        relaxed = verdict.relaxed if verdict else {}
         for i in range(event.accepted):
             event.origins[i] = "relaxed" if i in relaxed else "draft"
             if i in relaxed:
@@ -316,21 +316,21 @@ class TextDecoder:
         outcome: StepOutcome,
         text: str,
         texts: list[str] | None = None,
-        judged: Judged | None = None,
+        verdict: StepVerdict | None = None,
     ) -> None:
         """The step that the draft wrote, with its outcome and what was seen of it."""
         self.stats.step_outcomes[outcome] += 1
         begun = self.tokens[self.step_start : len(self.tokens) - len(event.tokens)]
         own = [self.servers.pieces.number(t) for t in (words(text) if texts is None else texts)]
-        evidence = None if judged is None else judged.evidence
+        evidence = None if verdict is None else verdict.evidence
         event.drafted_steps.append(DraftedStep(outcome, begun + own, self.step_start, evidence))
 
     def check_repetition(self, new: int) -> None:
-        if self.job.rule.lossless or self.alone:
+        if self.job.rule.lossless or self.target_only:
             return
         loop = self.job.repetition_guard.find(self.tokens, new)
         if loop is not None:
-            self.alone, self.stats.loops = True, self.stats.loops + 1
+            self.target_only, self.stats.loops = True, self.stats.loops + 1
             log.warning(
                 "%s wrote %d tokens %d times in a row; the target goes on alone",
                 self.job.rule.name, loop.period, loop.repeats,

@@ -33,8 +33,8 @@ NO_STATES = (
 )
 
 
-class Judges:
-    """The judges of a pair's rules, by folder, read once."""
+class JudgeProbes:
+    """The judge probes of a pair's rules, by folder, read once."""
 
     def __init__(self, own: str = "") -> None:
         self.own = own  # the folder of the one that came with the pair; "": none did
@@ -58,8 +58,9 @@ class Judges:
 class StepVocabulary:
     """The tokens of one step, by text; for a rule, the resources of a pair (`verify.RuleResources`)."""
 
-    def __init__(self, judges: Judges, turn: tuple[str, str] | None = None) -> None:
-        self._judges, self._turn = judges, turn  # what the target's chat template has around a user's next turn
+    def __init__(self, judge_probes: JudgeProbes, turn: tuple[str, str] | None = None) -> None:
+        self._judge_probes = judge_probes
+        self._turn = turn  # what the target's chat template has around a user's next turn
         self._ids: dict[str, int] = {}
         self.texts = [""]
 
@@ -101,7 +102,7 @@ class StepVocabulary:
         raise BadRequest(NO_STATES)
 
     def judge_probe(self, folder: str) -> Probe:
-        return self._judges.get(folder)
+        return self._judge_probes.get(folder)
 
     def numbers(self) -> Tensor:
         return torch.tensor([any(letter.isdigit() for letter in text) for text in self.texts])
@@ -115,15 +116,15 @@ class ScoredStep:
     """What both servers report about one step."""
 
     pieces: list[Piece]  # the step in the target's tokens
-    after: Piece  # what the target writes behind it
-    asked: Piece | None = None  # and behind the rule's question, if it has one
+    after: Piece  # what the target writes after it
+    asked: Piece | None = None  # and after the rule's question, if it has one
     own: list[Piece] | None = None  # the step in the draft's tokens
     whole: bool = True  # False: the draft would end the text with it
     valid: bool | None = None  # a referee's decision
 
 
 @dataclass(slots=True)
-class Judged:
+class StepVerdict:
     """A rule's verdict on a step."""
 
     accepted: int  # tokens
@@ -133,13 +134,13 @@ class Judged:
 
 
 def question_of(rule: StepRule, vocabulary: StepVocabulary) -> str:
-    """What a rule wants the target to read behind a step."""
+    """What a rule wants the target to read after a step."""
     bound = rule.bind(vocabulary)
     step = vocabulary.id("a step")
     return "".join(vocabulary.texts[i] for i in bound.layout([step])[1:])
 
 
-def judge(
+def verify_step(
     rule: StepRule,
     step: ScoredStep,
     vocabulary: StepVocabulary,
@@ -147,7 +148,7 @@ def judge(
     position: int,
     round: int,
     state: Tensor | None = None,
-) -> Judged:
+) -> StepVerdict:
     """The rule's decision, by its own `verify`; `state` is what it returned with the step before."""
     ids = [vocabulary.id(piece.text) for piece in step.pieces]
     own = None if step.own is None else [vocabulary.id(piece.text) for piece in step.own]
@@ -156,7 +157,7 @@ def judge(
             vocabulary.id(text)
     bound: Rule = rule.bind(vocabulary)
     if bound.keeps_draft_logits and step.own is None:  # the rule cannot tell, so it is safe to reject
-        return Judged(0, {}, state)
+        return StepVerdict(0, {}, state)
     asked = len(bound.layout(ids)) - len(ids)  # texts of its question, each of which counts as a token
     read = [*step.pieces, step.after, *[Piece("")] * (asked - 1), *([step.asked] if step.asked else [])]
     target = vocabulary.rows(read)
@@ -172,7 +173,7 @@ def judge(
     request = VerifyRequest(bound, draft, ScoreOutput(target), sampling, position, round, state, None, protected)
     (verdict,) = decide(bound, [request])
     reasons, seen = _reasons(bound, verdict, vocabulary), evidence_of(step.pieces, vocabulary, step.own)
-    return Judged(verdict.accepted, reasons, verdict.state, seen)
+    return StepVerdict(verdict.accepted, reasons, verdict.state, seen)
 
 
 def _reasons(rule: Rule, verdict: Verdict, vocabulary: StepVocabulary) -> dict[int, tuple[str, str]]:

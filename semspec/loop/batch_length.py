@@ -68,7 +68,7 @@ class BatchLengths:
 
     def _plan(self, members: list[Member]) -> dict[Member, int]:
         trial, self._trial = self._trial, {}
-        if not self.costs.alone or self.reserve < 0:  # nothing is known yet, or drafts owe too much
+        if not self.costs.target_only or self.reserve < 0:  # nothing is known yet, or drafts owe too much
             return {}
         if trial:
             return trial
@@ -94,18 +94,18 @@ class BatchLengths:
         one, each = self._step(1), self._step(max(count, 2))
         row = max(each - one, 0.0) / (max(count, 2) - 1)
         rows = max(others, costs.rows - fed) if others else 0
-        seconds = BatchCosts(self._alone(), costs.check, max(one - row, 0.0), row, others, rows)
+        seconds = BatchCosts(self._target_only(), costs.check, max(one - row, 0.0), row, others, rows)
         return Batch([member.shared for member in members], seconds)
 
-    def _alone(self) -> float:
+    def _target_only(self) -> float:
         """Seconds of a token of every sequence, without drafts."""
-        return self.costs.alone.at(self.costs.sequences).item()
+        return self.costs.target_only.at(self.costs.sequences).item()
 
     def _step(self, sequences: int) -> float:
         """Of a draft token of so many. Before any was timed, by the models' sizes."""
         if self.costs.drafts:
             return self.costs.drafts.at(sequences).item()
-        return max(member.shared.draft_cost for member in self.members) * self.costs.alone.at(sequences).item()
+        return max(member.shared.draft_cost for member in self.members) * self.costs.target_only.at(sequences).item()
 
     def _explore(self, batch: Batch) -> Lengths | None:
         """Other lengths, if what they are expected to lose is covered."""
@@ -124,9 +124,9 @@ class BatchLengths:
         """What came of a length."""
         costs, spent = self.costs, made.draft + made.target
         self.credit += TRIAL_SHARE * spent
-        if not costs.alone or costs.disturbed >= member.asked:  # somebody's prompt was in it
+        if not costs.target_only or costs.disturbed >= member.asked:  # somebody's prompt was in it
             return
-        alone, saved = self._alone() / max(costs.sequences, 1), 0.0
+        alone, saved = self._target_only() / max(costs.sequences, 1), 0.0
         if made.requested or any(self.lengths.values()):  # others' drafts cost those who have none, too
             drafting = [m for m in self.members if m.asked == member.asked and m.requested and not m.shared.lookup]
             longest = max((m.requested for m in drafting), default=1)
@@ -179,7 +179,7 @@ class Batch:
     def best(self) -> tuple[Lengths, float]:
         lengths, rate = joint_lengths(self.survival, self.drafting, self.costs)
         lengths = np.where(lengths < self.min_tokens, 0, lengths)
-        alone = (len(lengths) + self.costs.others) / self.costs.alone
+        alone = (len(lengths) + self.costs.others) / self.costs.target_only
         pays = lengths.any() and rate > (MARGIN if (lengths * self.drafting).any() else 1.0) * alone
         return (lengths, rate) if pays else (np.zeros_like(lengths), alone)
 
@@ -213,9 +213,9 @@ class Member:
     def threshold(self) -> float:
         return self.batch.threshold if self.together else self.shared.threshold
 
-    def rest(self, alone: int) -> int:
+    def rest(self, undrafted_rounds: int) -> int:
         drafting = self.together and any(self.batch.lengths.values())  # then a tick makes one token, and who has none
-        return 1 if drafting else self.shared.rest(alone)  # may join the next
+        return 1 if drafting else self.shared.rest(undrafted_rounds)  # may join the next
 
     def close(self) -> None:
         self.batch.members.pop(self, None)

@@ -66,7 +66,7 @@ class PassCosts:
     """Of an executor: what it has to know to choose the lengths of drafts for all its sequences."""
 
     def __init__(self) -> None:
-        self.alone = Curve()  # a token of each of so many sequences, by the target without drafts
+        self.target_only = Curve()  # a token of each of so many sequences, by the target without drafts
         self.checks = Curve()  # a pass of the target over so many tokens, drafts among them, and all but the drafting
         self.drafts = Curve()  # a draft token of each of so many sequences
         self._prompts = deque[float](maxlen=RECENT)  # seconds per token of passes that read prompts
@@ -87,7 +87,7 @@ class PassCosts:
         scores = [part for part in parts if isinstance(part, Score)]
         if not scores:
             steps = max(len(part.tokens) for part in parts)
-            self._made.append((self.alone, sum(len(part.tokens) for part in parts) / steps, seconds, steps))
+            self._made.append((self.target_only, sum(len(part.tokens) for part in parts) / steps, seconds, steps))
             return
         rows = sum(len(part.tokens) for part in scores)
         if any(len(part.tokens) > part.keep for part in scores):  # prompts are in it
@@ -106,5 +106,5 @@ class PassCosts:
         """Seconds of passes with drafts. Where none was as large, a prompt's seconds per token tell."""
         rows = np.asarray(rows, float)
         row = PROMPT_ROW * sorted(self._prompts)[len(self._prompts) // 2] if self._prompts else 0.0
-        known = self.checks.at(rows) if self.checks else np.full(rows.shape, self.alone.at(self.sequences).item())
+        known = self.checks.at(rows) if self.checks else np.full(rows.shape, self.target_only.at(self.sequences).item())
         return np.where(rows > self.checks.largest, np.maximum(known, row * rows), known)

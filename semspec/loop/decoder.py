@@ -64,7 +64,7 @@ class Decoder:
         length = job.num_draft_tokens
         self.draft_length = FixedLength(length) if isinstance(length, int) else length
         self.undrafted = len(job.prompt)  # tokens that the drafter has not read
-        self.alone = 0  # rounds without a draft since the last one with
+        self.undrafted_rounds = 0  # since the last one with a draft
         self.states: dict[int, Tensor | None] = {}  # of this sequence, by the id of a rule
         self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
@@ -152,9 +152,9 @@ class Decoder:
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)
         else:
-            event = yield from self.decode_target(self.draft_length.rest(self.alone), left)
+            event = yield from self.decode_target(self.draft_length.rest(self.undrafted_rounds), left)
             drafted = 0
-        self.alone = 0 if n else self.alone + 1
+        self.undrafted_rounds = 0 if n else self.undrafted_rounds + 1
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}

@@ -28,7 +28,7 @@ class DraftLengthPolicy(Protocol):
 
     def observe(self, made: Round) -> None: ...
 
-    def rest(self, alone: int) -> int:
+    def rest(self, undrafted_rounds: int) -> int:
         """Tokens of the target's own before a length is asked for again, after so many rounds without a draft."""
         ...
 
@@ -68,7 +68,7 @@ class FixedLength:
     def observe(self, made: Round) -> None:
         pass
 
-    def rest(self, alone: int) -> int:
+    def rest(self, undrafted_rounds: int) -> int:
         return TARGET_ONLY_TOKENS
 
     def close(self) -> None:
@@ -170,9 +170,9 @@ class AdaptiveLength:
         if self.target.recent:
             self._update_rates()
 
-    def rest(self, alone: int) -> int:
+    def rest(self, undrafted_rounds: int) -> int:
         # Rounds take time of their own: while drafts do not pay, there are no more of them than with `none`.
-        return DECODE_TOKENS if alone > 1 else TARGET_ONLY_TOKENS
+        return DECODE_TOKENS if undrafted_rounds > 1 else TARGET_ONLY_TOKENS
 
     def close(self) -> None:
         pass

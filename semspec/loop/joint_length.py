@@ -24,7 +24,7 @@ Lengths = NDArray[np.int_]
 class BatchCosts:
     """Seconds of a tick."""
 
-    alone: float  # a token of every sequence, without drafts
+    target_only: float  # a token of every sequence, without drafts
     check: Callable[[Array], Array]  # a pass of the target over so many tokens
     step: float = 0.0  # a pass of the draft model,
     row: float = 0.0  # and each sequence in it
@@ -38,7 +38,7 @@ def outcome(survival: Array, drafting: NDArray[np.bool_], lengths: Lengths, cost
     chosen = np.arange(survival.shape[1]) < lengths[:, None]
     tokens = len(survival) + costs.others + float(survival[chosen].sum())
     if not chosen.any():
-        return tokens, costs.alone
+        return tokens, costs.target_only
     made = lengths * drafting
     rows = len(survival) + costs.other_rows + chosen.sum()
     return tokens, costs.check(np.array(rows, float)).item() + made.max() * costs.step + made.sum() * costs.row
@@ -48,7 +48,7 @@ def joint_lengths(survival: Array, drafting: NDArray[np.bool_], costs: BatchCost
     """The best lengths [S], and their tokens per second. Where the survival is 0, nothing is drafted."""
     count, longest = survival.shape
     base = count + costs.others
-    best = base / costs.alone
+    best = base / costs.target_only
     lengths: Lengths = np.zeros(count, int)
     depths = range(1, longest + 1) if drafting.any() and count > 1 else [longest]
     for depth in depths:

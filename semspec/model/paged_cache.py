@@ -116,7 +116,7 @@ class PagedCache(Cache):
         self.lengths[target] = length
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        """A page that another slot has come to share is written too: behind all that the other one holds of it."""
+        """A page that another slot has come to share is written too: after all that the other one holds of it."""
         same = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if same < len(rows):
             for pool in self.pools:

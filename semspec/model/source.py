@@ -66,19 +66,6 @@ class Source:
     def stop(self) -> frozenset[int]:
         return stop_of(self.config)
 
-    def plan_as_target(
-        self,
-        device: str,
-        dtype: str,
-        slots: int,
-        context: int | None,
-        transposed_layers: int = 0,
-        kv_dtype: str = "auto",
-    ) -> MemoryPlan:
-        """With what rules need beside it."""
-        plan = self.plan(device, dtype, slots, context, transposed_layers, kv_dtype)
-        return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab, plan.device, slots))
-
     def plan(
         self,
         device: str,
@@ -87,8 +74,15 @@ class Source:
         context: int | None,
         transposed_layers: int = 0,
         kv_dtype: str = "auto",
+        rules: bool = False,
     ) -> MemoryPlan:
-        """See MemoryPlan.of for `transposed_layers`."""
+        """See MemoryPlan.of for `transposed_layers`. A target's plan has what `rules` need beside it."""
+        plan = self._plan(device, dtype, slots, context, transposed_layers, kv_dtype)
+        return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab, plan.device, slots)) if rules else plan
+
+    def _plan(
+        self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int, kv_dtype: str
+    ) -> MemoryPlan:
         where, precision = self._placed(device, dtype, kv_dtype)
         context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:

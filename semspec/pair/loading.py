@@ -87,7 +87,7 @@ def load(
     channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
     layers = int(channels.thresholds.count_nonzero()) if channels else 0
     dtype = _dtype(source, device, dtype, context, report)
-    plans = [source.plan_as_target(device, dtype, slots, context, layers, kv_dtype)]
+    plans = [source.plan(device, dtype, slots, context, layers, kv_dtype, rules=True)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
         wide = per_token if kv_dtype == "auto" else source.plan(device, dtype, slots, context).per_token

@@ -18,7 +18,7 @@ from semspec.engines.decoder import Servers, TextDecoder
 from semspec.engines.executor import CallExecutor
 from semspec.engines.pieces import RemoteTokenizer, TextPrompt
 from semspec.engines.remote import BACKGROUND, UNKNOWN_CONTEXT, RemoteModel
-from semspec.engines.verification import NO_STATES, Judges
+from semspec.engines.verification import NO_STATES, JudgeProbes
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job
 from semspec.loop.stats import Stats
@@ -134,7 +134,7 @@ class RemotePair(Pair):
         tokenizer = RemoteTokenizer(target, draft)
         judge = str(JUDGE_OF_EVIDENCE) if target.abilities.name == "pocket" and JUDGE_OF_EVIDENCE.is_dir() else ""
         turn = None if draft is None else BACKGROUND.wait(target.next_turn())
-        self.servers = Servers(target, draft, tokenizer.pieces, Judges(judge), turn)
+        self.servers = Servers(target, draft, tokenizer.pieces, JudgeProbes(judge), turn)
         self.target: Any = RemoteSide(target, executor, context)
         self.draft: Any = None if draft is None else RemoteSide(draft, executor, context)
         self.tokenizer: Any = tokenizer

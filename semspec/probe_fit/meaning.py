@@ -40,8 +40,8 @@ def truth(task: Task) -> Truth | None:
         own = problem.rpartition("/")[0] == f"{task.name}/{task.split}"
         return task.referee(Problem(problem, "")) if own else None
 
-    def judge(sample: Sample, history: str) -> bool | None:
+    def valid(sample: Sample, history: str) -> bool | None:
         of_problem = referee(sample.problem)
         return None if of_problem is None else of_problem(history, sample.text)
 
-    return judge
+    return valid

@@ -188,11 +188,11 @@ class Sampler:
         step, tokens = self.step_after(prefix), list[int]()
         while step.end is None:
             pending = (prefix.tokens + tokens)[runner.length(slot) :]
-            rolled: DecodeOutput = yield Decode(
+            out: DecodeOutput = yield Decode(
                 runner, slot, pending, step.tokens_left, sampling, STREAM[model], self.steps.stops
             )
-            step.feed(rolled.tokens)
-            tokens += rolled.tokens
+            step.feed(out.tokens)
+            tokens += out.tokens
         self._rewind(prefix, slots)
         return tokens, step.end
 

@@ -94,11 +94,6 @@ class DraftBatch:
         return Processed(self.target_logits, self.target_sampling)
 
     @property
-    def target_processed(self) -> Tensor:
-        """[R, V] the target's logits with temperature and filters applied"""
-        return self.target.logits
-
-    @property
     def target_probs(self) -> Tensor:
         """[R, V] the distributions that the target would draw from"""
         return self.target.probs
@@ -123,7 +118,7 @@ class DraftBatch:
         return self.ids.clamp_min(0)
 
     def uniform(self, purpose: int) -> Tensor:
-        """[B, K + 1] noise for each draft position and the one behind; fresh in every round but for TARGET"""
+        """[B, K + 1] noise for each draft position and the one after; fresh in every round but for TARGET"""
         stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
         at = self.positions
         if self.places is not None:  # each token of a tree has its own: siblings toss apart, whichever path they are on

@@ -15,7 +15,7 @@ from semspec.cli.live import Writer, coloured, fit
 from semspec.types import Event, Origin
 
 CODES = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|(.)", re.DOTALL)
-FIGURES = ["12 tokens", "34.5/s", "tau 2.10", "7/9 drafted stood"]
+FIGURES = ["12 tokens", "34.5/s", "tau 2.10", "7/9 drafted accepted"]
 
 
 class Screen:

@@ -54,7 +54,7 @@ class Tick:
         for n, chances in zip(lengths, self.chances, strict=True):
             tokens += 1 + sum(float(np.prod(chances[:j])) for j in range(1, n + 1))
         if not any(lengths):
-            return tokens / self.costs.alone
+            return tokens / self.costs.target_only
         made = [n for n, lookup in zip(lengths, self.lookups, strict=True) if not lookup]
         rows = len(lengths) + sum(lengths) + 2 * self.others
         return tokens / (self.seconds(rows) + max(made, default=0) * self.step + sum(made) * self.row)
@@ -92,7 +92,7 @@ def test_a_choice_that_forgets_the_batch_is_found_out() -> None:
     """Ten rows are free, and each further one takes a fifth of a pass: one sequence should draft, six should not."""
 
     def alone(survival: Array, drafting: Array, costs: BatchCosts) -> tuple[Lengths, float]:
-        each = [joint_lengths(row[None], drafting[:1], replace(costs, alone=0.9)) for row in survival]
+        each = [joint_lengths(row[None], drafting[:1], replace(costs, target_only=0.9)) for row in survival]
         return np.array([lengths[0] for lengths, _ in each]), sum(rate for _, rate in each)
 
     tick = Tick([[0.8, 0.7, 0.5]] * 6, [False] * 6, [0.0] * 10 + [0.2] * 20, 0.05, 0.01, 0)
@@ -115,7 +115,7 @@ def test_before_a_large_pass_was_made_a_prompt_tells_what_it_takes() -> None:
     costs.begin(4)
     costs.passed([DecodeOutput([1, 2])] * 4, 2.0)
     costs.end(0.2)
-    assert costs.alone.at(4) == pytest.approx(1.1) and costs.check([8, 500]) == pytest.approx([1.1, 1.1])
+    assert costs.target_only.at(4) == pytest.approx(1.1) and costs.check([8, 500]) == pytest.approx([1.1, 1.1])
     costs.begin(4)
     costs.passed([Score(slot, 0, [1] * 100, 1)], 10.0)
     costs.end(0.1)

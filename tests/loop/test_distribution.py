@@ -59,7 +59,7 @@ class Restless:
     def observe(self, made: Round) -> None:
         self.n = (made.requested + 2 * made.tokens) % 4
 
-    def rest(self, alone: int) -> int:
+    def rest(self, undrafted_rounds: int) -> int:
         return 2
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ def test_a_gpus_plan_counts_the_projections_that_a_sparse_plan_keeps_transposed(
             semspec.load(target_folder, device=device, dtype="float32", sparse=SparsePlan(ffn=FfnPlan(thresholds, by)))
     one = shape.width * shape.ffn * 4
     assert [plan.transposed for plan in planned] == [one, 0, 0], "only fused passes read them, of layers that need it"
-    dense = Source.find(target_folder).plan_as_target("cuda", "float32", 8, None)
+    dense = Source.find(target_folder).plan("cuda", "float32", 8, None, rules=True)
     assert planned[0].total == dense.total + one and "transposed projections" in str(planned[0])
 
 
@@ -194,7 +194,7 @@ def test_a_model_of_transformers_has_no_graphs(tmp_path: Path, a_card: None) -> 
 
 def test_a_target_is_planned_with_the_memory_of_rules(target_folder: Path, a_card: None) -> None:
     source = Source.find(target_folder)
-    alone, judged = source.plan("cuda", "float32", 8, 100), source.plan_as_target("cuda", "float32", 8, 100)
+    alone, judged = source.plan("cuda", "float32", 8, 100), source.plan("cuda", "float32", 8, 100, rules=True)
     rules = judged.graphs - alone.graphs
     assert rules == graph_memory.rule_bytes(source.vocab, GPU, 8) >= source.vocab * (160 + 128) * 48
     two, many = (graph_memory.rule_bytes(source.vocab, GPU, slots) for slots in (3, 64))
