@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from semspec.errors import SemspecError
+from semspec.errors import BadRequest, SemspecError
 from semspec.loop.batch_length import BatchLengths
 from semspec.loop.costs import PassCosts
 from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
@@ -25,7 +25,7 @@ from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.stats import Stats
 from semspec.loop.verifying import verdicts
 from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work
-from semspec.sampling.draw import next_tokens
+from semspec.sampling.draw import NOTHING, next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
     Acquire,
@@ -220,7 +220,8 @@ class Executor:
         self._verify_requests = [(t, r) for t, r in self._verify_requests if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
-        if error is not None and getattr(task.decoding, "gi_frame", None):  # else it has released its slots itself
+        refused = error is None or isinstance(error, BadRequest)  # what was computed is fine
+        if not refused and getattr(task.decoding, "gi_frame", None):  # else it has released its slots itself
             for owner, slot in task.slots:  # what was computed may be the cause, such as NaN: no cache may keep it
                 owner.truncate(slot, 0)
         if task.requests and isinstance(task.requests[0], Acquire):  # granted, and not told yet
@@ -312,10 +313,10 @@ class Executor:
         return list(zip(decodes, out, strict=True))
 
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
-        """End a sequence whose model gave NaN for logits: no token can be drawn from them."""
-        if broken := min(out.tokens) < 0:
-            self._end(item.task, no_token(item.request.history))
-        return broken
+        """End a sequence for which no token could be drawn."""
+        if (least := min(out.tokens)) < 0:
+            self._end(item.task, no_token(item.request.history, least != NOTHING))
+        return least < 0
 
     def _finish(self, runner: Runner, item: Work) -> None:
         self._work[id(runner)].remove(item)

@@ -46,7 +46,7 @@ def _checked(request: VerifyRequest, verdict: Verdict) -> Verdict | Exception:
     if 0 <= verdict.accepted <= drafted and 0 <= verdict.next < vocab:
         return verdict
     if verdict.next == -1:
-        return no_token(request.history)
+        return no_token(request.history, bool(request.rows.logits.isnan().any()))
     what = f"accepted {verdict.accepted} of {drafted}, then token {verdict.next}"
     return SemspecError(f"verifier {request.rule.name!r} gave an impossible verdict: {what}")
 

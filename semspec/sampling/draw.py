@@ -20,6 +20,7 @@ from semspec.sampling import noise
 from semspec.types import Decode, DecodeOutput, Sampling, ScoreOutput, TokenLogprob
 
 NEG_INF = float("-inf")
+NOTHING = -2  # in place of a token, where no token is allowed; -1: logits are not numbers
 
 
 class SamplingUse(NamedTuple):
@@ -247,6 +248,8 @@ def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list
     )
     written = []
     for i, (token, request, row) in enumerate(zip(tokens.tolist(), requests, rows, strict=True)):
+        if token < 0 and request.history is not None and not bool(row.logits.isnan().any()):
+            token = NOTHING
         logits = kept[i : i + 1] if request.keep_logits and kept is not None else None
         logprobs = None if request.logprobs is None else logprobs_of(row.logits, [token], request.logprobs)
         written.append(DecodeOutput([token], logits, row.hidden, logprobs))

@@ -75,7 +75,7 @@ class Processors:
         """Why no token could be drawn."""
         return next((one.error for one in self.each if one.error), "") or (
             "no token may follow here: what the request allows (allowed_token_ids, bad_words, min_tokens, a grammar) "
-            "leaves none, or the model's logits are not numbers; allow more"
+            "leaves none; allow more"
         )
 
 
@@ -98,9 +98,9 @@ class History:
         return rows if len(rows) == len(logits) else torch.cat([rows, logits[len(rows) :].float()])
 
 
-def no_token(history: History | None) -> SemspecError:
-    """Why none could be drawn: the options of the request allow none, or the model gave NaN."""
-    return SemspecError(NOT_NUMBERS) if history is None else BadRequest(history.processors.error)
+def no_token(history: History | None, nan: bool) -> SemspecError:
+    """Why none could be drawn: the model's logits are not numbers, or the options of the request allow none."""
+    return SemspecError(NOT_NUMBERS) if nan or history is None else BadRequest(history.processors.error)
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 import semspec
 from semspec.draft import ModelDrafter, NoDrafter
-from semspec.errors import SemspecError
+from semspec.errors import BadRequest, SemspecError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
 from semspec.model.prefix_cache import PrefixCache
 from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
+from semspec.sampling.processors import BadWords, LogitsProcessor, OnlyTokens, Processors
 from semspec.types import Score, ScoreOutput
 from semspec.verify import make
 from tests.fakes import FakeRunner, chain, greedy
@@ -326,6 +327,29 @@ def test_blocks_of_one_slot_with_one_hash_do_no_harm(monkeypatch: pytest.MonkeyP
     index.cut(0, 4)
     index.drop(0)
     assert index.common([1] * 9) == {1: 9}
+
+
+@pytest.mark.parametrize("rule", ["none", "exact"])
+def test_a_request_that_allows_no_token_costs_others_no_cached_beginning(rule: str) -> None:
+    inner, executor = FakeRunner(TARGET, VOCAB), Executor()
+    runner, prompt = PrefixCache(inner), [i * 7 % VOCAB for i in range(60)]
+
+    def answer(*each: LogitsProcessor) -> Task:
+        job, stats = Job(prompt, make(rule), 2, 5, processors=Processors(len(prompt), each)), Stats()
+        drafter = NoDrafter() if rule == "none" else ModelDrafter(FakeRunner(DRAFT, VOCAB))
+        task = executor.submit(Decoder(job, runner, drafter, stats).decode(), stats)
+        executor.run()
+        return task
+
+    answer()
+    refused = answer(OnlyTokens([3], VOCAB), BadWords([[3]]))
+    assert isinstance(refused.error, BadRequest) and "no token may follow here" in str(refused.error)
+    before = fed(inner)
+    assert answer().error is None and fed(inner) - before < 20, "the prompt is still there"
+    inner.logits = lambda context: [float("nan")] * VOCAB
+    broken = answer(OnlyTokens([3], VOCAB))
+    assert not isinstance(broken.error, BadRequest) and "not numbers" in str(broken.error)
+    assert not any(tokens for tokens in runner._index.tokens.values()), "what gave NaN is read again"
 
 
 def test_of_many_slots_with_one_beginning_no_list_is_walked() -> None:
