@@ -157,7 +157,8 @@ class Chat:
         methods = (self.method, self.stats, self.save, self.new, self.help)
         known = {f"/{method.__name__}": method for method in methods}
         if name not in known:
-            raise BadRequest(f"there is no command {name!r}; the commands are: {', '.join(known)}, /quit")
+            commands = f"the commands are: {', '.join(known)}, /quit"
+            raise BadRequest(f"there is no command {name!r}; {commands}. To send this as a message: /{line}")
         known[name](rest.strip())
 
     def method(self, spec: str) -> None:

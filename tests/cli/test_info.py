@@ -38,6 +38,12 @@ def test_a_pair_is_described_and_its_passes_are_timed(target_folder: Path, draft
     assert len(found["passes"]) == 2 and all(ms > 0 for costs in found["passes"] for ms in costs.values())
 
 
+def test_the_pocket_pair_is_told_whole_and_its_draft_is_called_pocket_too() -> None:
+    for arguments in (["pocket"], ["pocket", "--draft", "pocket"]):
+        paths = [model["path"] for model in told(*arguments, "--no-measure")["models"]]
+        assert [Path(path).name for path in paths] == ["target", "draft"]
+
+
 def test_break_even_counts_the_pass_and_the_draft() -> None:
     target = {str(rows): 10.0 + rows for rows in info.ROWS}
     assert info.break_even(target)[0] == {"draft_tokens": 1, "tau_to_break_even": 12 / 11, "tau_at_most": 2}
