@@ -319,8 +319,9 @@ class Executor:
         return least < 0
 
     def _finish(self, runner: Runner, item: Work) -> None:
-        self._work[id(runner)].remove(item)
-        self._answer(item.task, item.request, item.result)
+        if not item.task.done:  # else another of its requests has failed
+            self._work[id(runner)].remove(item)
+            self._answer(item.task, item.request, item.result)
 
     def _fail(self, tasks: Iterable[Task], error: Exception) -> None:
         """End the sequences that were in a failed call, and no others."""

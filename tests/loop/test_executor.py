@@ -388,6 +388,26 @@ def test_a_sequence_that_fails_twice_in_one_tick_ends_once():
     assert "not numbers" in str(task.error)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_sequence_one_of_whose_requests_fails_ends_alone(n: int):
+    """Of several in one pass, the first."""
+    language = chain(VOCAB)
+    runner = FakeRunner(lambda context: [float("nan")] * VOCAB if context[0] == 3 else language(context), VOCAB)
+    executor = Executor()
+
+    def decoding(*firsts: int) -> SequenceGenerator:
+        slots = yield Acquire([runner] * len(firsts))
+        try:
+            yield tuple(Decode(runner, s, [first, 2], n, Sampling(), 0) for s, first in zip(slots, firsts, strict=True))
+        finally:
+            for slot in slots:
+                runner.release(slot)
+
+    bad, good = (executor.submit(decoding(*firsts), Stats()) for firsts in ((3, 1), (1, 2)))
+    executor.run()
+    assert "not numbers" in str(bad.error) and good.done and good.error is None and not runner.held
+
+
 @pytest.mark.parametrize("rule", ["exact", "none", "sampling"])
 def test_a_model_that_gives_nan_ends_only_its_own_sequence_logprobs_or_not(rule: str):
     def logits(context: list[int]) -> list[float]:
