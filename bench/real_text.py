@@ -39,7 +39,7 @@ LONGER = {"fly": 15}  # a window of 6 tokens has to lie behind a relaxed one
 def methods(temperature: float, draft: bool, head: bool, k: int | None) -> list[str]:
     """Those that have something to do; all rules but the ones that need probes or a referee."""
     rules = [*ANY, *(SAMPLED if temperature else ()), *(WITH_PROBABILITIES if draft or head else ())]
-    lengths = [k or LONGER.get(rule, 8) for rule in rules]
+    lengths = [max(k, make(rule).min_draft_tokens()) if k else LONGER.get(rule, 8) for rule in rules]
     tokens = [f"{rule}{',' if ':' in rule else ':'}k={n}" for rule, n in zip(rules, lengths, strict=True)]
     return [*tokens, *(STEPS if draft else ())]
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=0, help="of a conversation; 0: all")
     parser.add_argument("--temperature", type=float, action="append", help="default: 0 and 0.7")
     parser.add_argument("--tokens", type=int, default=256, help="longest answer")
-    parser.add_argument("-k", type=int, help="draft length; default: 8, and 15 for fly")
+    parser.add_argument("-k", type=int, help="draft length, or the least that a rule takes; default: 8, and 15 for fly")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--resamples", type=int, default=3, help="samples of the target with other seeds")
     parser.add_argument("--device", default="auto")

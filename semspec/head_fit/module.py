@@ -36,7 +36,7 @@ class Norm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)  # of one type: fused
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
