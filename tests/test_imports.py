@@ -123,7 +123,7 @@ def test_units_of_one_row_do_not_import_each_other() -> None:
     )
 
 
-def test_only_their_own_rooms_import_vllm_and_ray() -> None:
+def test_only_their_own_packages_import_vllm_and_ray() -> None:
     """They are heavy, of one version, and in environments of their own."""
     for module, path in modules():
         named = [n for node in ast.walk(ast.parse(path.read_text())) for n in _roots(node)]

@@ -94,7 +94,7 @@ def test_attention_can_be_learnt() -> None:
         assert query.grad is not None and query.grad.abs().max() > 1e-3
 
 
-def test_evidence_stands_behind_the_states_in_the_groups_asked_for() -> None:
+def test_evidence_follows_the_states_in_the_groups_asked_for() -> None:
     seen = torch.arange(12.0)[None]  # lowest, second, mean, number, gap, entropies, length; four of the draft's
     where = (torch.tensor([0]), torch.tensor([2]))
     features = Features((1,), evidence=("draft", "numbers"))

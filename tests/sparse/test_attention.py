@@ -222,7 +222,7 @@ def test_reading_and_writing_stay_dense(runner: ModelRunner) -> None:
 # -- what is attended to
 
 
-def test_a_draft_behind_a_prompt_is_checked_as_any_other(runner: ModelRunner) -> None:
+def test_a_draft_after_a_prompt_is_checked_as_any_other(runner: ModelRunner) -> None:
     """However the prompt was cut into passes."""
     words, found = text(1, 106), []
     for pieces in ([], [50], [99, 1], [100]):

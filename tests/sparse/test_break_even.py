@@ -29,7 +29,7 @@ def whole(runner: ModelRunner) -> SparsePlan:
     )
 
 
-def test_each_part_stands_or_falls_by_its_own_time(runner: ModelRunner) -> None:
+def test_each_part_is_kept_or_dropped_by_its_own_time(runner: ModelRunner) -> None:
     asked: list[tuple[int, str]] = []
 
     def compare(one: ModelRunner, slot: int, start: int, draft: Sequence[int], plan: SparsePlan) -> float:
