@@ -80,12 +80,16 @@ class PrefixCache(RunnerWrapper):
     def _adopt(self, slot: int, text: Sequence[int], layers: Sequence[int] = ()) -> None:
         """Copy the longest beginning of this text that another slot has, if it is longer than the slot's own; where
         `layers` are wanted, only as far as their states are known."""
+        held = self._index.tokens[slot]
+        begins = self._usable(slot, len(held)) and text[: len(held)] == held
+        if begins and not self._index.goes_on(slot, text):
+            return  # as for every piece of a prompt but the first: to search for all of it would be quadratic
         shared = self._common(text, self._index.salts[slot])
         if layers:
             known = {s: min(n, self._states[s].covers(layers)) for s, n in shared.items() if s in self._states}
             shared = {s: n for s, n in known.items() if self._usable(s, n)}
         best = max(shared, key=lambda other: shared[other], default=slot)
-        own = self._usable(slot, common_prefix(self._index.tokens[slot], text))
+        own = self._usable(slot, common_prefix(held, text))
         if best == slot or shared[best] - max(own, self._lengths[slot]) < BLOCK:
             return
         self._index.cut(slot, 0)  # until the copy is complete

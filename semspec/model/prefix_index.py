@@ -83,6 +83,12 @@ class PrefixIndex:
                 return usable
         return {}
 
+    def goes_on(self, slot: int, text: Sequence[int]) -> bool:
+        """Whether anybody may hold more of a text that begins with all that this slot holds: a further block of it."""
+        at = len(self._hashes[slot]) * self.block
+        before = self._hashes[slot][-1] if at else hash((self._start, self.salts[slot]))
+        return self._hash(before, text[at : at + self.block]) in self._holders
+
     def _forget(self, slot: int, blocks: int) -> None:
         for old in self._hashes[slot][blocks:]:
             holders = self._holders.get(old, {})

@@ -290,6 +290,9 @@ def wrong_about(index: PrefixIndex, history: list[Edit], text: list[int], least:
     shared = {slot: common_prefix(tokens, text) for slot, tokens in held.items() if slot not in hidden}
     longest = max((count for slot, count in shared.items() if count >= least[slot]), default=0)
     found = index.common(text, shortest=lambda slot: least[slot])
+    more = [s for s, own in held.items() if own == text[: len(own)] and max(shared.values(), default=0) >= len(own) + 2]
+    if index.block == 2 and not all(index.goes_on(slot, text) for slot in more):
+        return True
     if index.tokens != held or any(shared.get(slot) != count for slot, count in found.items()):
         return True
     return longest >= index.block and max(found.values(), default=0) != longest
@@ -350,6 +353,23 @@ def test_a_request_that_allows_no_token_costs_others_no_cached_beginning(rule: s
     broken = answer(OnlyTokens([3], VOCAB))
     assert not isinstance(broken.error, BadRequest) and "not numbers" in str(broken.error)
     assert not any(tokens for tokens in runner._index.tokens.values()), "what gave NaN is read again"
+
+
+def test_a_prompt_in_pieces_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, hashed, own = FakeRunner(TARGET, VOCAB), [0], PrefixIndex._hash
+    runner, prompt = PrefixCache(inner), [i * i % VOCAB for i in range(60 * BLOCK)]
+
+    def counted(before: int, tokens: Sequence[int]) -> int:
+        hashed[0] += 1
+        return own(before, tokens)
+
+    monkeypatch.setattr(PrefixIndex, "_hash", staticmethod(counted))
+    slot = runner.acquire(prompt)
+    for at in range(0, len(prompt), 2 * BLOCK):
+        runner.score([Score(runner, slot, prompt[at : at + 2 * BLOCK], 0)])
+    assert hashed[0] < 3 * 60, "as it is stored, and a look at what comes next"
+    other = runner.acquire([*prompt[: 9 * BLOCK], 1])
+    assert runner.reused == 9 * BLOCK and runner._index.tokens[other] == prompt[: 9 * BLOCK]
 
 
 def test_of_many_slots_with_one_beginning_no_list_is_walked() -> None:
