@@ -1,7 +1,7 @@
 """Who gets a place: limits of each client, and fair shares where there is not room for all.
 
 A client is an API key, or an address where there are no keys. When every place is taken, a client with fewer places
-than another gets one from it: the other's latest request that has not begun is refused. Free slots go to the client
+than another gets some from it: the other's latest requests that have not begun are refused. Free slots go to the client
 that has the fewest.
 """
 
@@ -54,35 +54,41 @@ class Places:
     taken: int
     mean_seconds: float  # that a sequence has been taking lately
 
-    def for_another(self, client: str, count: int, accepted: Collection[InFlightRequest]) -> InFlightRequest | None:
-        """Refuse what there is no room for, unless another request has to give way to it: that is returned."""
+    def for_another(self, client: str, count: int, accepted: Collection[InFlightRequest]) -> list[InFlightRequest]:
+        """Refuse what there is no room for, unless other requests have to give way to it: those are returned."""
         if count > self.all:
             raise BadRequest(
                 f"{count} answers are asked for at once; this server never has room for more than {self.all}, "
                 "running and waiting"
             )
-        if self.taken + count <= self.all:
-            return None
-        gives_way = victim(client, count, accepted)
-        if gives_way is None:
+        missing = self.taken + count - self.all
+        if missing <= 0:
+            return []
+        give_way = victims(client, count, missing, accepted)
+        if not give_way:
             rounds = (self.taken + count - self.slots) / self.slots
             wait = min(60, max(1, math.ceil(rounds * self.mean_seconds)))
             raise HttpError(429, f"{self.taken} sequences are running or waiting; try again later", "busy", wait)
-        return gives_way
+        return give_way
 
 
-def victim(client: str, count: int, accepted: Collection[InFlightRequest]) -> InFlightRequest | None:
-    """The request that gives way to `count` sequences of this client, where places are shared unfairly."""
+def victims(client: str, count: int, missing: int, accepted: Collection[InFlightRequest]) -> list[InFlightRequest]:
+    """The requests that give way to `count` sequences of this client, for which so many places are missing; none where
+    places are shared fairly. Prompts of some may still be tokenized, or their grammars compiled: that may take long."""
     held: Counter[str] = Counter()
     for request in accepted:
         held[request.client] += request.count
     own = held[client] + count
-    # Also those whose prompts are being tokenized, or whose grammars compiled: else many of them would keep all places.
-    early = [r for r in accepted if r.sequences or r.submitted is None]
-    waiting = [r for r in early if r.client != client and not r.begun]
-    # Whoever gives way still has as much afterwards as the one who gets it: two clients never take turns at this.
-    unfair = [r for r in waiting if r.count >= count and held[r.client] - r.count >= own]
-    return max(unfair, key=lambda r: (held[r.client], r.arrived), default=None)
+    waiting = [r for r in accepted if r.client != client and not r.begun]
+    found: list[InFlightRequest] = []
+    while sum(r.count for r in found) < missing:
+        # Whoever gives way still has as much afterwards as the one who gets it: two clients never take turns at this.
+        unfair = [r for r in waiting if r not in found and held[r.client] - r.count >= own]
+        if not unfair:
+            return []
+        found.append(max(unfair, key=lambda r: (held[r.client], r.arrived)))
+        held[found[-1].client] -= found[-1].count
+    return found
 
 
 def fairest(waiting: Sequence[Task], requests: Iterable[InFlightRequest]) -> Task:

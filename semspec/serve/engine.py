@@ -133,8 +133,8 @@ class Engine:
         held = sum(len(s.ticket.job.prompt) + s.written for s in running)
         return min(1.0, held / memory.cache_tokens(self.pair.target, self.slots))
 
-    def check_capacity(self, count: int = 1, client: str = "") -> InFlightRequest | None:
-        """Refuse what cannot be accepted now. Where there is no room, a request may have to give way to this one."""
+    def check_capacity(self, count: int = 1, client: str = "") -> list[InFlightRequest]:
+        """Refuse what cannot be accepted now. Where there is no room, others may have to give way to this one."""
         self.check_ready()
         places = Places(self.slots, self.slots + self.queue, self.live, self._mean_seconds)
         return places.for_another(client, count, self.accepted)
@@ -143,11 +143,11 @@ class Engine:
         self, count: int, deadline: float, client: str = "", key: str | None = None, priority: int = 0
     ) -> InFlightRequest:
         """Make room for so many sequences, before any work is done for them. Give it back with `release`."""
-        gives_way = self.check_capacity(count, client)
+        give_way = self.check_capacity(count, client)
         now = self.clock()
         self.admission.check(client, now, self.accepted)
-        if gives_way is not None:
-            self._drive_out(gives_way)
+        for other in give_way:
+            self._drive_out(other)
         request = InFlightRequest(self, now, now + deadline, count, client, key, priority)
         self.accepted.add(request)
         self.live += count
@@ -313,7 +313,7 @@ class Engine:
             self._loop.call_soon_threadsafe(call)
 
     def _answer_submit(self, request: InFlightRequest, error: Exception | None) -> None:
-        if error is not None:
+        if error is not None and not request.gave_way:
             self.live -= request.count
         assert request.submitted is not None
         if request.submitted.done():  # its client has left, or the server is ending

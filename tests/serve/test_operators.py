@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 import semspec
 from semspec.cli.serve import check_tls
 from semspec.errors import BadRequest
-from semspec.serve.admission import Admission, fairest, victim
+from semspec.serve.admission import Admission, fairest, victims
 from semspec.serve.auth import KeyStore, name_of
 from semspec.serve.http_errors import HttpError
 from semspec.serve.limits import Limits, Settings
@@ -117,6 +117,22 @@ def test_who_is_not_ready_gives_way_too(monkeypatch: pytest.MonkeyPatch):
         assert refusal.headers["retry-after"] and "fewer requests" in refusal.json()["error"]["message"]
 
 
+def test_a_client_may_want_several_answers_where_another_has_many_requests():
+    pair: Any = scripted()
+    settings = replace(SETTINGS, limits=Limits(queue=6), keys=("greedy", "fair"))
+    with serving(lambda: pair, settings) as live, ThreadPoolExecutor(11) as threads:
+        with live.held():
+            greedy = [
+                threads.submit(live.post, "/v1/chat/completions", HELLO, headers=key("greedy")) for _ in range(10)
+            ]
+            assert until(lambda: live.engine.live == 10 and all(r.submitted for r in list(live.engine.accepted)))
+            fair = threads.submit(live.post, "/v1/chat/completions", HELLO | {"n": 3}, headers=key("fair"))
+            assert until(lambda: fair.done() or any(r.count == 3 for r in list(live.engine.accepted)))
+        assert len(fair.result().json()["choices"]) == 3
+        statuses = sorted(answer.result().status_code for answer in greedy)
+        assert statuses == [200] * 7 + [429] * 3 and live.idle()
+
+
 def test_a_deadline_holds_while_others_grammars_are_compiled(monkeypatch: pytest.MonkeyPatch):
     pair: Any = scripted()
     with serving(lambda: pair, SETTINGS) as live, opened_at_the_end() as gate:
@@ -135,11 +151,15 @@ def request(client: str, count: int = 1, begun: bool = False, priority: int = 0,
 
 def test_who_gives_way_to_whom():
     many = [request("a", 4, arrived=i) for i in range(4)]
-    assert victim("b", 1, many) is many[-1], "the latest of the greediest"
-    assert victim("a", 1, many) is None, "nobody gives way to oneself"
-    assert victim("b", 8, many) is None, "nor to somebody as greedy"
-    assert victim("b", 1, [request("a", 4, begun=True)]) is None, "nor what has begun"
-    assert victim("b", 1, [request("a"), request("b")]) is None, "nor among equals"
+    assert victims("b", 1, 1, many) == [many[-1]], "the latest of the greediest"
+    assert victims("b", 6, 6, many) == [many[-1], many[-2]], "as many as it takes"
+    assert victims("b", 6, 2, many) == [many[-1]], "where there is some room, fewer"
+    assert victims("a", 1, 1, many) == [], "nobody gives way to oneself"
+    assert victims("b", 8, 9, many) == [], "nor to somebody as greedy"
+    assert victims("b", 1, 1, [request("a", 4, begun=True)]) == [], "nor what has begun"
+    assert victims("b", 1, 1, [request("a"), request("b")]) == [], "nor among equals"
+    single = [request("a", arrived=i) for i in range(9)]
+    assert victims("b", 3, 3, single) == single[:-4:-1], "also where all ask for one answer"
 
 
 def test_slots_go_to_whoever_has_the_fewest_then_by_priority():
