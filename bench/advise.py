@@ -53,7 +53,8 @@ def check(name: str, args: argparse.Namespace) -> dict[str, Any]:
         if p.candidate.rule != EVERYTHING
     }
     config = Config(
-        task, list(advised), problems, target, draft, str(data) if data else None, seed=1, max_new_tokens=tokens
+        task, list(advised), problems, target, draft, str(data) if data else None, seed=1, max_new_tokens=tokens,
+        controls=False,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         Bench(config, pair, clock).run(Path(folder))

@@ -136,9 +136,11 @@ def _about(run: Mapping[str, Any], told: dict[str, Figures], problems: int, limi
 
 
 def deciding(about: Figures, problems: int) -> str | None:
-    """The measure that the verdict rests on: the first of the preferred ones that most problems have."""
+    """The measure that the verdict rests on: the first of the preferred ones that most problems have and that can tell
+    `random` from the target here. The controls choose it, never the methods; where none can tell, the first says so."""
     enough = max(MIN_PROBLEMS, problems / 2)
-    return next((name for name in PREFERRED if name in about and about[name]["problems"] >= enough), None)
+    there = [name for name in PREFERRED if name in about and about[name]["problems"] >= enough]
+    return next(iter([name for name in there if about[name].get("separates_random") is not False] + there), None)
 
 
 def sentences(about: Figures, chosen: str | None) -> list[str]:

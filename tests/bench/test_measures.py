@@ -119,6 +119,15 @@ def test_a_measure_that_cannot_tell_random_from_the_target_says_so() -> None:
     assert any(note.startswith("On this data random cannot be told") for note in notes(summary))
 
 
+def test_the_verdict_rests_on_a_measure_that_sees_the_control() -> None:
+    """`random` spoils words and no number; so words decide, though the number is preferred."""
+    spoilt = lambda i: f"zzz {i} qqq {10 * i}"  # noqa: E731
+    run, samples = made_up(**{"fly": same, "random:rate=0.5": spoilt, "typical": spoilt})
+    summary = summarise(run, samples)
+    assert summary["measures"]["number"]["separates_random"] is False
+    assert summary["deciding_measure"] == "meaning" and summary["arms"]["typical"]["quality"] == "worse"
+
+
 def test_agreement_is_with_other_seeds_only() -> None:
     _, samples = made_up(fly=same)
     others = {s["problem"]: [s] for s in samples if s["arm"] == "resampled"}
