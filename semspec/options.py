@@ -104,9 +104,9 @@ class Options:
             )
         if not 1 <= self.max_draft_tokens <= LONGEST_DRAFT:
             raise BadRequest(f"max_draft_tokens is {self.max_draft_tokens}; give 1 to {LONGEST_DRAFT}")
-        least = 1 if self.prompt_logprobs is None else 0  # a prompt may be scored and not continued
-        if self.max_new_tokens is not None and self.max_new_tokens < least:
-            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give {least} or more")
+        minimum = 1 if self.prompt_logprobs is None else 0  # a prompt may be scored and not continued
+        if self.max_new_tokens is not None and self.max_new_tokens < minimum:
+            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give {minimum} or more")
         if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
             raise BadRequest(f"max_thinking_tokens is {self.max_thinking_tokens}; give 0 or more")
         for name in ("logprobs", "prompt_logprobs"):

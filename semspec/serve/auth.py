@@ -56,7 +56,7 @@ class KeyStore:
         if self._file is None:
             return
         try:
-            in_file = read_key_file(self._file, least=0)
+            in_file = read_key_file(self._file, min_keys=0)
         except BadRequest as error:
             log.error("the API keys known before still count: %s", error)
             return
@@ -98,7 +98,7 @@ def name_of(key: str) -> str:
     return _digest(key.encode("utf-8", "surrogateescape")).hex()[:8]
 
 
-def read_key_file(file: Path, least: int = 1) -> list[tuple[str, str]]:
+def read_key_file(file: Path, min_keys: int = 1) -> list[tuple[str, str]]:
     """Names and keys: one key a line, perhaps with ` # name` after it; lines that begin with # are comments."""
     try:
         lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
@@ -108,7 +108,7 @@ def read_key_file(file: Path, least: int = 1) -> list[tuple[str, str]]:
         raise BadRequest(f"{file} is not a text file; write one key a line, in UTF-8") from None
     found = [line.partition(NAME) for line in lines if line and not line.startswith("#")]
     keys = [(name.strip()[:64] or name_of(key.strip()), key.strip()) for key, _, name in found]
-    if len(keys) < least or not all(key and key.isprintable() for _, key in keys):
+    if len(keys) < min_keys or not all(key and key.isprintable() for _, key in keys):
         raise BadRequest(f"{file} has no key in it, or one that cannot be sent; write one a line, in plain text")
     return keys
 

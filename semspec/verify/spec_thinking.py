@@ -43,9 +43,9 @@ class SpecThinking(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("look", 1), ("takeover", 1), ("recheck", 0)):
-            if getattr(self, name) < least:
-                raise BadRequest(f"spec-thinking's {name} is {getattr(self, name)}; give {least} or more tokens")
+        for name, minimum in (("look", 1), ("takeover", 1), ("recheck", 0)):
+            if getattr(self, name) < minimum:
+                raise BadRequest(f"spec-thinking's {name} is {getattr(self, name)}; give {minimum} or more tokens")
 
     def bind(self, pair: RuleResources) -> Rule:
         return replace(self, cues=cue_tokens(pair, CUES))

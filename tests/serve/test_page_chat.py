@@ -77,6 +77,30 @@ def test_it_follows_ten_turns_until_one_scrolls_up(page: Any):
     assert page.evaluate("document.querySelector('#talk').scrollTop") > before and page.locator("#latest").is_hidden()
 
 
+FOLDED = """async () => {
+    const { Chat } = await import("/page/chat.js");
+    const [talk, turns, latest] = ["div", "div", "button"].map((kind) => document.createElement(kind));
+    talk.style.cssText = "height: 300px; overflow: auto";
+    talk.append(turns);
+    document.body.append(talk, latest);
+    const chat = new Chat({ talk, turns, latest, menu: { target_seconds_per_token: 1 }, actions: [] });
+    const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    turns.style.height = "2000px";
+    chat.follow();
+    for (let i = 0; i < 4; i += 1) await frame(); // until the view is at rest
+    turns.style.height = "1000px";
+    chat.follow();
+    turns.style.height = "3000px"; // before the browser has told of any scrolling
+    await frame();
+    await frame();
+    return [chat.following, latest.hidden];
+}"""
+
+
+def test_it_goes_on_following_where_a_former_turn_was_folded_and_text_has_come_since(page: Any):
+    assert page.evaluate(FOLDED) == [True, True]
+
+
 def test_two_methods_in_mid_chat_get_the_same_history(page: Any):
     words = {"exact": "It is 12.", "fly": "I make it 1,2."}
     asked = answering(page, lambda body: saying(words[body["speculation"]["verifier"]], seconds=0.5))

@@ -12,11 +12,11 @@ export class Chat {
     this.target = 1 / menu.target_seconds_per_token; // tokens a second of the target alone, the latest that is known
     this.following = true;
     this.drawing = 0;
-    let before = 0;
+    this.before = 0; // where the view was: a reader who scrolls up is above it, text that comes leaves it where it is
     talk.addEventListener("scroll", () => {
       if (this.distance() < NEAR) this.following = true;
-      else if (talk.scrollTop < before) this.following = false; // up, and not only left behind by text that came
-      before = talk.scrollTop;
+      else if (talk.scrollTop < this.before) this.following = false;
+      this.before = talk.scrollTop;
       this.latest.hidden = this.following;
     });
     latest.onclick = () => this.follow();
@@ -40,7 +40,10 @@ export class Chat {
   }
 
   keepUp() {
-    if (this.following) this.talk.scrollTop = this.talk.scrollHeight;
+    if (this.following) {
+      this.talk.scrollTop = this.talk.scrollHeight;
+      this.before = this.talk.scrollTop; // perhaps further up, where an earlier turn was folded: nobody has scrolled
+    }
     this.latest.hidden = this.following;
   }
 
