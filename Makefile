@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-vllm test-vllm-all test-ray lint load steady fuzz coverage smollm2 minilm replicas engines clean
+.PHONY: demo test test-vllm test-ray lint load steady fuzz coverage smollm2 minilm replicas engines clean
 
 demo: $(INSTALLED)  ## see it work
 	$(BIN)/semspec demo
@@ -13,9 +13,6 @@ test: $(INSTALLED)  ## the whole quick suite
 
 test-vllm:  ## our rules inside vLLM, and lm-evaluation-harness, on a CPU, in an environment of their own
 	tests/vllm/run.sh
-
-test-vllm-all:  ## the same, and what takes longer: EAGLE-3, n-grams, sampled drafts, the pocket pair
-	tests/vllm/run.sh all
 
 test-ray:  ## replicas on Ray Serve, in an environment of their own; dated results go to results/
 	$(PYTHON) -m venv .venv-ray

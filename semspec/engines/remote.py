@@ -228,7 +228,15 @@ def _filters(sampling: Sampling) -> dict[str, Any]:
 
 async def _card(connection: Connection, name: str | None) -> Abilities:
     """The model that the server has, or of several the one of this name."""
-    found = (await connection.get("/models")).get("data")
+    try:
+        found = (await connection.get("/models")).get("data")
+    except Refused as error:
+        if error.status != 404:
+            raise
+        raise BadRequest(
+            f"{connection!r} has nothing under {connection.url}/models; give the address of an OpenAI-compatible "
+            "server up to its /v1"
+        ) from None
     listed = found if isinstance(found, list) else []
     cards = [card for card in listed if isinstance(card, dict) and isinstance(card.get("id"), str)]
     if not cards:

@@ -1,4 +1,4 @@
-"""`python -m semspec.lm_eval ...` is `lm_eval ...` with the model `semspec`."""
+"""`semspec-lm-eval ...`, or `python -m semspec.lm_eval ...`, is `lm_eval ...` with the model `semspec`."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from semspec.loop.stats import Stats
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import load
+from semspec.pair.remote import RemotePair, is_url
 from semspec.types import Acquire, Event, Runner, Score, ScoreOutput
 
 MAX_GEN_TOKS = 256  # as other models of the harness have it
@@ -62,6 +63,11 @@ class SemspecLM(TemplateLM):
             seed=seed,
         )
         self.batch_size, self.max_gen_toks, self._name = slots, max_gen_toks, f"{target} {draft or ''}".strip()
+        if is_url(target) or isinstance(pair, RemotePair):
+            raise BadRequest(
+                "the harness asks for tokens and likelihoods, and servers are sent text; `semspec bench --task "
+                "lm_eval:NAME` takes servers, and so does the harness's own model local-completions"
+            )
         self.pair = pair or load(target, draft, slots=slots, **loading)
         self.tokenizer = self.pair.tokenizer
         self.stats: list[Stats] = []  # of every text generated
@@ -114,8 +120,12 @@ class SemspecLM(TemplateLM):
         for i in tqdm(range(0, len(given), self.batch_size), desc="semspec", disable=disable_tqdm):
             batch = given[i : i + self.batch_size]
             tickets = self.pair.submit(batch)
-            while any(not ticket.task.done for ticket in tickets):
-                self.pair.executor.tick()
+            try:
+                while any(not ticket.task.done for ticket in tickets):
+                    self.pair.executor.tick()
+            finally:  # of one that was ended nobody takes the texts
+                for ticket in tickets:
+                    self.pair.executor.cancel(ticket.task)
             for ticket, request in zip(tickets, requests[i:], strict=False):
                 ticket.collect()
                 if ticket.task.error is not None:

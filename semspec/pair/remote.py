@@ -40,7 +40,7 @@ STEP_RULES = "semantic+, specreason, likely-step, the controls random-step and a
 
 
 def is_url(model: object) -> bool:
-    return str(model).startswith(("http://", "https://"))
+    return str(model).lower().startswith(("http://", "https://"))
 
 
 def connect(

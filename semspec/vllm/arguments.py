@@ -44,6 +44,8 @@ class Launch:
             raise BadRequest(f"runner is {self.runner!r}; give v1 or v2, and v1 on a CPU")
         if min(self.tensor_parallel, self.pipeline_parallel, self.nodes, self.length) < 1:
             raise BadRequest("parallel sizes, nodes and draft lengths are 1 or more")
+        if self.device == "cpu" and max(self.pipeline_parallel, self.nodes) > 1:
+            raise BadRequest("on a CPU vLLM drafts neither in a pipeline nor over Ray; leave both out")
         if self.fixed and (self.runner == "v1" or self.probabilistic):
             raise BadRequest("requests can be kept from choosing rules on v2, with rules that need draft tokens only")
         Choice.of(self.settings_of_engine, trusted=True)

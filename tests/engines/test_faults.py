@@ -36,6 +36,29 @@ def test_a_busy_target_is_asked_again(target: Fake, draft: Fake, code: int) -> N
     assert not target.faults and not pair.executor.tasks and pair.target.free == 8
 
 
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("7", 7.0), ("9" * 400, 20.0), ("Wed, 18 Nov 2026 04:00:00 GMT", 0.0), ("-3", 0.0), ("soon", 0.0), ("1e9", 0.0)],
+)
+def test_a_target_says_when_to_ask_again(
+    target: Fake, header: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited so long, within bounds, and what is no number of seconds counts as none."""
+    waited = list[float]()
+
+    async def rest(wait: float) -> None:
+        waited.append(wait)
+
+    def busy(handler: Any) -> None:
+        handler.wfile.write(f"HTTP/1.1 429 Busy\r\nretry-after: {header}\r\ncontent-length: 0\r\n\r\n".encode())
+
+    pair = semspec.load(target.url)
+    monkeypatch.setattr("semspec.engines.connection.asyncio.sleep", rest)
+    target.faults = [lambda _: (429, busy)]
+    assert pair.generate(CHAT, verifier="none", max_new_tokens=60).text == TARGETS
+    assert waited == [max(seconds, connection.FIRST_WAIT)]
+
+
 def test_a_request_that_is_wrong_is_not_sent_again(target: Fake, draft: Fake) -> None:
     pair = semspec.load(target.url, draft=draft.url)
     target.asked.clear()

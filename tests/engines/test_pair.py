@@ -181,6 +181,16 @@ def test_what_servers_cannot_do_is_refused_before_anything_is_asked(
     assert not target.asked
 
 
+def test_an_address_may_be_written_in_several_ways(target: Fake, draft: Fake) -> None:
+    root = target.url.removesuffix("/v1")
+    for given in (root, f"{root}/", f"{root}/v1/", root.upper(), f"{root}/v1#fake", f"{root}/v1/#fake"):
+        pair = semspec.load(given, draft=draft.url)
+        assert pair.servers.target.connection.url == target.url, given
+    for given in (f"{root}/v1/completions", f"{root}/v2"):
+        with pytest.raises(BadRequest, match="up to its /v1"):
+            semspec.load(given)
+
+
 def test_pairs_that_cannot_be_are_refused_at_the_start(target: Fake, draft: Fake) -> None:
     for wrong, word in (
         (lambda: semspec.load(target.url, draft="pocket-draft"), "not; give the address"),

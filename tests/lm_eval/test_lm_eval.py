@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,3 +171,64 @@ def test_repeated_samples_of_a_prompt_differ(pocket) -> None:
     lm, how = SemspecLM(pair=pocket), {"do_sample": True, "temperature": 1.0, "max_gen_toks": 40}
     asked = [Instance("generate_until", {}, ("Mia has 4 bags with 6 pens each.", how), i) for i in range(4)]
     assert len(set(lm.generate_until(asked, disable_tqdm=True))) > 1
+
+
+def asked(prompts: list[str], **how: Any) -> list[Instance]:
+    given = {"until": [], "do_sample": False, "max_gen_toks": 40} | how
+    return [Instance("generate_until", {}, (prompt, given), i) for i, prompt in enumerate(prompts)]
+
+
+TEXTS = ["Mia has 4 bags.", "Tom", "How many pens are there in all?", "Ana has 12 books. Ben has 3 fewer.", "A"]
+
+
+@pytest.mark.parametrize("batch", [2, "auto", 8])
+def test_texts_do_not_depend_on_the_size_of_batches(pocket, batch: int | str) -> None:
+    one, many = (SemspecLM(pair=pocket, verifier="fly", batch_size=size) for size in (1, batch))
+    texts = one.generate_until(asked(TEXTS), disable_tqdm=True)
+    assert many.generate_until(asked(TEXTS), disable_tqdm=True) == texts and any(texts)
+
+
+def test_the_first_of_several_ends_a_text(pocket) -> None:
+    lm = SemspecLM(pair=pocket, verifier="fly", batch_size=4)
+    (whole,) = lm.generate_until(asked(TEXTS[:1]), disable_tqdm=True)
+    early, late = whole[6:9], whole[12:15]
+    for until in ([late, early], [early], early, [late, early, ""], [late, "no such text", early]):
+        (text,) = lm.generate_until(asked(TEXTS[:1], until=until), disable_tqdm=True)
+        assert text == whole[: whole.index(early)], until
+
+
+def test_what_is_cached_is_not_asked_again(folder: Path, pocket, tmp_path: Path, monkeypatch: Any) -> None:
+    def evaluate() -> Any:
+        model = SemspecLM(pair=pocket, batch_size=2, num_draft_tokens=8)
+        manager = TaskManager(include_path=str(folder), include_defaults=False)
+        return simple_evaluate(
+            model=model, tasks=["tiny_gsm8k", "tiny_choice"], task_manager=manager, bootstrap_iters=0, limit=2,
+            use_cache=str(tmp_path / "cache"),
+        )["results"]  # fmt: skip
+
+    first = evaluate()
+    monkeypatch.setattr(pocket.executor, "submit", lambda *_: pytest.fail("it is in the cache"))
+    assert evaluate() == first
+
+
+def test_a_text_that_fails_leaves_none_of_its_batch_behind(pocket, monkeypatch: Any) -> None:
+    lm, tick = SemspecLM(pair=pocket, batch_size=4), pocket.executor.tick
+    left = iter(range(3))
+
+    def interrupted() -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        tick()
+
+    monkeypatch.setattr(pocket.executor, "tick", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lm.generate_until(asked(TEXTS[:3]), disable_tqdm=True)
+    assert not pocket.executor.tasks and pocket.target.free == 4
+
+
+def test_the_console_command_is_the_module(pocket) -> None:
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, name = scripts["semspec-lm-eval"].partition(":")
+    assert getattr(importlib.import_module(module), name) is importlib.import_module("semspec.lm_eval.__main__").run
+    with pytest.raises(BadRequest, match="local-completions"):
+        SemspecLM(target="http://localhost:1/v1")

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Tests that need vLLM or lm-evaluation-harness, in .venv-vllm. Each file has a process of its own: what vLLM is started
-# with is decided when it is imported. With `all`, also those of tests/vllm/long, each test with its process; with
-# `install`, none of them.
+# with is decided when it is imported. With `install`, none of them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=.venv-vllm/bin
@@ -27,8 +26,4 @@ if [ -f $failed ]; then
   exit 0
 fi
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive  # more threads, or ones that spin, crawl beside other processes
-each() { xargs -P 2 -I {} $bin/python -m pytest -q -p no:cacheprovider {}; }
-ls tests/vllm/engine/test_*.py tests/lm_eval/test_*.py | each
-if [ "${1:-}" = all ]; then
-  $bin/python -m pytest -q --collect-only tests/vllm/long | grep '::' | each
-fi
+ls tests/vllm/engine/test_*.py tests/lm_eval/test_*.py | xargs -P 2 -I {} $bin/python -m pytest -q -p no:cacheprovider {}

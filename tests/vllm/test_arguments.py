@@ -58,6 +58,8 @@ def test_lookups_need_no_model_and_settings_go_along() -> None:
         ({"method": "tree"}, "tree"),
         ({"device": "cpu"}, "runner"),
         ({"tensor_parallel": 0}, "1 or more"),
+        ({"device": "cpu", "runner": "v1", "pipeline_parallel": 2}, "pipeline"),
+        ({"device": "cpu", "runner": "v1", "nodes": 2}, "Ray"),
         ({"num_draft_tokens": 0}, "1 or more"),
         ({"fixed": True, "verifier": "ensemble"}, "kept from"),
     ],

@@ -1,4 +1,4 @@
-"""Tensor parallelism: every rank decides by itself, and alike."""
+"""Tensor parallelism: every rank decides by itself, and alike. (On a CPU vLLM cannot draft in a pipeline.)"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -61,3 +63,46 @@ def test_a_request_that_cannot_be_had_is_decoded_strictly(llm, caplog: pytest.Lo
         texts = written(llm, PROMPTS[:2], ["semantic+", "exact"], n=12)
     assert "reasoning steps" in caplog.text
     assert texts == written(llm, PROMPTS[:2], ["exact", "exact"], n=12)
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_a_grammar_holds_whatever_the_rule_accepts(llm, heat: float) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    rules = ["exact", "accept-all", "fly:window=1,theta=0.1", "typical"]
+    params = [
+        SamplingParams(
+            temperature=heat, seed=3, max_tokens=40, extra_args={"semspec_verifier": rule},
+            structured_outputs=StructuredOutputsParams(regex="[ab]{5}[cd]{5}"),
+        )
+        for rule in rules
+    ]  # fmt: skip
+    for rule, output in zip(
+        rules, llm.generate([{"prompt_token_ids": PROMPTS[0]}] * 4, params, use_tqdm=False), strict=True
+    ):
+        assert re.fullmatch("[ab]{5}[cd]{5}", output.outputs[0].text), rule
+
+
+def test_tokens_that_are_not_allowed_are_not_relaxed(llm) -> None:
+    allowed = list(range(3, 8))
+    (text,) = written(llm, PROMPTS[:1], ["accept-all"], n=20, allowed_token_ids=allowed)
+    assert set(text) <= set(allowed)
+
+
+def test_logprobs_are_those_of_the_target(llm) -> None:
+    from vllm import SamplingParams
+
+    rule = {"semspec_verifier": "accept-all", "semspec_loop_repeats": 0}
+    params = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True, logprobs=2, extra_args=rule)
+    (output,) = llm.generate([{"prompt_token_ids": PROMPTS[0]}], [params], use_tqdm=False)
+    tokens, told = list(output.outputs[0].token_ids), output.outputs[0].logprobs
+    runner = pair(launch().target, str(launch().draft)).target
+    slot = runner.acquire()
+    rows = runner.score([Score(runner, slot, [*PROMPTS[0], *tokens[:-1]], len(tokens))])[0].logits.float()
+    runner.release(slot)
+    own = rows.log_softmax(-1)[range(len(tokens)), tokens]
+    assert [row[token].logprob for row, token in zip(told, tokens, strict=True)] == pytest.approx(
+        own.tolist(), abs=1e-3
+    )
+    assert float(own.min()) < -1, "some token is not the target's own choice"
