@@ -134,11 +134,10 @@ class Trainer:
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy to the target's best tokens."""
-        total, mass, at = batch.chances.new_zeros(()), batch.chances.sum(-1), batch.likely.clamp(min=0)
+        total, at = batch.chances.new_zeros(()), batch.likely.clamp(min=0)
         for j, logits in enumerate(self.logits(batch)):
             counts = batch.counts & (batch.places >= j)
-            said = (batch.chances * logits.gather(-1, at)).sum(-1)
-            rows = mass * logits.float().logsumexp(-1) - said
+            rows = -(batch.chances * logits.float().log_softmax(-1).gather(-1, at)).sum(-1)
             total = total + DECAY**j * rows[counts].mean()
         return total
 
