@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import Any, Generic, TypeVar
 
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, did_you_mean
 
 T = TypeVar("T")
 
@@ -49,7 +49,9 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
             raise BadRequest(f"a {self.kind} is given by name, such as {example!r}; this is {spec!r:.80}{hint}")
         name, _, options = spec.partition(":")
         if name not in self:
-            raise BadRequest(f"there is no {self.kind} {name!r}; the {self.kind}s are: {', '.join(sorted(self))}")
+            near = did_you_mean(name, self)
+            known = f"the {self.kind}s are: {', '.join(sorted(self))}{near and f'; {near}'}"
+            raise BadRequest(f"there is no {self.kind} {name!r}; {known}")
         cls = self[name]
         return cls(**parse_options(f"{self.kind} {name!r}", cls, options, fixed, self.elsewhere), **fixed)
 
@@ -103,7 +105,8 @@ def parse_options(
             key, value = main, item
         key = current_name(what, fields.values(), key.strip().replace("-", "_"))
         if key not in fields:
-            known = f"its options are: {', '.join(fields) or 'none'}"
+            near = did_you_mean(key, fields)
+            known = f"its options are: {', '.join(fields) or 'none'}{near and f'; {near}'}"
             raise BadRequest(f"{what} has no option {key!r}; {(elsewhere or {}).get(key, known)}")
         if key in values:
             raise BadRequest(f"option {key!r} of {what} is given twice; give it once")

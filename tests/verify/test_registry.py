@@ -103,7 +103,9 @@ def test_options_are_read_as_the_type_of_their_default(spec: str, rule: Rule) ->
 
 
 def test_an_unknown_name_is_told_the_names() -> None:
-    assert refusal("exakt") == f"there is no verifier 'exakt'; the verifiers are: {', '.join(sorted(REGISTRY))}"
+    known = f"the verifiers are: {', '.join(sorted(REGISTRY))}"
+    assert refusal("exakt") == f"there is no verifier 'exakt'; {known}; did you mean exact?"
+    assert refusal("qqqqqq") == f"there is no verifier 'qqqqqq'; {known}"
     assert "there is no verifier ''" in refusal("")
     assert "a verifier is given by name, such as 'none'; this is 7" in refusal(7)  # type: ignore[arg-type]
     assert "no option 'k'; give the draft length beside it: -k 6, or num_draft_tokens=6" in refusal("exact:k=6")
@@ -112,7 +114,8 @@ def test_an_unknown_name_is_told_the_names() -> None:
 
 def test_an_unknown_option_is_told_the_options() -> None:
     assert refusal("lenient:bestfew=3") == (
-        "verifier 'lenient' has no option 'bestfew'; its options are: best_few, margin, strict, flavour"
+        "verifier 'lenient' has no option 'bestfew'; its options are: best_few, margin, strict, flavour; "
+        "did you mean best_few?"
     )
     assert refusal("block:window=3") == "verifier 'block' has no option 'window'; its options are: none"
 
