@@ -33,7 +33,7 @@ def test_a_command_works(command: str):
         words[0:1] = ["make", "--assume-old=.venv/.installed"]
     done = run(*words)
     assert done.returncode == 0, done.stderr
-    expected = {"demo": "tokens per target", "test": "pytest"}.get(words[-1])
+    expected = {"demo": "tokens/pass", "test": "pytest"}.get(words[-1])
     assert expected in done.stdout if expected else done.stdout.strip()
 
 

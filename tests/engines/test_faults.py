@@ -50,7 +50,9 @@ def test_a_target_says_when_to_ask_again(
         waited.append(wait)
 
     def busy(handler: Any) -> None:
-        handler.wfile.write(f"HTTP/1.1 429 Busy\r\nretry-after: {header}\r\ncontent-length: 0\r\n\r\n".encode())
+        # It closes its connection, and says so: a client that used it once more would have to wait for another reason.
+        head = ["HTTP/1.1 429 Busy", f"retry-after: {header}", "connection: close", "content-length: 0", "", ""]
+        handler.wfile.write("\r\n".join(head).encode())
 
     pair = semspec.load(target.url)
     monkeypatch.setattr("semspec.engines.connection.asyncio.sleep", rest)
