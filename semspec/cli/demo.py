@@ -91,7 +91,7 @@ def solve(pair: Pair, task: Pocket, problem: Problem, arm: Arm, warm_up: bool = 
 def table(arms: list[Arm], problems: int, device: str) -> Table:
     view = Table(title=f"{problems} held-out problems on {device}")
     for name in ("", "correct", "seconds", "tokens", "tokens/pass", "speedup"):
-        view.add_column(name, justify="left" if not name else "right", no_wrap=True)
+        view.add_column(name, justify="left" if not name else "right", no_wrap=bool(name))
     for arm in arms:
         stats = arm.stats
         view.add_row(

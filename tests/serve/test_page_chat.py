@@ -350,4 +350,5 @@ def test_on_a_phone_the_answer_is_not_scrolled_away_by_its_chart(page: Any):
     done(page)
     assert page.locator(".detail").count() == 1 and page.locator(".detail[open]").count() == 0
     page.locator(".detail summary").click()
+    page.locator("path.line").wait_for(state="attached")  # it is drawn once its place has a width
     assert page.locator("path.line").count() == 1
