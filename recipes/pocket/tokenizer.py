@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -123,7 +124,10 @@ class QuickEncoder:
         return out
 
     def marked(self, text: str, places: list[int], mark: int) -> list[int]:
-        """The same, with `mark` on the token at each of these letters (in rising order)."""
+        """The same, with `mark` on the token at each of these letters (in rising order).
+
+        The token that begins there, not the piece's last: a choice of words shows in the first token that differs, and
+        its options must weigh alike, or the model learns another habit than the text's."""
         known = self._known
         out: list[int] = []
         waiting = iter(places)
@@ -131,12 +135,20 @@ class QuickEncoder:
         for piece in PIECES.findall(text):
             ids = known.get(piece)
             out += self._learn(piece) if ids is None else ids
-            end += len(piece)
+            begin, end = end, end + len(piece)
             if 0 <= next_place < end:
-                out[-1] |= mark
+                ids = known[piece]
+                out[len(out) - len(ids) + self._token_at(ids, next_place - begin)] |= mark
                 while 0 <= next_place < end:
                     next_place = next(waiting, -1)
         return out
+
+    def _token_at(self, ids: list[int], letter: int) -> int:
+        """Which of a piece's tokens has its letter of this number."""
+        if len(ids) == 1:
+            return 0
+        ends = accumulate(len(token) for token in self._tokenizer.convert_ids_to_tokens(ids))  # a letter a byte here
+        return next(number for number, end in enumerate(ends) if end > letter)
 
     def _learn(self, piece: str) -> list[int]:
         ids = self._known[piece] = self._tokenizer.encode(self._style.spell(piece), add_special_tokens=False)

@@ -82,18 +82,14 @@ def idle_fact(rng: Random, person: str) -> str:
     kind = int(rng.random() * 8)
     pick = rng.choice
     number = 2 + int(rng.random() * 97)
-    if kind == 0:
-        return f"The {pick(_PLACES)} opened {number} years ago."
-    if kind == 1:
-        return f"{person}'s {pick(_ANIMALS)} is {number} months old."
-    if kind == 2:
-        return f"The {pick(_COLOURS)} {pick(_OBJECTS)} belongs to {person}."
-    if kind == 3:
-        return f"It was {pick(_WEATHER)} on {pick(_DAYS)}."
-    if kind == 4:
-        return f"{person} likes {pick(_SUBJECTS)}."
-    if kind == 5:
-        return f"The {pick(_PLACES)} has {number} windows."
-    if kind == 6:
-        return f"Bus {number} stops near the {pick(_PLACES)}."
-    return f"On {pick(_DAYS)} the {pick(_PLACES)} is closed."
+    facts = (  # each draws only what it names
+        lambda: f"The {pick(_PLACES)} opened {number} years ago.",
+        lambda: f"{person}'s {pick(_ANIMALS)} is {number} months old.",
+        lambda: f"The {pick(_COLOURS)} {pick(_OBJECTS)} belongs to {person}.",
+        lambda: f"It was {pick(_WEATHER)} on {pick(_DAYS)}.",
+        lambda: f"{person} likes {pick(_SUBJECTS)}.",
+        lambda: f"The {pick(_PLACES)} has {number} windows.",
+        lambda: f"Bus {number} stops near the {pick(_PLACES)}.",
+        lambda: f"On {pick(_DAYS)} the {pick(_PLACES)} is closed.",
+    )
+    return facts[kind]()
