@@ -106,9 +106,9 @@ class World:
             steps, accepted, invalid, refused = (
                 int(x[r, i]) for x in (self.steps, self.accepted, self.invalid, self.refused)
             )
-            kinds = {("accepted", None): accepted, ("refused", None): steps - accepted}
-            kinds |= {("refused", False): refused, ("accepted", False): invalid - refused}
-            judged = [{"fate": fate, "valid": valid} for (fate, valid), k in kinds.items() for _ in range(k)]
+            kinds = {("accepted", None): accepted, ("rejected", None): steps - accepted}
+            kinds |= {("rejected", False): refused, ("accepted", False): invalid - refused}
+            judged = [{"outcome": outcome, "valid": valid} for (outcome, valid), k in kinds.items() for _ in range(k)]
             own = tokens if self.identical[r, i] else list(range(1, own_length + 1))
             yield both | sample(
                 "fly", own, self.own_seconds[r, i], rounds, self.own_right[r, i], self.capped[r, i], judged

@@ -274,7 +274,7 @@ def show(report: dict[str, Any], console: Console) -> None:
             arm["arm"], f"{arm['tokens']}{' (cut off)' if arm['cut_off'] else ''}", f"{arm['seconds']:.2f}",
             f"{arm['tokens_a_second']:.1f}", f"{arm['tokens_a_second'] / target_only:.2f}" if target_only else "",
             str(arm["target_passes"]), f"{arm['tokens_a_pass']:.2f}",
-            str(arm["steps"].get("accepted", 0)), str(arm["steps"].get("refused", 0)),
+            str(arm["steps"].get("accepted", 0)), str(arm["steps"].get("rejected", arm["steps"].get("refused", 0))),
         )  # fmt: skip
     console.print(table)
     if report["left_out"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Origin = Literal["draft", "relaxed", "target"]
 FinishReason = Literal["stop", "length", "thinking", "cancelled"]  # thinking: the length ended inside it
-StepOutcome = Literal["accepted", "refused", "handed over"]
+StepOutcome = Literal["accepted", "rejected", "handed over"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0
                 break
             new += step
             outcomes["accepted"] += 1
-        outcomes["refused"] += refused
+        outcomes["rejected"] += refused
         over = over and not refused
         outcomes["handed over"] += over and len((begun() if not whole else []) + rest) > 1
         target_writes = refused or over

@@ -8,7 +8,6 @@ from math import fsum
 import torch
 
 from semspec.loop.executor import Executor
-from semspec.loop.stats import Stats
 from semspec.types import Acquire, Runner, Score, ScoreOutput, SequenceGenerator
 
 PIECE = 128  # tokens whose logits are in memory at a time
@@ -20,16 +19,11 @@ def likelihoods(target: Runner, texts: Texts, temperature: float) -> list[list[t
     """For each text, each token's log-probability at temperature 1 and at this one (at 0: at 1 again). Filters such as
     top_p are left out: a token that they forbid would make a whole text impossible."""
     found: list[list[tuple[float, float]]] = [[] for _ in texts]
-    executor = Executor()
-    work = [
-        executor.submit(_score(target, prompt, written, temperature or 1.0, rows), Stats())
+    Executor().run_all(
+        _score(target, prompt, written, temperature or 1.0, rows)
         for (prompt, written), rows in zip(texts, found, strict=True)
         if prompt and written
-    ]
-    executor.run()
-    for task in work:
-        if task.error is not None:
-            raise task.error
+    )
     return found
 
 

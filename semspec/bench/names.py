@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from semspec.pocket.shipped import shipped_pair
+
 _LABEL = re.compile(r"decisions: (?P<decisions>.*), cost: (?P<cost>.*) on (?P<where>.*)", re.DOTALL)
 
 
@@ -20,8 +22,10 @@ def model_name(given: str) -> str:
 
 
 def pair_name(given: str) -> str:
-    """Target and draft, joined as a run's label joins them."""
-    return " + ".join(model_name(name) for name in given.split(" + "))
+    """Target and draft, of a run's label; `pocket` brings its draft."""
+    target, _, draft = given.partition(" + ")
+    names = shipped_pair(target, draft or None)
+    return " with draft ".join(model_name(str(name)) for name in names if name is not None)
 
 
 def described(summary: dict[str, Any]) -> str:

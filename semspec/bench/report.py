@@ -98,7 +98,8 @@ details pre { overflow-x: auto; font-size: .78rem; }
   .headline tr:last-child { border-bottom: 0; } .headline td { display: flex; justify-content: space-between; gap: 1rem;
   border: 0; padding: .12rem 0 !important; text-align: right; }
   .headline td::before { content: attr(data-name); color: var(--soft); font-weight: 400; }
-  .headline td.arm { font-size: 1.05rem; } .headline td.arm::before { content: none; } td small { display: inline; }
+  .headline td.arm { font-size: 1.05rem; display: block; text-align: left; }
+  .headline td.arm::before { content: none; } td small { display: inline; }
   .headline td:is(.empty, .more) { display: none; }
   figure, .card { padding: .7rem; } }
 """
@@ -140,7 +141,7 @@ def _page(runs: list[Run], sections: list[str]) -> str:
 def _heading(runs: list[Run]) -> str:
     """The tasks and the models of all runs, unless these are too many for a heading."""
     tasks, pairs = ({str(of(summary)): None for _, _, summary in runs} for of in (lambda s: s["task"], described))
-    return f"{', '.join(tasks)} with {'; '.join(pairs) if len(pairs) <= NAMED else f'{len(pairs)} pairs of models'}"
+    return f"{', '.join(tasks)}: {'; '.join(pairs) if len(pairs) <= NAMED else f'{len(pairs)} pairs of models'}"
 
 
 def _date(run: dict[str, Any]) -> str:

@@ -37,6 +37,10 @@ from semspec.types import Runner
 
 MAX_TRIES = 4  # of a unit in which graphs are captured: adaptive draft lengths may bring new sizes every time
 RESEED = 7_919 * 1_000_003**2  # between the seeds of the target's samples: no run has so many problems and repeats
+LOADING = (
+    "target", "draft", "device", "draft_device", "dtype", "draft_dtype", "draft_vocab", "kv_dtype", "context",
+    "sparse",
+)  # fmt: skip
 LETTER = {"draft": "d", "relaxed": "r", "target": "t"}
 
 
@@ -97,17 +101,8 @@ class Bench:
         arms = arms_for(config.methods, True, config.num_draft_tokens, config.drafter)
         plans = {arm.name: SparsePlan.load(Path(arm.sparse)) for arm in arms if arm.sparse}
         self.pair = pair or load(
-            config.target,
-            config.draft,
-            device=config.device,
-            draft_device=config.draft_device,
-            dtype=config.dtype,
-            draft_dtype=config.draft_dtype,
-            draft_vocab=config.draft_vocab,
-            kv_dtype=config.kv_dtype,
+            **{name: getattr(config, name) for name in LOADING},
             slots=config.batch * (2 if config.shared_prompts else 1),  # those that hold prompts, and those that write
-            context=config.context,
-            sparse=config.sparse,
             report=report,
         )
         if config.shared_prompts:
@@ -288,7 +283,7 @@ class Bench:
                 for step in event.drafted_steps:
                     text, before = str(spell(step.tokens)), str(spell(result.tokens[: step.start]))
                     found.append(
-                        {"fate": step.outcome, "valid": referee(before, text) if referee else None, "text": text}
+                        {"outcome": step.outcome, "valid": referee(before, text) if referee else None, "text": text}
                     )
         return found
 

@@ -16,7 +16,7 @@ from math import fsum
 from typing import Any
 
 from semspec.bench.agreement import Values
-from semspec.bench.arms import RESAMPLED
+from semspec.bench.arms import GREEDY_SPREAD, RESAMPLED
 from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.measures import compare_measures, deciding
 from semspec.bench.names import natural
@@ -86,6 +86,9 @@ def summarise(
     for i, name in enumerate(others):
         excesses = {what: often for what, found in problems.items() if (often := found[i])}
         figures[name] |= verdict(figures[name], excesses, chosen, measures)
+        if arms[name]["role"] == "resampled" and not run.get("config", {}).get("temperature"):
+            # Sampled where the others are greedy: it shows how far the target's own texts spread, and is not on trial.
+            figures[name] |= {"quality": "spread", "quality_reasons": [], "sampled_at": GREEDY_SPREAD}
     return {
         "label": run.get("label", ""),
         "task": run.get("config", {}).get("task"),
@@ -275,7 +278,8 @@ def share_of_steps(problems: list[list[Sample]], what: Callable[[Sample], bool |
 
 def accepted(step: dict[str, Any]) -> bool | None:
     """Not known of a step that was handed over to the target: no rule has seen it."""
-    return None if step["fate"] == "handed over" else step["fate"] == "accepted"
+    outcome = step["outcome"] if "outcome" in step else step["fate"]  # as runs before 2026-11-18 have it
+    return None if outcome == "handed over" else outcome == "accepted"
 
 
 def time_ratio(

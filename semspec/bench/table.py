@@ -27,9 +27,10 @@ STYLES = {
     "unclear": "yellow",
     "unmeasured": "yellow",
     "baseline": "dim",
+    "spread": "dim",  # of the target's own samples
 }
 NOTHING = "–"
-WIDE_FROM = 132  # characters
+MAX_NAME = 24  # characters of an arm's name in a line of a terminal's table; longer ones are folded
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ def chance(arm: Arm) -> str:
 def _arm(arm: Arm) -> Cell:
     roles = {"target": "target alone", "draft": "draft alone", "resampled": "target, other seeds"}
     role = roles.get(arm["role"], "" if arm["lossless"] else "control" if arm.get("control") else "lossy")
+    if arm.get("sampled_at"):
+        role = f"target at temperature {arm['sampled_at']:g}"
     return Cell(arm["name"], role)
 
 
@@ -104,7 +107,7 @@ def _quality(arm: Arm) -> Cell:
         return Cell(quality, "token for token")
     if quality == "equivalent" and arm["mcnemar_p"] is not None:
         return Cell(quality, f"{100 * gap['value']:+.1f} {between(gap, 0, 100, '+')}")
-    if quality in ("baseline", "unmeasured") or arm["mcnemar_p"] is None:
+    if quality in ("baseline", "unmeasured", "spread") or arm["mcnemar_p"] is None:
         return Cell(quality)
     return Cell(f"{quality}, {chance(arm)}", f"{100 * gap['value']:+.1f} {between(gap, 0, 100, '+')}")
 
@@ -222,6 +225,20 @@ class Grid:
         headings = {key: column.heading for key, column in COMPARISON.items()}
         return Grid(COMPARISON, headings, {name: arm | {"name": name} for name, arm in found.items()})
 
+    def only(self, measures: bool) -> Grid:
+        """The arms with their measures alone, or without."""
+        keys = [key for key in self.columns if key == "arm" or key.startswith("measure ") == measures]
+        return Grid({key: self.columns[key] for key in keys}, self.headings, self.arms)
+
+    def width(self) -> int:
+        """Characters that it takes on a terminal without cutting a figure."""
+        rows, found = self.rows().values(), 0
+        for key in self.columns:
+            lines = [line for row in rows for line in str(row[key]).split("\n")]
+            widest = max(map(len, [*lines, self.headings[key]]))
+            found += 2 + (min(widest, MAX_NAME) if key == "arm" else widest)
+        return found
+
     def rows(self) -> dict[str, dict[str, Cell]]:
         return {
             name: {key: column.cell(arm) for key, column in self.columns.items()} for name, arm in self.arms.items()
@@ -261,7 +278,13 @@ class _Arms:
             coloured = key == "quality" or (key == "speed" and arm["quality"] == "worse")
             return STYLES[arm["quality"]] if coloured else ""
 
-        yield Grid.of_run(self.summary, options.max_width < WIDE_FROM).render(style, padding=(0, 1, 0, 0))
+        whole = Grid.of_run(self.summary)
+        measures = whole.only(measures=True)
+        several = [whole] if len(measures.columns) < 3 else [whole.only(measures=False), measures]
+        narrow = Grid.of_run(self.summary, narrow=True)
+        fits = (shown for shown in ([whole], several, [narrow]) if max(g.width() for g in shown) <= options.max_width)
+        for grid in next(fits, [narrow]):
+            yield grid.render(style, padding=(0, 1, 0, 0))
 
 
 def render_comparison(found: dict[str, Arm], baseline: str) -> Table:

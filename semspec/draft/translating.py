@@ -50,12 +50,12 @@ class TranslatingDrafter:
         self._marks.append(reader.mark())
         self._drop_cached()
         stop = self.exchange.stops(request.stop) if request.stop else request.stop
-        request = replace(request, processors=None)  # they know the target's tokens; the loop cuts what they forbid
+        rate = 1.0 if request.comparable else min(self._own / self._targets, MOST)
+        # Processors know the target's tokens; the loop cuts what they forbid.
+        wanted = replace(request, max_tokens=math.ceil(request.max_tokens * rate), stop=stop, processors=None)
         if request.comparable:
-            draft = yield from self._propose_shared(replace(request, stop=stop))
+            draft = yield from self._propose_shared(wanted)
         else:
-            rate = min(self._own / self._targets, MOST)
-            wanted = replace(request, max_tokens=math.ceil(request.max_tokens * rate), stop=stop)
             own: Draft = yield from self.inner.propose(reader.ids, wanted)
             self._cached += own.tokens
             draft = self._in_target_tokens(own, request)

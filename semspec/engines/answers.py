@@ -190,27 +190,25 @@ def _parts(pieces: list[Piece], text: str) -> list[Piece]:
 
 def head(pieces: Sequence[Piece], text: str) -> list[Piece]:
     """The first pieces, which spell this text; the last may go on beyond it. None of them: they do not spell it."""
-    found, at = list[Piece](), 0
-    for piece in pieces:
-        if at == len(text):
-            break
-        own = piece.text[: len(text) - at]
-        if piece.partial or not text.startswith(own, at):
-            return []
-        found.append(replace(piece, text=own))
-        at += len(own)
-    return found if at == len(text) else []
+    found = _spelling(pieces, text)
+    whole = "".join(p.text for p in found) == text and not any(p.partial for p in pieces[: len(found)])
+    return found if whole else []
 
 
 def spelled(pieces: Sequence[Piece], text: str, split: Callable[[str], list[str]]) -> list[str]:
     """A generated text in tokens: those reported, as far as they spell it, else what `split` makes of it."""
-    found, at = list[str](), 0
+    found = [piece.text for piece in _spelling(pieces, text)]
+    left = text[sum(map(len, found)) :]
+    return found + (split(left) if left else [])
+
+
+def _spelling(pieces: Sequence[Piece], text: str) -> list[Piece]:
+    """The first pieces as far as they spell this text; the last may be cut, where it goes on into a stop string."""
+    found, at = list[Piece](), 0
     for piece in pieces:
-        if at == len(text):
+        own = piece.text[: len(text) - at]
+        if at == len(text) or not text.startswith(own, at):
             break
-        own = piece.text[: len(text) - at]  # the last may go on into a stop string
-        if not text.startswith(own, at):
-            return found + split(text[at:])
-        found.append(own)
+        found.append(replace(piece, text=own))
         at += len(own)
-    return found + (split(text[at:]) if at < len(text) else [])
+    return found

@@ -210,7 +210,7 @@ class TextDecoder:
         event = self.commit(new, accepted, ended, verdict)
         event.drafted = len(texts)
         self.stats.observe(len(texts), event.accepted, len(event.relaxed), bonus=len(event.tokens) - event.accepted)
-        outcome: StepOutcome = "handed over" if not whole else "accepted" if passed else "refused"
+        outcome: StepOutcome = "handed over" if not whole else "accepted" if passed else "rejected"
         self.record(event, outcome, step.text, texts, verdict)
         if passed and whole:
             self.begin_step(len(event.tokens) - event.accepted, len("".join(new[accepted:])))

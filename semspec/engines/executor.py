@@ -12,6 +12,7 @@ from typing import Any
 
 from semspec.engines.answers import Answer
 from semspec.engines.remote import BACKGROUND
+from semspec.loop.live_tasks import LiveTasks
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
 from semspec.types import Event
@@ -27,18 +28,16 @@ class Call:
     to: str = "target"  # or draft
 
 
-class CallExecutor:
+class CallExecutor(LiveTasks):
     """As many sequences as there are slots run at a time, each at its server's pace; others wait in order."""
 
     budget = 0  # tokens of a pass, and there are none
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
         self.slots, self.clock = slots, clock
-        self.tasks: list[Task] = []
         self._waiting: deque[Task] = deque()
         self._calls: dict[Task, tuple[Future[Answer], Call, float]] = {}
-        self._discarded: deque[Task] = deque()
-        self.lock = threading.RLock()
         self._answered = threading.Event()
 
     @property
@@ -46,44 +45,20 @@ class CallExecutor:
         return self.slots - len(self._calls)
 
     def submit(self, decoding: Any, stats: Stats) -> Task:
-        task = Task(decoding, stats)
         with self.lock:
-            self.tasks.append(task)
-            self._waiting.append(task)
+            self._waiting.append(task := super().submit(decoding, stats))
         return task
-
-    def run(self) -> None:
-        while self.tasks:
-            self.tick()
 
     def tick(self) -> None:
         """Take the answers that have come; if none has, wait a little for one."""
-        with self.lock:
+        with self._exclusive():
             self._answered.clear()
             self._drop_discarded()
             idle = not self._advance() and bool(self._calls)
         if idle:
             self._answered.wait(WAIT_SECONDS)  # others may submit or cancel meanwhile
-            with self.lock:
+            with self._exclusive():
                 self._advance()
-
-    def cancel(self, task: Task) -> None:
-        """Stop a sequence; its call is given up, which closes the connection."""
-        with self.lock:
-            self._end(task)
-
-    def discard(self, task: Task) -> None:
-        """Cancel without blocking, for destructors; then at the next tick."""
-        self._discarded.append(task)
-        if self.lock.acquire(blocking=False):
-            try:
-                self._drop_discarded()
-            finally:
-                self.lock.release()
-
-    def _drop_discarded(self) -> None:
-        while self._discarded:
-            self.cancel(self._discarded.popleft())
 
     def _advance(self) -> bool:
         found = False
@@ -121,13 +96,9 @@ class CallExecutor:
         self._calls[task] = (future, asked, self.clock())
         future.add_done_callback(lambda _: self._answered.set())
 
-    def _end(self, task: Task, error: Exception | None = None) -> None:
-        if task.done:
-            return
-        task.done, task.error = True, error
-        self.tasks.remove(task)
+    def _free(self, task: Task) -> None:
         if task in self._waiting:
             self._waiting.remove(task)
-        if call := self._calls.pop(task, None):
+        if call := self._calls.pop(task, None):  # given up, which closes the connection
             call[0].cancel()
         task.decoding.close()

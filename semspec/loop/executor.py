@@ -4,25 +4,21 @@ In each tick, every runner with work makes one pass, drafts first: their proposa
 whatever is waiting already, so that sequences synchronise. If any sequence waits for a score or is in prefill, the pass
 is ragged: prompt chunks, score rows, and one row per decoding sequence. If all are decoding, it is a fused decode of a
 few tokens, so that no score waits longer; a single sequence decodes all its tokens at once. Rules verify in one call.
-
-Threads may share an executor: `lock` is held while anything changes.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from semspec.errors import BadRequest, SemspecError
 from semspec.loop.batch_length import BatchLengths
 from semspec.loop.costs import PassCosts
+from semspec.loop.live_tasks import LiveTasks
 from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
-from semspec.loop.stats import Stats
 from semspec.loop.verifying import verdicts
 from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work
 from semspec.sampling.draw import NOTHING, next_tokens
@@ -35,70 +31,24 @@ from semspec.types import (
     Request,
     Runner,
     Score,
-    SequenceGenerator,
     Verdict,
     VerifyRequest,
 )
 
 
-class Executor:
+class Executor(LiveTasks):
     def __init__(self, chunk: int = 8, budget: int = 512, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
         self.chunk = chunk  # tokens of a fused decode while there are other sequences
         self.budget = budget  # tokens in one pass
         self.clock = clock
         self.rules = RuleGraphs()
         self.costs = PassCosts()
         self.lengths = BatchLengths(self.costs)
-        self.tasks: list[Task] = []
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
         self.choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]  # who gets the next ones
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
-        self._discarded, self._busy = deque[Task](), 0  # and how often the lock is held
-        self.lock = threading.RLock()
-
-    def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
-        """Add a sequence. Nothing runs before the next tick."""
-        task = Task(decoding, stats)
-        with self.lock:
-            self.tasks.append(task)
-        return task
-
-    def cancel(self, task: Task) -> None:
-        """Stop a sequence wherever it is; its slots are free when this returns."""
-        with self._exclusive():
-            if getattr(task.decoding, "gi_running", False):  # from inside its own round, by a referee, say
-                self._discarded.append(task)
-            else:
-                self._end(task)
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the lock; meanwhile destructors, which may run in this very thread, only leave a note."""
-        with self.lock:
-            self._busy += 1
-            try:
-                yield
-            finally:
-                self._busy -= 1
-
-    def discard(self, task: Task) -> None:
-        """Cancel without blocking, for destructors, which may run in the middle of a tick; then at the next tick."""
-        self._discarded.append(task)
-        if not self._busy and self.lock.acquire(blocking=False):
-            try:
-                self._drop_discarded()
-            finally:
-                self.lock.release()
-
-    def _drop_discarded(self) -> None:
-        for _ in range(len(self._discarded)):
-            self.cancel(self._discarded.popleft())
-
-    def run(self) -> None:
-        """Tick until every sequence is done."""
-        while self.tasks:
-            self.tick()
 
     def tick(self) -> None:
         """Advance every sequence as far as it goes, then make one pass on every runner that has work."""
@@ -210,17 +160,13 @@ class Executor:
         if not task.done:
             task.results[next(i for i, r in enumerate(task.requests) if r is request)] = result
 
-    def _end(self, task: Task, error: Exception | None = None) -> None:
-        if task.done:
-            return
-        task.done, task.error = True, error
-        self.tasks.remove(task)
+    def _free(self, task: Task) -> None:
         if task in self._slots:
             self._slots.remove(task)
         self._verify_requests = [(t, r) for t, r in self._verify_requests if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
-        refused = error is None or isinstance(error, BadRequest)  # what was computed is fine
+        refused = task.error is None or isinstance(task.error, BadRequest)  # what was computed is fine
         if not refused and getattr(task.decoding, "gi_frame", None):  # else it has released its slots itself
             for owner, slot in task.slots:  # what was computed may be the cause, such as NaN: no cache may keep it
                 owner.truncate(slot, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 SECONDS = ("draft", "score", "verify", "host")
@@ -98,22 +98,11 @@ class Stats:
         return [sum(rounds for n, rounds in self.paths.items() if n > i) for i in range(longest)]
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(
-            self.drafts + other.drafts,
-            self.paths + other.paths,
-            self.histogram + other.histogram,
-            self.relaxed + other.relaxed,
-            self.bonus + other.bonus,
-            self.step_outcomes + other.step_outcomes,
-            self.loops + other.loops,
-            self.entropy + other.entropy,
-            self.entropy_tokens + other.entropy_tokens,
-            self.target_passes + other.target_passes,
-            self.cached_tokens + other.cached_tokens,
-            self.preempted + other.preempted,
-            {k: self.seconds[k] + other.seconds[k] for k in SECONDS},
-            self.calls + other.calls,
-        )
+        def both(name: str) -> Any:
+            own, others = getattr(self, name), getattr(other, name)
+            return {k: own[k] + others[k] for k in SECONDS} if name == "seconds" else own + others
+
+        return Stats(*(both(f.name) for f in fields(self)))
 
     @staticmethod
     def pooled(many: Iterable[Stats]) -> Stats:
@@ -122,12 +111,7 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         return {
             "steps": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "relaxed": self.relaxed,
-            "bonus": self.bonus,
-            "loops": self.loops,
-            "tokens": self.tokens,
+            **{name: getattr(self, name) for name in ("drafted", "accepted", "relaxed", "bonus", "loops", "tokens")},
             "tau": self.tau,
             "acceptance_rate": self.acceptance_rate,
             "drafts": {str(n): self.drafts[n] for n in sorted(self.drafts)},
@@ -135,7 +119,7 @@ class Stats:
             "accepted_per_position": self.accepted_per_position,
             "drafted_per_position": self.drafted_per_position,
             "acceptance_per_position": self.acceptance_per_position,
-            "fates": dict(self.step_outcomes),
+            "step_outcomes": dict(self.step_outcomes),
             **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,
             "cached_tokens": self.cached_tokens,

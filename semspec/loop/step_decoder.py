@@ -145,11 +145,11 @@ class StepDecoder(Decoder):
         outcomes: list[StepOutcome] = ["accepted"] * accepted
         self.drafting = accepted == len(draft.step_ends) and ending is None
         if accepted < len(draft.step_ends):
-            outcomes += ["refused"] if len(event.tokens) > event.accepted else []  # else the text ended inside it
+            outcomes += ["rejected"] if len(event.tokens) > event.accepted else []  # else the text ended inside it
         elif ending:
             outcomes.append("handed over")
         self.record(event, outcomes, drafted)
-        if outcomes[-1:] == ["refused"]:
+        if outcomes[-1:] == ["rejected"]:
             self.takeover = self.step_rule.takeover_tokens()
         self.track_steps(event.tokens, accepted)
         self.take_over(event.tokens[event.accepted :])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -76,13 +75,12 @@ class Preparer:
             self.resources.tokenizer, tokens, options.stop_strings, options.include_stop, options.min_tokens
         )
         stop = frozenset(options.stop_ids) | (frozenset() if options.ignore_eos else self.resources.eos)
-        seed = secrets.randbits(62) if options.seed is None else options.seed
         job = Job(
             prompt=tokens,
             rule=rule,
             num_draft_tokens=self._draft_length(rule, options, drafter),
             max_new_tokens=self._max_new_tokens(len(tokens), options.max_new_tokens),
-            sampling=options.sampling(seed),
+            sampling=options.sampling(),
             stop=stop,
             halt=text.feed,
             protected=self.resources.protected,

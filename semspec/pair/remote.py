@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,13 +183,12 @@ class RemotePair(Pair):
                 f"than the server's context of {self.target.capacity}; shorten the prompt or ask for less"
             )
         text = TextStream(self.tokenizer, [], options.stop_strings, include_stop=options.include_stop)
-        seed = secrets.randbits(62) if options.seed is None else options.seed
         job = Job(
             prompt=tokens,
             rule=rule,
             num_draft_tokens=rule.max_step_tokens if isinstance(rule, StepRule) else 0,
             max_new_tokens=options.max_new_tokens or min(DEFAULT_NEW_TOKENS, left),
-            sampling=options.sampling(seed),
+            sampling=options.sampling(),
             halt=text.feed,
             repetition_guard=options.repetition_guard(),
         )

@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification
 
 from semspec.errors import BadRequest, ModelError
 from semspec.loop.executor import Executor
-from semspec.loop.stats import Stats
 from semspec.probe_fit.cluster import Pairwise, numbers_in
 from semspec.text.encoder import Encoder, in_batches, load_network
 from semspec.text.tokenizer import encode, thinking_markers
@@ -145,12 +144,7 @@ class AskTarget(Pairwise):
     def ask(self, prompts: Sequence[list[int]]) -> list[float]:
         """For each prompt, the log-odds of yes against no as the next word."""
         odds = [0.0] * len(prompts)
-        executor = Executor()
-        work = [executor.submit(self._ask(prompt, odds, i), Stats()) for i, prompt in enumerate(prompts)]
-        executor.run()
-        for task in work:
-            if task.error is not None:
-                raise task.error
+        Executor().run_all(self._ask(prompt, odds, i) for i, prompt in enumerate(prompts))
         return odds
 
     def _ask(self, prompt: list[int], odds: list[float], i: int) -> SequenceGenerator:

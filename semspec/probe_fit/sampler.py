@@ -17,7 +17,6 @@ from semspec.draft import ModelDrafter, TranslatingDrafter
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
 from semspec.loop.passes import ROUNDS
-from semspec.loop.stats import Stats
 from semspec.model.prefix_index import common_prefix
 from semspec.pair import Pair
 from semspec.probe.evidence import number_tokens
@@ -140,16 +139,7 @@ class Sampler:
     def answer(self, decodings: Sequence[SequenceGenerator]) -> None:
         """Run sequences to their ends, as one batch; the first failure is everybody's."""
         vocab = max(runner.vocab for runner in self.runners.values())
-        executor = Executor(budget=max(1, min(BUDGET, LOGITS // (ROUNDS * vocab))))
-        work = [executor.submit(decoding, Stats()) for decoding in decodings]
-        try:
-            executor.run()
-        finally:
-            for task in work:
-                executor.cancel(task)
-        for task in work:
-            if task.error is not None:
-                raise task.error
+        Executor(budget=max(1, min(BUDGET, LOGITS // (ROUNDS * vocab)))).run_all(decodings)
 
     def given(self, prefix: Prefix) -> list[Written]:
         """The draft's step, where a rule verified one."""

@@ -19,7 +19,7 @@ FIGURES = {
     "within_prefix_auroc": "  in one prefix",
     "valid_auroc": "AUROC, right",
     "valid_within_prefix_auroc": "  in one prefix",
-    "wrong_refused": "wrong refused",
+    "wrong_refused": "wrong rejected",
 }
 BASELINES = {
     "logprob": "mean log-prob.",
@@ -27,7 +27,7 @@ BASELINES = {
     "length_step_and_operation": "length, step, kind",
 }
 CLEARLY = "✓ clearly better, at 95 %"
-REFUSED = f"wrong refused: of the wrong steps, where {100 * LOST:g} % of the right ones are rejected"
+REJECTED = f"wrong rejected: of the wrong steps, where {100 * LOST:g} % of the right ones are rejected"
 WIDTH = 134
 
 
@@ -54,7 +54,7 @@ def _table(title: str, figures: dict[str, Any]) -> Table:
     shown = {key: label for key, label in BASELINES.items() if key in figures["baselines"]}
     if "length_step_and_operation" in shown:
         del shown["length_and_step"]
-    caption = f"{CLEARLY}; {REFUSED}" if "wrong_refused" in figures else CLEARLY
+    caption = f"{CLEARLY}; {REJECTED}" if "wrong_refused" in figures else CLEARLY
     view = Table(title=title, box=box.SIMPLE, title_justify="left", caption=caption)
     view.add_column("", no_wrap=True)
     for heading in ("probe", *(h for label in shown.values() for h in (label, "probe less it"))):

@@ -6,11 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import semspec
 from semspec import pocket as pocket_world
@@ -24,7 +26,7 @@ from semspec.bench.measures import compare_measures
 from semspec.bench.outside import outside_measures
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import summarise
-from semspec.bench.table import Grid, notes
+from semspec.bench.table import Grid, notes, render
 from semspec.bench.verdict import Margin
 from semspec.errors import BadRequest
 from semspec.model.prefix_cache import PrefixCache
@@ -108,6 +110,41 @@ def test_damage_in_two_answers_of_a_hundred_is_found_by_the_number_alone() -> No
     assert found["fly"]["number"]["difference"]["value"] == pytest.approx(-0.05)
     assert found["fly"]["number"]["verdict"] != "equivalent"
     assert about["number"]["separates_random"] is True
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_target_sampled_beside_greedy_arms_shows_a_spread_and_has_no_verdict(temperature: float) -> None:
+    spoilt = lambda i: f"zzz {i} qqq {10 * i + 1}"  # noqa: E731
+    run, samples = made_up(**{"resampled": spoilt, "fly": same, "random:rate=0.5": swapped(2)})
+    run["config"]["temperature"] = temperature
+    summary = summarise(run, samples)
+    found = summary["arms"]["resampled"]
+    assert found["quality"] == ("worse" if temperature else "spread") and bool(found["quality_reasons"]) == bool(
+        temperature
+    )
+    shown = Grid.of_run(summary).rows()["resampled"]
+    assert shown["arm"].more == ("target, other seeds" if temperature else "target at temperature 0.7")
+    assert shown["quality"].text.partition(",")[0] == found["quality"]
+
+
+@pytest.mark.parametrize("width", [82, 100, 120, 140, 160, 200])
+def test_a_terminal_shows_whole_figures_and_names_of_arms_at_any_width(width: int) -> None:
+    run, samples = made_up(**{"fly": same, "random:rate=0.5": swapped(5), "typical:k=15,epsilon=0.09": swapped(6)})
+    for s in samples:
+        lowest = -2.0 - (s["arm"] == "fly")
+        s["likelihood"] = {"one": -1.0, "request": -1.0, "tokens": 9, "lowest": lowest}
+    summary = summarise(run, samples)
+    out = StringIO()
+    Console(file=out, width=width).print(render([summary]))
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    narrow = Grid.of_run(summary, narrow=True).rows()
+    for name, row in narrow.items():
+        assert name[:12] in shown
+        for key, cell in row.items():
+            assert key == "arm" or all(part in shown for part in str(cell).split("\n")), (key, cell)
+    headings = [line for line in shown.splitlines() if "least likely token" in line and "meaning" in line]
+    assert bool(headings) == (width >= 100), "measures have a table of their own where one table is too wide"
 
 
 def test_a_measure_that_cannot_tell_random_from_the_target_says_so() -> None:

@@ -139,7 +139,8 @@ def test_several_runs_in_one_page(tmp_path: Path) -> None:
     again[2]["label"] = "decisions: pocket, cost: 32B/1.5B on H200"
     text = write_report([made(), again], tmp_path).read_text()
     assert text.count('<table class="headline">') == 2
-    assert "<h1>pocket with pocket on CPU; decisions of pocket, cost of 32B/1.5B on H200</h1>" in text
+    pair = "pocket with draft pocket-draft"
+    assert f"<h1>pocket: {pair} on CPU; decisions of {pair}, cost of 32B/1.5B on H200</h1>" in text
     assert (tmp_path / "run1-accuracy.png").exists() and (tmp_path / "run2-accuracy.png").exists()
 
 
@@ -194,17 +195,24 @@ def test_the_title_names_models_and_date_and_no_path(tmp_path: Path) -> None:
     run["label"] = f"decisions: {place} + {hub}, cost: {place} + {hub} on H200"
     text = write_report([(run, samples, summarise(run, samples))], tmp_path).read_text()
     title = re.search("<title>(.*)</title>", text)
-    assert title and title[1] == "pocket with Small-1B-Q4 + org/Draft-0.1B on H200, 2026-11-16: speed beside quality"
-    assert "<h1>pocket with Small-1B-Q4 + org/Draft-0.1B on H200</h1>" in text and "20 problems, 2026-11-16" in text
+    assert (
+        title and title[1] == "pocket: Small-1B-Q4 with draft org/Draft-0.1B on H200, 2026-11-16: speed beside quality"
+    )
+    assert (
+        "<h1>pocket: Small-1B-Q4 with draft org/Draft-0.1B on H200</h1>" in text and "20 problems, 2026-11-16" in text
+    )
     assert "/home" not in before_details(text) and "decisions" not in before_details(text)
 
 
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        ("decisions: pocket, cost: pocket on CPU", "pocket on CPU"),
-        ("decisions: pocket, cost: 32B/1.5B on NVIDIA H200", "decisions of pocket, cost of 32B/1.5B on NVIDIA H200"),
-        ("decisions: org/a + ./b/, cost: org/a + ./b/ on CPU", "org/a + b on CPU"),
+        ("decisions: pocket, cost: pocket on CPU", "pocket with draft pocket-draft on CPU"),
+        (
+            "decisions: pocket, cost: 32B/1.5B on NVIDIA H200",
+            "decisions of pocket with draft pocket-draft, cost of 32B/1.5B on NVIDIA H200",
+        ),
+        ("decisions: org/a + ./b/, cost: org/a + ./b/ on CPU", "org/a with draft b on CPU"),
         ("of another kind", "of another kind"),
     ],
 )

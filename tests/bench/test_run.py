@@ -168,7 +168,7 @@ def test_methods_are_read_with_their_draft_length_and_drafter():
     [
         ({"batch": 0}, "batch is 0; give 1 or more"),
         ({"repeats": 0}, "repeats is 0; give 1 or more"),
-        ({"n": None}, "the pocket world has no end"),
+        ({"n": None}, "pocket makes its problems from the seed and has no end"),
         ({"task": "magic"}, "there is no task 'magic'"),
         ({"methods": ["magic"]}, "there is no verifier 'magic'"),
     ],
@@ -256,17 +256,17 @@ def test_the_command_prints_a_table_a_report_and_one_json_line(tmp_path: Path):
 
 
 def test_a_step_rule_is_judged_by_its_steps(pocket: semspec.Pair, tmp_path: Path) -> None:
-    """Each is recorded with its fate and whether it was valid; the oracle refuses all bad ones."""
+    """Each is recorded with its outcome and whether it was valid; the oracle refuses all bad ones."""
     ahead = ["oracle:steps=3,ahead=0", "random-step:rate=1,steps=3,ahead=0,keep=true,draft_min_p=0.3"]
     config = Config("pocket:steps=3", ["oracle", "random-step:rate=1", "random-step:rate=0", *ahead], n=6)
     summary = Bench(replace(config, temperature=0.6, device="cpu", context=512), pocket).run(tmp_path / "run")
     _, rows = load_run(tmp_path / "run")
     for sample in rows:
-        fates = Counter(j["fate"] for j in sample["judged"])
-        counted = {k: n for k, n in sample["stats"]["fates"].items() if k != "target"}
-        assert fates == counted and (sample["arm"] in ("none", "draft")) <= (not fates)
+        outcomes = Counter(j["outcome"] for j in sample["judged"])
+        counted = {k: n for k, n in sample["stats"]["step_outcomes"].items() if k != "target"}
+        assert outcomes == counted and (sample["arm"] in ("none", "draft")) <= (not outcomes)
         if sample["arm"].startswith("oracle"):
-            assert all((j["fate"] == "accepted") <= j["valid"] for j in sample["judged"])
+            assert all((j["outcome"] == "accepted") <= j["valid"] for j in sample["judged"])
     arms = summary["arms"]
     assert arms["none"]["steps_accepted"] is None
     assert arms["random-step:rate=0"]["steps_accepted"]["share"] == 0

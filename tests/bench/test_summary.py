@@ -361,3 +361,10 @@ def test_the_targets_own_time_is_told_apart_from_the_drafts() -> None:
     assert figures(run_of("exact"), samples, "exact")["target_time_ratio"]["value"] == pytest.approx(4.0)
     older = many(10, none=lambda i: spent(1.0, 0.2, 0.0, "judge"), exact=lambda i: spent(0.25, 0.05, 3.0, "judge"))
     assert figures(run_of("exact"), older, "exact")["target_time_ratio"]["value"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("key", ["outcome", "fate"])
+def test_outcomes_of_steps_are_read_under_their_former_name_too(key: str) -> None:
+    steps = [{key: outcome, "valid": None} for outcome in ("accepted", "rejected", "refused", "handed over")]
+    samples = many(4, none=plain, fly=lambda i: plain(i) | {"judged": steps})
+    assert figures(run_of("fly"), samples, "fly")["steps_accepted"]["share"] == pytest.approx(1 / 3)

@@ -39,10 +39,10 @@ def test_from_sampling_to_decoding(tmp_path: Path, capsys: pytest.CaptureFixture
     assert list(arms) == ["none", "semantic", "semantic+", "all steps accepted", "no step accepted"]
     assert all(arm["tokens"] == 40 and not arm["cut_off"] for arm in arms.values())
     assert arms["none"]["target_passes"] == 40 and not arms["none"]["steps"]
-    assert arms["all steps accepted"]["target_passes"] < 40 and "refused" not in arms["all steps accepted"]["steps"]
-    assert arms["no step accepted"]["steps"]["refused"] and "accepted" not in arms["no step accepted"]["steps"]
+    assert arms["all steps accepted"]["target_passes"] < 40 and "rejected" not in arms["all steps accepted"]["steps"]
+    assert arms["no step accepted"]["steps"]["rejected"] and "accepted" not in arms["no step accepted"]["steps"]
     for name in ("semantic", "semantic+"):
-        assert arms[name]["steps"].keys() & {"accepted", "refused"}, "the draft's steps were judged"
+        assert arms[name]["steps"].keys() & {"accepted", "rejected"}, "the draft's steps were judged"
 
 
 def test_when_time_is_over_the_rest_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
         "p=0.023",
         "100.0",
         "speedup",
-        "pocket on CPU",
+        "pocket with draft pocket-draft on CPU",
     ):
         assert words in text
     assert "…" not in text
@@ -91,7 +91,10 @@ def test_an_unscored_task_does_not_use_the_word_in_its_table() -> None:
 def test_several_runs_have_their_own_labels() -> None:
     other = made() | {"label": "decisions: pocket, cost: 32B/1.5B on H200"}
     text = shown([made(), other], 140)
-    assert text.index("(pocket on CPU)") < text.index("cost of 32B/1.5B on H200") and text.count("exact") == 2
+    assert (
+        text.index("(pocket with draft pocket-draft on CPU)") < text.index("cost of 32B/1.5B on H200")
+        and text.count("exact") == 2
+    )
 
 
 def test_markup_in_names_is_text() -> None:

@@ -213,7 +213,7 @@ def test_tokens_that_do_not_spell_the_step_do_not_pass_it(target: Fake, draft: F
     pair = semspec.load(target.url, draft=draft.url)
     target.faults = [lambda _: (200, choice(logprobs=LOGPROBS, text="z"))]
     result = pair.generate(CHAT, verifier="accept-all-steps:lead=0,hand_over=false", max_new_tokens=60)
-    assert result.stats.step_outcomes["refused"] == 1 and result.text.startswith(RIGHT[0])
+    assert result.stats.step_outcomes["rejected"] == 1 and result.text.startswith(RIGHT[0])
 
 
 def test_an_endless_answer_is_cut(target: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

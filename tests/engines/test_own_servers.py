@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_same_rule_in_process(over_servers: RemotePair,
         if verifier != "none":
             stats = sum((r.stats for r in there), semspec.Stats())
             assert stats.step_outcomes["accepted"] > 6
-            drafted = sum(stats.step_outcomes[o] for o in ("accepted", "refused", "handed over"))
+            drafted = sum(stats.step_outcomes[o] for o in ("accepted", "rejected", "handed over"))
             assert stats.calls["draft"] <= drafted + 4, "a draft's own end is no step"
             assert stats.calls["target"] <= drafted + stats.step_outcomes["target"] + 4
 

@@ -18,16 +18,16 @@ MIXED = "\n\n".join([*WRONG[:2], RIGHT[2]])  # the draft's steps, but the target
     ("verifier", "text", "outcomes"),
     [
         ("none", TARGETS, {}),
-        ("accept-no-step:lead=0", TARGETS, {"refused": 2, "target": 2, "handed over": 1}),
+        ("accept-no-step:lead=0", TARGETS, {"rejected": 2, "target": 2, "handed over": 1}),
         ("accept-all-steps:lead=0", MIXED, {"accepted": 2, "handed over": 1}),
         ("accept-all-steps:lead=0,keep=true", MIXED, {"accepted": 2, "handed over": 1}),
         ("accept-all-steps", MIXED, {"target": 1, "accepted": 1, "handed over": 1}),
-        ("likely-step", TARGETS, {"accepted": 1, "refused": 1, "target": 2, "handed over": 1}),
-        ("specreason:lead=0", TARGETS, {"accepted": 1, "refused": 1, "target": 1, "handed over": 1}),
+        ("likely-step", TARGETS, {"accepted": 1, "rejected": 1, "target": 2, "handed over": 1}),
+        ("specreason:lead=0", TARGETS, {"accepted": 1, "rejected": 1, "target": 1, "handed over": 1}),
         (
             "specreason:lead=0,form=chat,score=greedy,question=from 0 (useless) to 9",
             TARGETS,
-            {"accepted": 1, "refused": 1, "target": 1, "handed over": 1},
+            {"accepted": 1, "rejected": 1, "target": 1, "handed over": 1},
         ),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_step_costs_two_round_trips_at_most(target: Fake, draft: Fake) -> None
         target.asked.clear()
         draft.asked.clear()
         stats = pair.generate(CHAT, verifier=verifier, max_new_tokens=60).stats
-        drafted = sum(stats.step_outcomes[outcome] for outcome in ("accepted", "refused", "handed over"))
+        drafted = sum(stats.step_outcomes[outcome] for outcome in ("accepted", "rejected", "handed over"))
         assert len(draft.asked) == stats.calls["draft"] == drafted
         assert len(target.asked) == stats.calls["target"]
         scored = [body for body in target.asked if body.get("echo")]

@@ -57,7 +57,7 @@ def test_the_loop_equals_a_plain_one(
             committed = wanted[step.start :][: len(step.tokens)] == step.tokens
             assert committed or step.outcome != "accepted"
             assert (step.start in (0, *STEPS.cuts(wanted[: step.start]))) and step.tokens
-        if last == "refused":
+        if last == "rejected":
             assert event.accepted < event.drafted and event.origins[event.accepted] == "target"
 
 
@@ -74,7 +74,7 @@ def test_every_branch_occurs() -> None:
         for event in events:
             seen = [step.outcome for step in event.drafted_steps]
             outcomes["several"] += seen.count("accepted") > 1
-            outcomes["refused after an accepted one"] += seen[-2:] == ["accepted", "refused"]
+            outcomes["refused after an accepted one"] += seen[-2:] == ["accepted", "rejected"]
             outcomes["handed over after an accepted one"] += seen[-2:] == ["accepted", "handed over"]
             outcomes["stopped inside"] += event.drafted > 0 and not seen
             outcomes["part after an accepted one"] += seen[-1:] == ["accepted"] and event.drafted > event.accepted
@@ -94,7 +94,7 @@ def test_when_all_steps_are_rejected_the_text_is_the_targets(sampling: Sampling)
         assert text(refusing) == text(baseline) and not stats.relaxed
         ((by_name, stats),) = run(job(make("accept-no-step"), sampling=sampling), **models)
         assert text(by_name) == text(baseline) and stats.accepted == 0
-        refused += stats.step_outcomes["refused"]
+        refused += stats.step_outcomes["rejected"]
     assert refused > 5
 
 
@@ -105,7 +105,7 @@ def test_when_all_steps_are_accepted_the_draft_writes_them(sampling: Sampling) -
         models = {"target": language(seed), "draft": language(seed + 1)}
         ((events, stats),) = run(job(make("accept-all-steps:lead=0"), sampling=sampling), **models)
         ((coin, _),) = run(job(make("random-step:rate=1,lead=0"), sampling=sampling), **models)
-        assert text(events) == text(coin) and not stats.step_outcomes["refused"]
+        assert text(events) == text(coin) and not stats.step_outcomes["rejected"]
         written, context = text(events), list(PROMPT)
         for event in events:
             for step in event.drafted_steps:
@@ -190,7 +190,7 @@ def test_a_rule_gets_the_states_that_predicted_the_step(temperature: float, step
         task = executor.submit(decoder.decode(), stats)
         executor.run()
         assert task.error is None
-        verified += stats.step_outcomes["accepted"] + stats.step_outcomes["refused"]
+        verified += stats.step_outcomes["accepted"] + stats.step_outcomes["rejected"]
     assert verified > 10
 
 
@@ -207,7 +207,7 @@ def test_a_referee_is_asked_about_whole_steps(steps: int) -> None:
         job(make(f"oracle:steps={steps},ahead=0"), 120, referee=referee), target=language(8), draft=language(9)
     )
     written = text(events)
-    assert len(asked) > 4 and stats.step_outcomes["accepted"] + stats.step_outcomes["refused"] == len(asked)
+    assert len(asked) > 4 and stats.step_outcomes["accepted"] + stats.step_outcomes["rejected"] == len(asked)
     assert all(sum(len(step.tokens) for step in e.drafted_steps) >= e.drafted for e in events), (
         "what follows a bad step is not scored"
     )
@@ -395,7 +395,7 @@ def test_the_target_takes_over_for_as_long_as_the_rule_says() -> None:
                 assert len(count) == wanted or CLOSE in written[:taken], (count, wanted)
                 lengths[len(count)] += 1
                 count = None
-            if outcomes[-1:] == ["refused"]:
+            if outcomes[-1:] == ["rejected"]:
                 count = []
             if count is not None:
                 count += event.tokens[event.accepted :]

@@ -42,13 +42,13 @@ def test_a_batch_in_different_phases_equals_singles(pair: Pair, prompts: list[An
         for r, rule in enumerate(RULES)
     ]
     together = pair.generate([prompt for prompt, _ in asked], [options for _, options in asked])
-    fates: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for (prompt, options), result in zip(asked, together, strict=True):
         alone = pair.generate(prompt, options)
         assert (result.tokens, result.stats.step_outcomes) == (alone.tokens, alone.stats.step_outcomes), (
             options.verifier
         )
         assert [e.origins for e in result.events] == [e.origins for e in alone.events]
-        fates += result.stats.step_outcomes
-    assert fates["accepted"] and fates["refused"] and fates["target"], fates
+        outcomes += result.stats.step_outcomes
+    assert outcomes["accepted"] and outcomes["rejected"] and outcomes["target"], outcomes
     assert pair.target.free == len(asked), "every slot was given back"

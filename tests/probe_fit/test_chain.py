@@ -112,9 +112,9 @@ def test_probes_of_the_target_may_attend_and_know_how_sure_the_draft_was(
         rules = [f"semantic+:probes={tmp_path},threshold={least}" for least in (0, 1)]
         options = {"max_new_tokens": 160, "temperature": temperature, "seed": 1}
         all_, none = (pair.generate(problem.prompt, verifier=rule, **options).stats.step_outcomes for rule in rules)
-        assert all_["accepted"] > 0 == all_["refused"] and none["refused"] > 0
+        assert all_["accepted"] > 0 == all_["rejected"] and none["rejected"] > 0
         paper = pair.generate(problem.prompt, verifier=f"semantic:probes={tmp_path},top=0,tau=0.01", **options)
-        assert paper.stats.step_outcomes["accepted"] + paper.stats.step_outcomes["refused"] > 0
+        assert paper.stats.step_outcomes["accepted"] + paper.stats.step_outcomes["rejected"] > 0
 
 
 def test_states_of_a_real_model_are_those_of_one_long_pass(traces: Path, tmp_path: Path) -> None:

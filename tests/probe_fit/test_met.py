@@ -24,7 +24,7 @@ from semspec.probe_fit.rows import load_rows
 from semspec.probe_fit.sampler import Sampler
 from semspec.probe_fit.traces import cut, drafts_of
 from semspec.probe_fit.train import Training, learnable, predict
-from semspec.tasks.pocket import MOST
+from semspec.tasks.base import MOST
 from semspec.types import DraftedStep, Event
 from tests.probe_fit.fake import CONFIG, DELIMITER, LANGUAGES, A, fake_pair, steps
 from tests.probe_fit.test_chain import command
@@ -40,7 +40,7 @@ def events() -> list[Event]:
     then the draft wants to end the thinking."""
     return [
         Event([*FIRST, B], [], drafted_steps=[DraftedStep("accepted", FIRST, 0)]),
-        Event([A], [], drafted_steps=[DraftedStep("refused", [B, A, DELIMITER], 3)]),
+        Event([A], [], drafted_steps=[DraftedStep("rejected", [B, A, DELIMITER], 3)]),
         Event([DELIMITER], []),
         Event(
             [*FIRST, *SECOND, A],
@@ -113,8 +113,8 @@ def test_a_judge_says_of_what_was_collected_what_it_said_in_the_run(tmp_path: Pa
     label(folder)
     rows = load_rows(folder, "target", judge.features, "valid")
     said = judge.calibrator(predict(judge.head, rows))
-    assert ["accepted" if s >= 0.97 else "refused" for s in said.tolist()] == met
-    assert {"accepted", "refused"} == set(met), "nothing to tell apart"
+    assert ["accepted" if s >= 0.97 else "rejected" for s in said.tolist()] == met
+    assert {"accepted", "rejected"} == set(met), "nothing to tell apart"
 
 
 def label(folder: Folder) -> None:
