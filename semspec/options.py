@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,15 +23,9 @@ AUTO = "auto"
 REPEATABLE = "auto-repeatable"
 DRAFTERS = (AUTO, *draft.REGISTRY)
 NUMBERS = (
-    "num_draft_tokens",
-    "max_new_tokens",
-    "max_thinking_tokens",
-    "top_k",
-    "seed",
-    "logprobs",
-    "prompt_logprobs",
+    "num_draft_tokens", "max_new_tokens", "max_thinking_tokens", "top_k", "seed", "logprobs", "prompt_logprobs",
     "prompt_logprobs_last",
-)
+)  # fmt: skip
 LONGEST_DRAFT = 512  # of an automatic length, which weighs every length up to it in every round
 
 
@@ -123,7 +118,7 @@ class Options:
         self.repetition_guard()
         if self.early_exit.enabled and kind and kind.looks_up:
             raise BadRequest("a lookup is never unsure; draft_min_p and draft_max_entropy need a draft model")
-        self.sampling(seed=self.seed or 0)
+        self.sampling()
         self.logit_options()
         self.grammar()
         rule = verify.make(self.verifier)
@@ -189,7 +184,8 @@ class Options:
         rule = verify.make(self.verifier)
         return AUTO if rule.same_text else rule.default_draft_tokens()
 
-    def sampling(self, seed: int) -> Sampling:
+    def sampling(self) -> Sampling:
+        seed = secrets.randbits(62) if self.seed is None else self.seed
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed)
 
     def grammar(self) -> str | None:

@@ -124,6 +124,37 @@ def current_name(what: str, fields: Collection[dataclasses.Field[Any]], name: st
     return name
 
 
+def check_limits(what: str, thing: Any) -> None:
+    """Refuse values that fields' metadata do not allow. A class that overrides a field keeps its limits."""
+    for cls in type(thing).__mro__:
+        for field in getattr(cls, "__dataclass_fields__", {}).values():
+            value, limits = getattr(thing, field.name), field.metadata
+            if not _allowed(value, limits):
+                about = f" ({limits['label']})" if "label" in limits else ""
+                raise BadRequest(f"{what}'s {field.name} is {value!r}; give {limits_in_words(limits)}{about}")
+
+
+def _allowed(value: Any, limits: Mapping[str, Any]) -> bool:
+    least = "min" not in limits or value >= limits["min"]  # written so that NaN is refused
+    above = "above" not in limits or value > limits["above"]
+    return (
+        least and above and ("max" not in limits or value <= limits["max"]) and value in limits.get("choices", (value,))
+    )
+
+
+def limits_in_words(limits: Mapping[str, Any]) -> str:
+    """What an option may be, by its metadata; empty: anything of its type."""
+    if "choices" in limits:
+        *others, last = limits["choices"]
+        return f"{', '.join(others)} or {last}" if others else last
+    low, high, above = (limits.get(name) for name in ("min", "max", "above"))
+    if above is not None:
+        return f"a number above {above}" + ("" if high is None else f", at most {high}")
+    if low is None:
+        return "" if high is None else f"{high} or less"
+    return f"{low:g} or more" if high is None else f"{low} to {high}"
+
+
 def _read(what: str, key: str, text: str, default: Any) -> Any:
     try:
         return _TRUTH[text.lower()] if isinstance(default, bool) else type(default)(text)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semspec.cli import arguments as args
 from semspec.cli.calibrate import share
-from semspec.cli.progress import bar, memory_line, warn_if_busy
+from semspec.cli.progress import bar, loading, warn_if_busy
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def advise(
     allowed = share(loss)
     chosen = choose(prompts, task, data, n, seed)
     warn_if_busy()
-    pair = model.load(slots=1, report=memory_line(quiet))
+    with loading(quiet) as report:
+        pair = model.load(slots=1, report=report)
     tried = candidates(pair, temperature, rule or LOSSY, drafter or ())
     with bar("advise") as progress:
         found = measure(pair, chosen, tried, progress, max_new_tokens=max_new_tokens, temperature=temperature)

@@ -92,7 +92,7 @@ Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification pla
 Verifier = Annotated[
     str,
     _speculation(
-        help="Verifier, e.g. exact, sampling, fly:window=4, none; profile:FILE, see semspec calibrate.",
+        help="Verifier, e.g. exact, sampling, fly:window=4, none (semspec list has all); profile:FILE (see calibrate).",
         autocompletion=verifiers,
     ),
 ]

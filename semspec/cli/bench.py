@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from semspec.cli import arguments
 from semspec.cli.arguments import draft_length
-from semspec.cli.progress import bar, interruptible, memory_line, warn_if_busy
+from semspec.cli.progress import bar, interruptible, loading, warn_if_busy
 from semspec.errors import BadRequest
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
@@ -162,11 +163,12 @@ def measure(out: Path | None, quiet: bool, as_json: bool, trust: TrustArguments,
         raise BadRequest("say where to keep the run with --out DIR")
     config = Config(**settings)
     trust.check()
-    say = memory_line()
-    if say and not find_spec("matplotlib"):
-        say("no report will be drawn, only a table: a report needs matplotlib; pip install 'semspec[bench]'")
+    if not find_spec("matplotlib"):
+        note = "no report will be drawn, only a table: a report needs matplotlib; pip install 'semspec[bench]'"
+        Console(stderr=True, soft_wrap=True).print(Text(note, style="dim"))
     warn_if_busy()
-    made = Bench(config, report=memory_line(quiet))
+    with loading(quiet) as report:
+        made = Bench(config, report=report)
     with bar(f"bench {config.task}") as progress, interruptible(progress.kept(out)):
         made.run(out, progress)
     finish([out], out, trust, as_json=as_json)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from semspec.cli import arguments
-from semspec.cli.progress import bar, interruptible, memory_line
+from semspec.cli.progress import bar, interruptible, loading
 from semspec.errors import BadRequest
 
 
@@ -60,7 +60,8 @@ def calibrate(
         top_p=top_p, max_new_tokens=max_new_tokens, entropy=True,
         **vars(models) | {"sparse": str(models.sparse) if models.sparse else None},
     )  # fmt: skip
-    made = Bench(config, report=memory_line(quiet))
+    with loading(quiet) as report:
+        made = Bench(config, report=report)
     with bar(f"calibrate {rule}") as progress, interruptible(progress.kept(out)):
         profile, choice = run_calibration(
             made,

@@ -19,7 +19,7 @@ from rich.text import Text
 import semspec
 from semspec.cli import arguments as args
 from semspec.cli.live import fit
-from semspec.cli.progress import memory_line
+from semspec.cli.progress import loading
 from semspec.cli.show import figures, report, show, terminal
 from semspec.errors import BadRequest, SemspecError
 
@@ -62,7 +62,8 @@ def chat(
     if system is not None:
         args.valid_text(system, "--system")
     options, quiet = request.options(), quiet or as_json
-    pair = model.load(slots=1, allow_lossy=options.allow_lossy, report=memory_line(quiet))
+    with loading(quiet) as memory:
+        pair = model.load(slots=1, allow_lossy=options.allow_lossy, report=memory)
     if not pair.tokenizer.chat_template:
         raise BadRequest(
             f"{model.target} has no chat template; it can go on with a text: semspec generate {model.target} TEXT"
@@ -174,13 +175,9 @@ class Chat:
             self.list_methods()
 
     def list_methods(self) -> None:
-        from semspec import verify
-        from semspec.serve.menu import about
+        from semspec.cli.listing import catalogue, rule_tables
 
-        table = Table.grid(padding=(0, 2))
-        for name, rule in sorted(verify.REGISTRY.items(), key=lambda item: (not item[1].lossless, item[0])):
-            table.add_row(name, "lossless" if rule.lossless else "lossy", about(rule))
-        self.errors.print(table)
+        self.errors.print(*rule_tables(catalogue()["verifiers"]), sep="\n")
 
     def stats(self, _: str) -> None:
         pooled = semspec.Stats.pooled(result.stats for result, _ in self.turns)

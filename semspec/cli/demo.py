@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from semspec.cli.live import coloured
-from semspec.cli.progress import warn_if_busy
+from semspec.cli.progress import loading, warn_if_busy
 from semspec.loop.stats import Stats
 from semspec.options import Options
 from semspec.pair import Pair
@@ -45,7 +45,8 @@ def demo(
 ) -> list[Arm]:
     """Solve problems with all four methods; print the first problem's answers, then one table."""
     warn_if_busy()
-    pair, task = load("pocket", device=device, slots=1, context=1024), Pocket(split="test")
+    with loading():
+        pair, task = load("pocket", device=device, slots=1, context=1024), Pocket(split="test")
     arms = [
         Arm("target only", Options(verifier="none")),
         Arm(f"exact, drafts of {num_draft_tokens}", Options(verifier="exact", num_draft_tokens=num_draft_tokens)),

@@ -13,7 +13,7 @@ import typer
 from semspec.cli import arguments as args
 from semspec.cli import settings
 from semspec.cli.live import Writer
-from semspec.cli.progress import interruptible, memory_line
+from semspec.cli.progress import interruptible, loading
 from semspec.cli.show import reasons, relaxed_tokens, report, show, summary, terminal
 from semspec.errors import BadRequest
 
@@ -51,8 +51,8 @@ def generate(
     if n > 1 and options.temperature == 0:
         raise BadRequest(f"at temperature 0 all {n} answers would be the same; give a temperature above 0")
     errors = terminal(stderr=True)
-    report_memory = memory_line(quiet or as_json)
-    pair = model.load(min(n, SLOTS), allow_lossy=options.allow_lossy, report=report_memory)
+    with loading(quiet or as_json) as memory:
+        pair = model.load(min(n, SLOTS), allow_lossy=options.allow_lossy, report=memory)
     if chat is None:
         chat = bool(pair.tokenizer.chat_template)
         if chat and not (quiet or as_json):

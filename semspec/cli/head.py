@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from semspec.cli import arguments
-from semspec.cli.progress import bar, interruptible, memory_line
+from semspec.cli.progress import bar, interruptible, loading
 from semspec.errors import BadRequest
 
 app = typer.Typer(help="Train draft heads, which draft from the target's hidden states.", no_args_is_help=True)
@@ -57,7 +57,8 @@ def train(
     rule = "exact" if draft else "none"  # many texts at a time seldom gain by drafts
     options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, verifier=rule)
     Training((0,), steps, batch, length, depth, rate, seed)  # what is wrong with it is said before anything is loaded
-    pair = load(target, draft, device=device, dtype=dtype, context=context, slots=slots, report=memory_line(quiet))
+    with loading(quiet) as report:
+        pair = load(target, draft, device=device, dtype=dtype, context=context, slots=slots, report=report)
     how = Training(layers_of(pair.target, layers), steps, batch, length, depth, rate, seed)
     out.mkdir(parents=True, exist_ok=True)
     with bar("texts") as progress, interruptible(progress.kept(out)):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semspec.cli import arguments as args
-from semspec.cli.progress import warn_if_busy
+from semspec.cli.progress import loading, warn_if_busy
 from semspec.errors import ModelError
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
             found["tokenizers"] = same if exchange is None else {"agree": False, **exchange.facts()}
         except ModelError as error:
             found["tokenizers"] = {"agree": False, "refusal": str(error)}
-    if measure and found["memory"]["fits"]:
+    if measure and found["memory"]["fits"] and not any(model["refusal"] for model in found["models"]):
         each = zip(sources, kinds, plans, strict=False)
-        runners = [s.load(device, kind, slots, p.context, kv_dtype=kv) for s, kind, p in each]
+        with loading():
+            runners = [s.load(device, kind, slots, p.context, kv_dtype=kv) for s, kind, p in each]
         choose_threads(runners[0])
         found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
         found["drafts"] = break_even(*found["passes"])
@@ -92,6 +93,7 @@ def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
         "runner": "transformers" if shape is None else "native",
         "parameters": None if shape is None else shape.parameters,
         "stored": None if quantisation is None else quantisation.method,
+        "refusal": refusal(source),
         "bytes": plan.weights,
         "bytes_read_by_a_pass": plan.read,
         "layers": config.num_hidden_layers,
@@ -102,6 +104,17 @@ def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
         "context": source.context,
         "windows": sorted({s.window for s in shape.attention_specs if s.window}) if shape else [],
     }
+
+
+def refusal(source: Source) -> str | None:
+    """Why the weights cannot be read; a plan needs the config alone, and may be asked for before they are there."""
+    from semspec.model.weights import open_checkpoint
+
+    try:
+        with open_checkpoint(source.path):
+            return None
+    except ModelError as error:
+        return str(error)
 
 
 def break_even(target: dict[str, float], draft: dict[str, float] | None = None) -> list[dict[str, float]]:
@@ -125,6 +138,8 @@ def show(found: dict[str, Any], console: Console) -> None:
             f"{model['layers']} layers of {model['width']}, {model['heads']} query and {model['kv_heads']} KV heads, "
             f"vocabulary {model['vocabulary']}, context {model['context']}{windows}"
         )
+        if model["refusal"]:
+            console.print(f"cannot be loaded: {model['refusal']}", markup=False)
     if "tokenizers" in found:
         console.print(tokenizers_in_words(found["tokenizers"]), markup=False)
     memory = found["memory"]

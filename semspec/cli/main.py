@@ -24,13 +24,14 @@ from semspec.cli.calibrate import calibrate
 from semspec.cli.chat import chat
 from semspec.cli.generate import generate
 from semspec.cli.info import info
+from semspec.cli.listing import listing
 from semspec.cli.vllm import vllm_args
 from semspec.cli.vocabulary import vocabulary
 from semspec.errors import SemspecError
 
 START, MEASURE, PREPARE = "Start here", "Does it pay, and what does it lose", "Prepare models"
 ORDER = {
-    START: ("demo", "generate", "chat", "serve"),
+    START: ("demo", "generate", "chat", "serve", "list"),
     MEASURE: ("info", "advise", "bench", "compare", "calibrate"),
     PREPARE: ("probe", "head", "sparse", "vocabulary", "vllm-args"),
 }
@@ -53,6 +54,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, serve_commands.serve):
     app.command(rich_help_panel=START)(command)
+app.command("list", rich_help_panel=START)(listing)
 for command in (info, advise, bench_commands.compare, calibrate):
     app.command(rich_help_panel=MEASURE)(command)
 for command in (vocabulary, vllm_args):

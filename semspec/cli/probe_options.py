@@ -16,34 +16,11 @@ if TYPE_CHECKING:
     from semspec.probe_fit.config import Config
     from semspec.probe_fit.train import Training
 
-RARE = frozenset(
-    [
-        "first_steps",
-        "top_p",
-        "max_step_tokens",
-        "draft_layers",
-        "poolings",
-        "delimiters",
-        "token_states",
-        "shard",
-        "context",
-        "leave_one_out",
-        "target_evidence",
-        "target_states",
-        "calibration",
-        "evidence",
-        "only",
-        "widths",
-        "dropout",
-        "rate",
-        "batch",
-        "patience",
-        "standardise",
-        "split",
-        "endings",
-        "train_seed",
-    ]
-)  # options that only those need who look for them
+RARE = frozenset({  # options that only those need who look for them
+    "first_steps", "top_p", "max_step_tokens", "draft_layers", "poolings", "delimiters", "token_states", "shard",
+    "context", "leave_one_out", "target_evidence", "target_states", "calibration", "evidence", "only", "widths",
+    "dropout", "rate", "batch", "patience", "standardise", "split", "endings", "train_seed",
+})  # fmt: skip
 JUDGE_WIDTHS = {False: (64, 32), True: (256, 64)}  # by whether it sees states: evidence is a handful of numbers
 
 Collection = Annotated[Path, typer.Argument(help="Folder of a collection.")]
@@ -150,13 +127,14 @@ class Collecting:
         )  # fmt: skip
 
     def load(self) -> Pair:
-        from semspec.cli.progress import memory_line
+        from semspec.cli.progress import loading
         from semspec.pair.loading import load
 
-        return load(
-            self.target, self.draft, device=self.device, draft_device=self.draft_device, dtype=self.dtype,
-            slots=self.slots, context=self.context, report=memory_line(self.quiet),
-        )  # fmt: skip
+        with loading(self.quiet) as report:
+            return load(
+                self.target, self.draft, device=self.device, draft_device=self.draft_device, dtype=self.dtype,
+                slots=self.slots, context=self.context, report=report,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)

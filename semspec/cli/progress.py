@@ -1,9 +1,9 @@
-"""On standard error: the memory estimate, and a progress bar in terminals."""
+"""On standard error: the memory estimate and, in terminals, what is going on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -39,12 +39,17 @@ class bar:
         return lambda: f"{self.done} of {self.total} parts are kept in {where}; the same command goes on from there"
 
 
-def memory_line(quiet: bool = False) -> Callable[[str], None] | None:
-    """For `load`: prints the memory estimate before a model is loaded; None if `quiet`."""
+@contextmanager
+def loading(quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
+    """`with loading(quiet) as report: load(..., report=report)` prints the memory estimate, and a terminal shows that
+    models are being loaded; nothing if `quiet`."""
     if quiet:
-        return None
+        yield None
+        return
     console = Console(stderr=True, highlight=False, markup=False)
-    return lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)
+    # Loading may time passes, so the picture changes seldom.
+    with console.status("loading models", refresh_per_second=4) if console.is_terminal else nullcontext():
+        yield lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)
 
 
 def warn_if_busy() -> None:

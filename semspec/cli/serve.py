@@ -97,9 +97,11 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
-    check_free(host, port)  # before anything is loaded
+    from semspec.serve.forwarded import PARENT, SECRET, inherited
+
+    if (listener := inherited()) is None:
+        check_free(host, port)  # before anything is loaded
     check_tls(tls_cert, tls_key)
-    from semspec.serve.forwarded import PARENT, SECRET
     from semspec.serve.hosts import host_names
     from semspec.serve.limits import Limits, Settings
 
@@ -166,7 +168,8 @@ def serve(
     if store is not None and hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: store.expire())
     parent = int(os.environ.get(PARENT, os.getppid())) if settings.ingress_secret else None
-    Server(configure(app, host, port, settings.limits, tls_cert, tls_key), engine, settings.limits, about, parent).run()
+    config = configure(app, host, port, settings.limits, tls_cert, tls_key)
+    Server(config, engine, settings.limits, about, parent).run(None if listener is None else [listener])
     if engine.error is None or not engine.stopped:
         # All is said and closed. To tear the interpreter down takes a second of a free core, minutes of a busy one, and
         # cannot be done under a thread that still loads a model or makes a pass.

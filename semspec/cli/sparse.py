@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from semspec.cli import arguments as args
-from semspec.cli.progress import bar, memory_line
+from semspec.cli.progress import bar, loading
 from semspec.cli.sparse_options import K, MoreTexts, TargetArguments, Texts
 from semspec.errors import BadRequest, cause
 
@@ -162,7 +162,8 @@ def quality(
     from semspec.sparse_fit.table import on_screen
 
     plan, problems = SparsePlan.load(sparse), texts.problems()
-    pair = model.load(min(slots, texts.n), report=memory_line(quiet))
+    with loading(quiet) as report:
+        pair = model.load(min(slots, texts.n), report=report)
     names = variants(
         plan, pair.target.depth, rho or (), most or (), always or (), dense_below or (), ffn_threshold or ()
     )
@@ -255,7 +256,8 @@ def cost(
         raise BadRequest(f"{target} runs through transformers, and a plan needs a model that semspec runs itself")
     if timed:
         longest = lengths[-1] + k + 1
-        pair = load(target, device=device, dtype=dtype, slots=1, context=longest, report=memory_line(quiet))
+        with loading(quiet) as report:
+            pair = load(target, device=device, dtype=dtype, slots=1, context=longest, report=report)
         clock = timer(native(pair), lengths[-1], k + 1)
     rows = cost_rows(shape, plan, lengths, k + 1, clock)
     Console(stderr=True).print(costs_on_screen(rows))

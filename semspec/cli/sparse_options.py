@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semspec.cli import arguments as args
-from semspec.cli.progress import memory_line
+from semspec.cli.progress import loading
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
@@ -58,4 +58,5 @@ class TargetArguments:
         from semspec.pair.loading import load
 
         how = {"device": self.device, "dtype": self.dtype, "context": self.context}
-        return load(self.target, **how, slots=1, report=memory_line(self.quiet))  # type: ignore[arg-type]
+        with loading(self.quiet) as report:
+            return load(self.target, **how, slots=1, report=report)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from semspec.draft.head import HeadDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.errors import BadRequest
-from semspec.registry import Registry
+from semspec.registry import Registry, check_limits
 from semspec.types import Drafter, Runner
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class DrafterKind(ABC):
     main_option: ClassVar[str] = ""  # that may be given without its name
 
     def __post_init__(self) -> None:
-        """Refuses options that are wrong."""
-        return
+        check_limits(self.name, self)
 
     def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
         """This kind with what it needs of a pair whose target is run by this runner."""
@@ -62,9 +61,9 @@ class DrafterKind(ABC):
 class Branching(DrafterKind):
     """Kinds whose drafts may branch."""
 
-    tree: int = 0  # tokens of a draft; 0: drafts are chains
-    depth: int = 0  # tokens on a path; 0: the draft length
-    top: int = TOP  # branches of a token
+    tree: int = field(default=0, metadata={"label": "tokens of a draft that branches; 0: drafts are chains"})
+    depth: int = field(default=0, metadata={"label": "tokens on a path; 0: the draft length"})
+    top: int = field(default=TOP, metadata={"label": "branches of a token"})
 
     def __post_init__(self) -> None:
         _ = self.branches  # refuses what is wrong
@@ -79,9 +78,9 @@ class Branching(DrafterKind):
 class Lookup(DrafterKind):
     """What kinds that look drafts up in the text share."""
 
-    longest: int = 4
-    shortest: int = 1
-    earliest: bool = False
+    longest: int = field(default=4, metadata={"label": "longest n-gram to look up"})
+    shortest: int = field(default=1, metadata={"label": "shortest one"})
+    earliest: bool = field(default=False, metadata={"label": "take the earliest occurrence, not the latest"})
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest <= MAX_NGRAM:
@@ -89,6 +88,7 @@ class Lookup(DrafterKind):
                 f"n-gram lengths {self.shortest} to {self.longest}: the shortest must be 1 or more and not above "
                 f"the longest, the longest at most {MAX_NGRAM}"
             )
+        super().__post_init__()
 
     def lookup(self) -> NgramDrafter:
         return NgramDrafter(self.longest, self.shortest, self.earliest, self.branches)
@@ -96,6 +96,8 @@ class Lookup(DrafterKind):
 
 @dataclass(frozen=True)
 class Ngram(Branching, Lookup):
+    """Looks up in the text what followed the same tokens before."""
+
     name = "ngram"
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
@@ -104,6 +106,8 @@ class Ngram(Branching, Lookup):
 
 @dataclass(frozen=True)
 class Model(Branching):
+    """The draft model proposes token by token."""
+
     name = "model"
     needs_model = True
 
@@ -114,17 +118,13 @@ class Model(Branching):
 
 @dataclass(frozen=True)
 class Cascade(Lookup):
-    """The lookup of FLy's released code is earliest=true; which tokens are drafted does not depend on it."""
+    """The draft model proposes, and verifies guesses that are looked up in the text. The lookup of FLy's released code
+    is earliest=true; which tokens are drafted does not depend on it."""
 
     name = "cascade"
     needs_model = True
 
-    ahead: int = 6  # tokens that the n-gram lookup guesses at a time
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ahead < 1:
-            raise BadRequest(f"cascade's ahead is {self.ahead}; give 1 or more tokens to look up at a time")
+    ahead: int = field(default=6, metadata={"label": "tokens to look up at a time", "min": 1})
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert draft is not None
@@ -138,9 +138,11 @@ class Head(DrafterKind):
     reads_target = True
     main_option = "path"
 
-    path: str = ""
-    # Share of the target's tokens that it has to guess right when it is loaded.
-    threshold: float = field(default=0.1, metadata={"was": "least"})
+    path: str = field(default="", metadata={"label": "the head's folder"})
+    threshold: float = field(
+        default=0.1,
+        metadata={"label": "share of tokens to guess right when loaded", "was": "least", "min": 0, "max": 1},
+    )
     head: StateRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
 
     def __post_init__(self) -> None:
@@ -149,8 +151,7 @@ class Head(DrafterKind):
             raise BadRequest(
                 f"drafter {name!r} needs the folder of a head that was trained for the target: {name}:PATH"
             )
-        if not 0.0 <= self.threshold <= 1.0:
-            raise BadRequest(f"{self.name}'s threshold is {self.threshold}; give a share from 0 (any head) to 1")
+        super().__post_init__()
 
     def bind(self, pair: DrafterResources, target: Runner) -> DrafterKind:
         return replace(self, head=pair.head(self.name, self.path, self.threshold, target))
@@ -162,14 +163,14 @@ class Head(DrafterKind):
 
 @dataclass(frozen=True)
 class Eagle(Branching, Head):
-    """An EAGLE-3 head."""
+    """An EAGLE-3 head drafts from the target's hidden states."""
 
     name = "eagle"
 
 
 @dataclass(frozen=True)
 class Dflash(Head):
-    """A block head in the layout of DFlash: one pass proposes a whole draft."""
+    """A DFlash block head proposes a whole draft in one pass."""
 
     name = "dflash"
 

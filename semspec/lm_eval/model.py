@@ -200,15 +200,10 @@ class Scored:
 def score(executor: Executor, runner: Runner, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
     """Contexts and continuations in tokens, in one batch. What does not fit is left out at the context's beginning."""
     results = [Scored() for _ in pairs]
-    tasks = [
-        executor.submit(_score(runner, context, continuation, result), Stats())
+    executor.run_all(
+        _score(runner, context, continuation, result)
         for (context, continuation), result in zip(pairs, results, strict=True)
-    ]
-    while any(not task.done for task in tasks):
-        executor.tick()
-    for task in tasks:
-        if task.error is not None:
-            raise task.error
+    )
     return [(result.logprob, result.greedy) for result in results]
 
 

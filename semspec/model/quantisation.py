@@ -7,12 +7,13 @@ noise.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import regex
 
 from semspec.errors import ModelError, cause
 
@@ -20,6 +21,7 @@ KEYS = ("quantization_config", "compression_config", "quantization")  # the last
 NAMES = ("quant_method", "quant_algo", "format", "kv_cache_quant_algo")
 IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 FILES = ("config.json", "hf_quant_config.json")
+PATIENCE = 5.0  # seconds for one pattern on one name; real ones take microseconds
 EVERY = ("Linear", "*")  # targets that mean every matrix
 Settings = dict[str, Any]
 
@@ -62,7 +64,7 @@ class Quantisation:
                     f"{folder}: {file} says that the weights are quantised ({method}), which is not supported: {why}; "
                     "take the checkpoint in bfloat16 or a GGUF file of it"
                 ) from why
-            except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:
+            except (TypeError, ValueError, AttributeError, KeyError, regex.error) as error:
                 raise ModelError(
                     f"{folder}: the quantisation ({method}) in {file} cannot be read: {cause(error)}"
                 ) from error
@@ -127,7 +129,13 @@ def _names(found: Any) -> list[str]:
 
 def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
+        try:
+            return regex.match(pattern[3:], module, timeout=PATIENCE) is not None
+        except TimeoutError as error:  # whoever wrote the checkpoint chose the pattern
+            raise ModelError(
+                f"the pattern {pattern!r:.80} of the quantisation takes over {PATIENCE:g} s on {module!r:.80}; "
+                "write it without repeats inside repeats"
+            ) from error
     if "*" in pattern:
         return (
             fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*") or fnmatchcase(module, f"*.{pattern}")

@@ -32,6 +32,18 @@ class Problem:
     max_new_tokens: int | None = None  # where one problem needs other answers than the next; None: as the task says
 
 
+MOST = 1 << 20  # problems of one seed, where they are made from it; those of the next seed begin after them
+
+
+def made_numbers(name: str, n: int | None, seed: int) -> range:
+    """The numbers of `n` problems of a task that makes them from a seed."""
+    if n is None:
+        raise BadRequest(f"{name} makes its problems from the seed and has no end; give a number with --problems")
+    if not 1 <= n <= MOST or seed < 0:
+        raise BadRequest(f"{n} {name} problems of seed {seed}: give 1 to {MOST} problems, and a seed of 0 or more")
+    return range(seed * MOST, seed * MOST + n)
+
+
 Referee = Callable[[str, str], bool]
 """Whether a reasoning step is a correct and useful next one: (text so far, the step) -> bool."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
 from semspec.tasks.base import FileTask, Problem, Row, ask
@@ -13,7 +13,7 @@ class ChatTask(FileTask):
     scored = False
     max_new_tokens = 1024
 
-    turns: int = 0  # of a conversation that are asked; 0: all
+    turns: int = field(default=0, metadata={"label": "turns of a conversation to ask; 0: all"})
 
     def __post_init__(self) -> None:
         if self.turns < 0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
 from semspec.tasks.answers import visible
@@ -31,9 +31,9 @@ def code_in(text: str, wanted: Collection[str] = ()) -> str:
 class CodeTask(FileTask):
     max_new_tokens = 1024
 
-    execute: bool = False  # allow running what the model wrote
-    timeout: float = 10.0  # seconds per program
-    style: str = "own"
+    execute: bool = field(default=False, metadata={"label": "run what the model wrote; must be true"})
+    timeout: float = field(default=10.0, metadata={"label": "seconds per program"})
+    style: str = field(default="own", metadata={"label": "prompts: own, or harness"})
 
     def __post_init__(self) -> None:
         if not self.execute:

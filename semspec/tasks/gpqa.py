@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from semspec.tasks.answers import same_choice
@@ -22,7 +22,7 @@ class Gpqa(FileTask):
     filename = "gpqa/gpqa_diamond.csv"
     max_new_tokens = 14000
 
-    order: int = 0  # seed of the order of each question's choices
+    order: int = field(default=0, metadata={"label": "seed of the order of each question's choices"})
 
     def problem(self, row: Row) -> Problem:
         rng = Random(f"{self.order}/{row.index}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from semspec.errors import BadRequest
@@ -24,8 +24,8 @@ class Gsm8k(NumberTask):
     name = "gsm8k"
     filename = "gsm8k/test.jsonl"
 
-    shots: int = 0  # solved problems before the question, the first ones of gsm8k/train.jsonl
-    style: str = "own"
+    shots: int = field(default=0, metadata={"label": "solved examples, the first of gsm8k/train.jsonl"})
+    style: str = field(default="own", metadata={"label": "prompts: own, or harness"})
 
     def __post_init__(self) -> None:
         check_style(self.name, self.style)

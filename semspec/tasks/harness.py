@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -26,12 +26,12 @@ class Harness(Task):
     graded = True
     main_option = "task"
 
-    task: str = ""
-    include: str = ""  # folder of further tasks, as the harness's --include_path
-    shots: int = -1  # solved examples; -1: as the task says
-    chat: bool = False  # as chat messages, as the harness's --apply_chat_template --fewshot_as_multiturn
-    metric: str = ""  # one of the task's; its first by default
-    filter: str = ""  # one of the task's ways to find the answer; its first by default
+    task: str = field(default="", metadata={"label": "its name there"})
+    include: str = field(default="", metadata={"label": "folder of further tasks, as the harness's --include_path"})
+    shots: int = field(default=-1, metadata={"label": "solved examples; -1: as the task says"})
+    chat: bool = field(default=False, metadata={"label": "chat messages, as the harness's --apply_chat_template"})
+    metric: str = field(default="", metadata={"label": "one of the task's metrics; its first by default"})
+    filter: str = field(default="", metadata={"label": "one of the task's filters; its first by default"})
 
     def __post_init__(self) -> None:
         if not self.task:

@@ -7,7 +7,7 @@ A line has a `prompt` (text), a `question` (put to a chat model) or `messages` (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from semspec.errors import BadRequest
@@ -29,8 +29,8 @@ class JsonLines(FileTask):
     name = "jsonl"
     max_new_tokens = 1024
 
-    path: str = ""  # the file; a relative path is looked for here, then in the data folder
-    match: str = ""  # one of MATCH; empty: prompts only
+    path: str = field(default="", metadata={"label": "the file, from here or from the data folder"})
+    match: str = field(default="", metadata={"label": "how answers are compared; empty: prompts only"})
 
     def __post_init__(self) -> None:
         if not self.path:

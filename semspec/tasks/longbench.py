@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
@@ -58,8 +58,8 @@ class LongBench(Task):
     graded = True
     max_new_tokens = 512
 
-    sets: str = "all"  # names of PARTS with + between them
-    longest: int = 0  # tokens of a prompt's text, cut in the middle beyond; 0: as many as the context holds
+    sets: str = field(default="all", metadata={"label": "data sets with + between them"})
+    longest: int = field(default=0, metadata={"label": "tokens of a prompt; 0: as many as fit"})
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.chosen if name not in PARTS]:

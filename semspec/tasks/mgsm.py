@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from semspec.errors import BadRequest
@@ -38,8 +38,8 @@ class Mgsm(NumberTask):
     name = "mgsm"
     filename = "mgsm/mgsm_{}.tsv"
 
-    language: str = "all"  # codes with + between them
-    style: str = "own"  # own: an instruction in English; harness: the labels of the language
+    language: str = field(default="all", metadata={"label": "language codes with + between them"})
+    style: str = field(default="own", metadata={"label": "own: asked in English; harness: in the language"})
 
     def __post_init__(self) -> None:
         check_style(self.name, self.style)

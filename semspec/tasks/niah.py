@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest
 from semspec.tasks.answers import visible
-from semspec.tasks.base import Problem, Task, ask, existing
+from semspec.tasks.base import Problem, Task, ask, existing, made_numbers
 from semspec.text.tokenizer import encode
 
-MOST = 1 << 20  # problems of one seed
 DEPTHS = 40  # places for needles, from the beginning of the text to its end
 INTRODUCTION = "Some special magic numbers are hidden in the text below. Remember them: you will be asked about them."
 NEEDLE = "One of the special magic numbers for {} is: {}."
@@ -40,9 +39,9 @@ class Niah(Task):
     graded = True
     max_new_tokens = 128
 
-    length: int = 4096  # tokens of prompt and answer together
-    values: int = 4  # numbers to find
-    haystack: str = ""  # a file of text, here or in the data folder; empty: sentences made from the seed
+    length: int = field(default=4096, metadata={"label": "tokens of prompt and answer together"})
+    values: int = field(default=4, metadata={"label": "numbers to find"})
+    haystack: str = field(default="", metadata={"label": "file of text; empty: made-up sentences"})
 
     def __post_init__(self) -> None:
         if self.length < 2 * self.max_new_tokens or not 1 <= self.values <= DEPTHS:
@@ -52,11 +51,7 @@ class Niah(Task):
             )
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:
-        if n is None:
-            raise BadRequest("niah is made from the seed and has no end; give a number with --problems")
-        if not 1 <= n <= MOST or seed < 0:
-            raise BadRequest(f"{n} problems of seed {seed}: give 1 to {MOST} problems, and a seed of 0 or more")
-        return [self._problem(seed * MOST + i, self.length // 16) for i in range(n)]
+        return [self._problem(i, self.length // 16) for i in made_numbers(self.name, n, seed)]
 
     def shortened(self, problem: Problem, tokenizer: PreTrainedTokenizerBase, room: int) -> Problem:
         """With as many sentences as the length allows, less the answer."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from semspec import pocket
 from semspec.errors import BadRequest
 from semspec.pocket import meaning, valid
-from semspec.tasks.base import Problem, Referee, Task, ask
-
-MOST = 1 << 20  # problems of one seed; those of the next seed begin after them
+from semspec.tasks.base import Problem, Referee, Task, ask, made_numbers
 
 
 @dataclass(frozen=True)
@@ -17,9 +15,9 @@ class Pocket(Task):
     name = "pocket"
     max_new_tokens = 768
 
-    steps: int = 0  # derivations that a solution needs; 0: as they come
-    split: str = "test"  # test: templates seen in training, new numbers; templates: held-out templates
-    long: bool = False  # bury the story in idle facts
+    steps: int = field(default=0, metadata={"label": "derivations that a solution needs; 0: as they come"})
+    split: str = field(default="test", metadata={"label": "test: new numbers; templates: new templates, too"})
+    long: bool = field(default=False, metadata={"label": "bury the story in idle facts"})
 
     def __post_init__(self) -> None:
         try:
@@ -28,11 +26,7 @@ class Pocket(Task):
             raise BadRequest(f"task 'pocket' cannot make such problems: {error}") from error
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:
-        if n is None:
-            raise BadRequest("the pocket world has no end, so there is no 'all' of it; give a number with --problems")
-        if not 1 <= n <= MOST or seed < 0:
-            raise BadRequest(f"{n} pocket problems of seed {seed}: give 1 to {MOST} problems, and a seed of 0 or more")
-        return [self._problem(seed * MOST + i) for i in range(n)]
+        return [self._problem(i) for i in made_numbers(self.name, n, seed)]
 
     def score(self, problem: Problem, text: str) -> bool:
         return pocket.answer_of(text) == problem.answer

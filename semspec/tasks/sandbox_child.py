@@ -20,23 +20,9 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls of Landl
 EXECUTE, WRITE, REFER, TRUNCATE = 1, 2, 1 << 13, 1 << 14  # Landlock's names for what may be done with files
 REMOVE_OR_MAKE = 0x1FF0
 FORBIDDEN = (
-    "socket.",
-    "subprocess.",
-    "ctypes.",
-    "os.exec",
-    "os.fork",
-    "os.kill",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.startfile",
-    "os.system",
-    "os.putenv",
-    "pty.",
-    "resource.",
-    "sqlite3.",
-    "syslog.",
-    "webbrowser.",
-)
+    "socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.kill", "os.posix_spawn", "os.spawn",
+    "os.startfile", "os.system", "os.putenv", "pty.", "resource.", "sqlite3.", "syslog.", "webbrowser.",
+)  # fmt: skip
 """Beginnings of the names of audit events that no solution has a reason to cause."""
 CHANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "os.chmod": ((0, 2),),

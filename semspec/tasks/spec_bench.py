@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 from semspec.errors import BadRequest
@@ -21,8 +21,8 @@ class SpecBench(ChatTask):
     name = "spec-bench"
     filename = "spec_bench/question.jsonl"
 
-    category: str = ""  # one of CATEGORIES; empty: all
-    long: int = 0  # join articles into prompts of up to so many characters, a quarter of that at least; 0: do not
+    category: str = field(default="", metadata={"label": "category of prompts; empty: all"})
+    long: int = field(default=0, metadata={"label": "characters of prompts made by joining articles; 0: off"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

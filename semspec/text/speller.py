@@ -9,7 +9,6 @@ whole text would, but never another text.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -22,22 +21,22 @@ CACHED = 1 << 16  # pieces, most of them words
 # Text before a piece, so that a tokenizer that treats the start of a text specially does no harm. The first that
 # changes nothing is taken: some tokenizers merge a line end or a letter with what follows.
 ANCHORS = ("", "\n", "a", " a", ".", "0")
-_PIECE_END = re.compile(r"(?<=\S) ")
 
 
 def cut(text: str) -> tuple[list[str], str]:
     """The whole pieces of a text, which no further text changes, and the rest."""
     pieces, start = list[str](), 0
-    while True:
-        found = _PIECE_END.search(text, start + 1, start + LONGEST + 1)
-        if found:
-            end = found.start()
-        elif len(text) - start > LONGEST:
-            end = start + LONGEST
-        else:
-            return pieces, text[start:]
-        pieces.append(text[start:end])
-        start = end
+    end = text.find(" ", 1)
+    while end > 0 or len(text) - start > LONGEST:
+        if end < 0 or end > start + LONGEST:
+            pieces.append(text[start : start + LONGEST])
+            start += LONGEST
+            continue
+        if end > start and not text[end - 1].isspace():
+            pieces.append(text[start:end])
+            start = end
+        end = text.find(" ", end + 1)
+    return pieces, text[start:]
 
 
 class Speller:

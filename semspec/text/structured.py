@@ -28,6 +28,7 @@ MAX_GRAMMAR = 30_000
 MAX_CHOICES = 1_000
 MAX_CHOICE = 30_000  # characters of all choices
 MAX_MESSAGE = 300  # characters of the library's own words
+NO_TEXT = "no text fits it"
 NO_JSON = "the JSON schema is too deep, or has something that is not JSON: NaN, an infinity, half a character"
 # What it says around an error of a schema that is part of a grammar of ours (`CALLS`).
 IN_OURS = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: | \d+ \| start: .*$")
@@ -194,5 +195,5 @@ class Grammars:
 def reason(matcher: Any) -> str:
     """Why a matcher has failed, in the library's words."""
     text = " ".join(str(matcher.get_error()).replace("<non-verbose/>", "").split())
-    text = IN_OURS.sub("", text).replace("Expected f64", "Expected number")
+    text = IN_OURS.sub("", text).replace("Expected f64", "Expected number").replace("NoExtensionBias", NO_TEXT)
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -31,21 +30,13 @@ from semspec.verify.sampling import trial
 @dataclass(frozen=True)
 class Adaptive(Rule):
     name = "adaptive"
-    title = "Close distributions"
+    title = "Adaptive distance threshold"
     lossless = False
     needs_draft_logits = True
 
-    start: float = field(default=0.2, metadata={"label": "threshold at the start"})
-    scale: float = field(default=1.0, metadata={"label": "times the threshold", "main": True})
-    memory: float = field(default=0.95, metadata={"label": "weight that older rounds keep"})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= 1:
-            raise BadRequest(f"adaptive's start is {self.start}; give a distance from 0 to 1")
-        if self.scale < 0:
-            raise BadRequest(f"adaptive's scale is {self.scale}; give 0 (relax nothing) or a positive number")
-        if not 0 <= self.memory <= 1:
-            raise BadRequest(f"adaptive's memory is {self.memory}; give the weight that older rounds keep, 0 to 1")
+    start: float = field(default=0.2, metadata={"label": "threshold at the start", "min": 0, "max": 1})
+    scale: float = field(default=1.0, metadata={"label": "times the threshold", "main": True, "min": 0})
+    memory: float = field(default=0.95, metadata={"label": "weight that older rounds keep", "min": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
+from semspec.registry import check_limits
 from semspec.sampling import noise
 from semspec.types import GREEDY, DraftRequest, Sampling
 from semspec.verify.batch import Decisions, DraftBatch
@@ -55,8 +56,9 @@ class RuleResources(Protocol):
 class Rule(ABC):
     """Decides which draft tokens are accepted. Subclasses are frozen dataclasses; their fields are the options.
 
-    For forms, a field's metadata may have a "label", "choices", "main" (one of the options to show first), and
-    "unset": what its default means in words. A class that overrides a field keeps what it does not set anew."""
+    A field's metadata may have limits ("min" or, exclusive, "above"; "max"; "choices"), which are checked, and for
+    forms a "label", "main" (one of the options to show first), and "unset": what its default means in words. A class
+    that overrides a field keeps what it does not set anew."""
 
     name: ClassVar[str]
     title: ClassVar[str] = ""  # a name for people, where they choose a rule
@@ -68,6 +70,9 @@ class Rule(ABC):
     speculates: ClassVar[bool] = True  # False: target only, no drafts
     captured: ClassVar[bool] = True  # on a GPU into graphs; False: `verify` has effects, or mixes sequences
     draft_tokens: ClassVar[int] = 8  # default draft length
+
+    def __post_init__(self) -> None:
+        check_limits(self.name, self)
 
     @abstractmethod
     def verify(self, drafts: DraftBatch) -> Decisions: ...

@@ -28,15 +28,12 @@ from semspec.verify.specreason import SpecReason
 @dataclass(frozen=True)
 class ConfSpec(SpecReason):
     name = "confspec"
-    title = "The draft judges first"
+    title = "Draft self-judgement"
     asks_draft = True
 
-    sure: float = field(default=0.9, metadata={"label": "probability that settles it", "main": True})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.5 < self.sure <= 1:
-            raise BadRequest(f"confspec's sure is {self.sure}; give a probability above 0.5, up to 1")
+    sure: float = field(
+        default=0.9, metadata={"label": "probability that settles it", "main": True, "above": 0.5, "max": 1}
+    )
 
     def bind(self, pair: RuleResources) -> Rule:
         if pair.draft_numbers() is not None:

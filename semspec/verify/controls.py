@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -22,7 +21,7 @@ class AcceptAll(Rule):
     """Every draft token is accepted: the draft's text at the target's price."""
 
     name = "accept-all"
-    title = "Everything"
+    title = "Accept all"
     control = True
     lossless = False
 
@@ -38,15 +37,13 @@ class Random(Rule):
     """A mismatch is accepted by the toss of a coin."""
 
     name = "random"
-    title = "By chance"
+    title = "Random acceptance"
     control = True
     lossless = False
 
-    rate: float = field(default=0.3, metadata={"label": "share of mismatches accepted", "main": True})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise BadRequest(f"random's rate is {self.rate}; give a probability from 0 to 1")
+    rate: float = field(
+        default=0.3, metadata={"label": "share of mismatches accepted", "main": True, "min": 0, "max": 1}
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         coin = drafts.uniform(ACCEPT)[:, :-1]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -30,17 +29,13 @@ SPREAD = (2_654_435_761, 2_246_822_519)  # large odd numbers, so that near ids d
 @dataclass(frozen=True)
 class CorrectionMemory(Rule):
     name = "csd"
-    title = "Repeated corrections"
+    title = "Correction memory"
     lossless = False
 
-    count: int = field(default=2, metadata={"label": "times the pair was met", "main": True})
-    ratio: float = field(default=0.01, metadata={"label": "share of the choice's probability", "main": True})
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise BadRequest(f"csd's count is {self.count}; give 0 (any mismatch) or a number of times")
-        if not 0 < self.ratio <= 1:
-            raise BadRequest(f"csd's ratio is {self.ratio}; give a share of the choice's probability, above 0 up to 1")
+    count: int = field(default=2, metadata={"label": "times the pair was met", "main": True, "min": 0})
+    ratio: float = field(
+        default=0.01, metadata={"label": "share of the choice's probability", "main": True, "above": 0, "max": 1}
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]

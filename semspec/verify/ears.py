@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -21,15 +20,11 @@ from semspec.verify.sampling import trial
 @dataclass(frozen=True)
 class Ears(Rule):
     name = "ears"
-    title = "Kinder where undecided"
+    title = "Entropy-adaptive sampling"
     lossless = False
     needs_draft_logits = True
 
-    tolerance: float = field(default=0.3, metadata={"label": "how much kinder", "main": True})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance <= 1:
-            raise BadRequest(f"ears's tolerance is {self.tolerance}; give 0 (speculative sampling) to 1")
+    tolerance: float = field(default=0.3, metadata={"label": "how much kinder", "main": True, "min": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)

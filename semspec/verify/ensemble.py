@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -32,11 +31,7 @@ class Ensemble(Rule):
     lossless = False
     needs_draft_logits = True
 
-    weight: float = field(default=0.7, metadata={"label": "the target's weight", "main": True})
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight <= 1:
-            raise BadRequest(f"ensemble's weight is {self.weight}; give the target's share, above 0 and at most 1")
+    weight: float = field(default=0.7, metadata={"label": "the target's weight", "main": True, "above": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)

@@ -35,48 +35,34 @@ from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude, normalised_entropy, partial_entropy
 
-CHOICES = {
-    "entropy": ("partial", "full"),
-    "reading": ("paper", "released", "vllm"),
-    "gate": ("tempered", "raw"),
-}
-
 
 @dataclass(frozen=True)
 class Fly(Rule):
     name = "fly"
-    title = "Undecided, then agrees"
+    title = "Entropy gate and window"
     lossless = False
     draft_tokens = 15  # the paper's: a window has to fit after a mismatch, or nothing is relaxed
 
-    window: int = field(default=6, metadata={"label": "matches that must follow", "main": True})
-    theta: float = field(default=0.3, metadata={"label": "how undecided the target must be", "main": True})
-    entropy: str = field(default="partial", metadata={"label": "whose entropy", "choices": CHOICES["entropy"]})
-    top: int = field(default=3, metadata={"label": "tokens whose entropy counts"})
-    reading: str = field(default="paper", metadata={"label": "whose window", "choices": CHOICES["reading"]})
-    gate: str = field(default="tempered", metadata={"label": "probabilities of the gate", "choices": CHOICES["gate"]})
-    draws: int = field(default=2, metadata={"label": "draws of the target per token, 1 or 2"})
+    window: int = field(default=6, metadata={"label": "matches that must follow", "main": True, "min": 0})
+    theta: float = field(default=0.3, metadata={"label": "how undecided the target must be", "main": True, "min": 0})
+    entropy: str = field(default="partial", metadata={"label": "whose entropy", "choices": ("partial", "full")})
+    top: int = field(default=3, metadata={"label": "tokens whose entropy counts", "min": 1})
+    reading: str = field(default="paper", metadata={"label": "whose window", "choices": ("paper", "released", "vllm")})
+    gate: str = field(
+        default="tempered", metadata={"label": "probabilities of the gate", "choices": ("tempered", "raw")}
+    )
+    draws: int = field(default=2, metadata={"label": "draws of the target per token", "min": 1, "max": 2})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
-    carry: int = field(default=0, metadata={"label": "matches that may come after the draft"})
+    carry: int = field(default=0, metadata={"label": "matches that may come after the draft", "min": 0})
     adapt: bool = field(default=False, metadata={"label": "shorter window where it is undecided"})
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise BadRequest(f"fly's window is {self.window}; give 0 (no window) or a number of following matches")
-        if self.theta < 0:
-            raise BadRequest(f"fly's theta is {self.theta}; give 0 (no gate) or a positive entropy")
         if self.reading == "code":
             text = "fly's reading=code is now called released; the old name goes with the next release"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             object.__setattr__(self, "reading", "released")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise BadRequest(f"fly's {name} is {getattr(self, name)!r}; give {' or '.join(known)}")
-        if self.top < 1:
-            raise BadRequest(f"fly's top is {self.top}; give the number of tokens whose entropy counts, 1 or more")
-        if self.draws not in (1, 2):
-            raise BadRequest(f"fly's draws is {self.draws}; give 1 or 2 draws of the target for each token")
-        if not 0 <= self.carry <= self.window:
+        super().__post_init__()
+        if self.carry > self.window:
             raise BadRequest(f"fly's carry is {self.carry}; give 0 (off) to the window, {self.window}")
 
     def min_draft_tokens(self) -> int:

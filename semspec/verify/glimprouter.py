@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.types import Draft, Sampling
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
@@ -24,20 +23,15 @@ from semspec.verify.step_rule import StepRule
 @dataclass(frozen=True)
 class GlimpRouter(StepRule):
     name = "glimprouter"
-    title = "Sure of the first token"
+    title = "First-token entropy"
     glimpses = True
 
     lead: int = 0
     hand_over: bool = False
-    threshold: float = field(default=1.0, metadata={"label": "entropy from which the target writes", "main": True})
-    top: int = field(default=20, metadata={"label": "tokens whose entropy counts"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold < 0:
-            raise BadRequest(f"glimprouter's threshold is {self.threshold}; give an entropy of 0 or more, in nats")
-        if self.top < 2:
-            raise BadRequest(f"glimprouter's top is {self.top}; give 2 or more tokens whose entropy counts")
+    threshold: float = field(
+        default=1.0, metadata={"label": "entropy from which the target writes", "main": True, "min": 0}
+    )
+    top: int = field(default=20, metadata={"label": "tokens whose entropy counts", "min": 2})
 
     def begins(self, first: Draft, sampling: Sampling) -> bool:
         logits = self.draft_logits(first, sampling)[0]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.probe.evidence import NAMES, evidence
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
@@ -25,22 +24,17 @@ COLUMNS = {"mean": "mean", "lowest": "lowest", "numbers": "lowest_number"}
 @dataclass(frozen=True)
 class LikelyStep(StepRule):
     name = "likely-step"
-    title = "Likely steps"
+    title = "Step likelihood"
 
     lead: int = 0
     keep: bool = True
     hand_over: bool = False
     sample: bool = False
-    threshold: float = field(default=-0.5, metadata={"label": "least log-probability", "main": True})
+    threshold: float = field(
+        default=-0.5, metadata={"label": "lowest log-probability to accept", "main": True, "max": 0}
+    )
     of: str = field(default="mean", metadata={"label": "of which tokens", "choices": tuple(COLUMNS), "main": True})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.threshold <= 0:
-            raise BadRequest(f"likely-step's threshold is {self.threshold}; give a log-probability, 0 or less")
-        if self.of not in COLUMNS:
-            raise BadRequest(f"likely-step's of is {self.of!r}; give {', '.join(COLUMNS)}")
 
     def bind(self, pair: RuleResources) -> Rule:
         return replace(self, numbers=pair.numbers())

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -19,14 +18,12 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class Margin(Rule):
     name = "margin"
-    title = "Nearly the best"
+    title = "Probability margin"
     lossless = False
 
-    ratio: float = field(default=0.5, metadata={"label": "share of the best token's probability", "main": True})
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise BadRequest(f"margin's ratio is {self.ratio}; give a share of the best token's probability, 0 to 1")
+    ratio: float = field(
+        default=0.5, metadata={"label": "share of the best token's probability", "main": True, "above": 0, "max": 1}
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         best = drafts.beliefs.amax(-1)[drafts.rows[:, :-1]]  # [B, K]

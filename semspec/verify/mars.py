@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semspec.errors import BadRequest
 from semspec.sampling.draw import largest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -23,14 +22,12 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class Mars(Rule):
     name = "mars"
-    title = "Nearly the best, in logits"
+    title = "Logit margin"
     lossless = False
 
-    ratio: float = field(default=0.9, metadata={"label": "share of the best token's logit", "main": True})
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise BadRequest(f"mars's ratio is {self.ratio}; give a share of the best token's logit, above 0 up to 1")
+    ratio: float = field(
+        default=0.9, metadata={"label": "share of the best token's logit", "main": True, "above": 0, "max": 1}
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         top = largest(drafts.target_logits.float(), 2)[drafts.rows[:, :-1]]  # [B, K, 2]

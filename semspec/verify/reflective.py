@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -27,16 +26,14 @@ PROMPT = "\n\nLet me read that again and correct what is wrong:\n\n"
 @dataclass(frozen=True)
 class Reflective(Rule):
     name = "reflective"
-    title = "Second reading"
+    title = "Reflective verification"
     lossless = False
 
-    alpha: float = field(default=0.3, metadata={"label": "weight of the second reading", "main": True})
+    alpha: float = field(
+        default=0.3, metadata={"label": "weight of the second reading", "main": True, "min": 0, "max": 1}
+    )
     prompt: str = field(default=PROMPT, metadata={"label": "prompt before it"})
     tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the prompt in the target's tokens
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise BadRequest(f"reflective's alpha is {self.alpha}; give the second reading's weight, 0 to 1")
 
     def bind(self, pair: RuleResources) -> Rule:
         return replace(self, tokens=tuple(pair.tokens_of(self.prompt)))

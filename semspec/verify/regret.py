@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -28,19 +27,12 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class Regret(Rule):
     name = "regret"
-    title = "Within a budget"
+    title = "Regret budget"
     lossless = False
 
-    budget: float = field(default=2.0, metadata={"label": "regret that an answer may have", "main": True})
-    slope: float = field(default=0.5, metadata={"label": "most per token that follows", "main": True})
-    mismatches: int = field(default=2, metadata={"label": "most mismatches per draft"})
-
-    def __post_init__(self) -> None:
-        if self.budget < 0 or self.slope < 0:
-            given = f"budget {self.budget} and slope {self.slope}"
-            raise BadRequest(f"regret has {given}; give 0 (relax nothing) or positive numbers of logits")
-        if self.mismatches < 0:
-            raise BadRequest(f"regret's mismatches is {self.mismatches}; give 0 (relax nothing) or a number of tokens")
+    budget: float = field(default=2.0, metadata={"label": "regret that an answer may have", "main": True, "min": 0})
+    slope: float = field(default=0.5, metadata={"label": "most per token that follows", "main": True, "min": 0})
+    mismatches: int = field(default=2, metadata={"label": "most mismatches per draft", "min": 0})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]

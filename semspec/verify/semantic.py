@@ -18,48 +18,43 @@ Source: SemanticSpec, arXiv 2602.03708, and its released code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.probe.head import Probe
 from semspec.sampling.noise import ACCEPT
 from semspec.types import Draft, Sampling
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.probe_inputs import probe_inputs
-from semspec.verify.step_rule import StepRule, preset
-
-PAPER: dict[str, Any] = {"min_prob": 0.0, "delimiters": "released", "protect": False, "end_tokens": 2000}
+from semspec.verify.step_rule import StepRule
 
 
 @dataclass(frozen=True)
 class Semantic(StepRule):
     name = "semantic"
-    title = "Same meaning"
+    title = "Semantic equivalence"
+    published: ClassVar[Mapping[str, Any]] = {
+        "min_prob": 0.0,
+        "delimiters": "released",
+        "protect": False,
+        "end_tokens": 2000,
+    }
 
-    tau: float = field(default=0.0, metadata={"label": "threshold; 0: by chance", "main": True})
-    top: int = field(default=2, metadata={"label": "accept if all tokens are among the best"})
-    floor: float = field(default=0.0, metadata={"label": "reject below this ratio"})
-    min_prob: float = field(default=0.02, metadata={"label": "the draft's probability is at least"})
+    tau: float = field(default=0.0, metadata={"label": "threshold; 0: by chance", "main": True, "min": 0})
+    top: int = field(default=2, metadata={"label": "accept if all tokens are among the best", "min": 0})
+    floor: float = field(default=0.0, metadata={"label": "reject below this ratio", "min": 0})
+    min_prob: float = field(default=0.02, metadata={"label": "the draft's probability is at least", "min": 0})
     paper: bool = field(default=False, metadata={"label": "as released, see the documentation"})
     # Folder with the probes of both models; "": the pair's own. Clients of a server may not name one.
-    probes: str = field(default="", metadata={"path": True})
+    probes: str = field(default="", metadata={"label": "folder of probes; empty: the pair's own", "path": True})
     target_probe: Probe | None = field(default=None, metadata={"option": False})
     draft_probe: Probe | None = field(default=None, metadata={"option": False})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
-
-    def __post_init__(self) -> None:
-        if self.paper:
-            preset(self, PAPER)
-        super().__post_init__()
-        for name in ("tau", "top", "floor", "min_prob"):
-            if getattr(self, name) < 0:
-                raise BadRequest(f"semantic's {name} is {getattr(self, name)}; give 0 (off) or a positive number")
 
     def bind(self, pair: RuleResources) -> Rule:
         target, draft = pair.probes(self.probes)

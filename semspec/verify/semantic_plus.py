@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.probe.head import Probe
 from semspec.types import Draft, Sampling
 from semspec.verify.base import Rule, RuleResources
@@ -35,7 +34,7 @@ from semspec.verify.step_rule import StepRule
 @dataclass(frozen=True)
 class SemanticPlus(StepRule):
     name = "semantic+"
-    title = "Judged steps"
+    title = "Judge probe"
 
     lead: int = 0  # the judge works from the first step on
     keep: bool = True
@@ -47,17 +46,15 @@ class SemanticPlus(StepRule):
     part: bool = field(default=False, metadata={"label": "keep what the judge likes of a rejected step"})
     threshold: float = field(  # below 0: the one the judge was calibrated to
         default=-1.0,
-        metadata={"label": "probability the judge must give", "main": True, "unset": "calibrated", "was": "least"},
+        metadata={"label": "probability the judge must give", "main": True, "unset": "calibrated", "was": "least"}
+        | {"max": 1},
     )
-    probes: str = field(default="", metadata={"path": True})  # folder with the judge; "": the pair's own
+    probes: str = field(
+        default="", metadata={"label": "folder of probes; empty: the pair's own", "path": True}
+    )  # folder with the judge; "": the pair's own
     judge_probe: Probe | None = field(default=None, metadata={"option": False})
     numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [V] number tokens
     draft_numbers: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # of the draft model
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold > 1:
-            raise BadRequest(f"semantic+'s threshold is {self.threshold}; give a probability from 0 to 1")
 
     def bind(self, pair: RuleResources) -> Rule:
         judge = pair.judge_probe(self.probes)

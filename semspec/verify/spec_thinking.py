@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.cues import cue_starts, cue_tokens
@@ -30,22 +29,16 @@ CUES = (*CHECKING, "wait", "alternatively", "hold on", "another", "yeah", "yes",
 @dataclass(frozen=True)
 class SpecThinking(StepRule):
     name = "spec-thinking"
-    title = "Target at second thoughts"
+    title = "Reflection cues"
     several = False
 
     steps: int = field(default=1, metadata={"main": False})
     lead: int = 0
     hand_over: bool = False
-    look: int = field(default=20, metadata={"label": "tokens in which cues count", "main": True})
-    takeover: int = field(default=20, metadata={"label": "tokens the target then writes", "main": True})
-    recheck: int = field(default=125, metadata={"label": "more of them where it checks"})
+    look: int = field(default=20, metadata={"label": "tokens in which cues count", "main": True, "min": 1})
+    takeover: int = field(default=20, metadata={"label": "tokens the target then writes", "main": True, "min": 1})
+    recheck: int = field(default=125, metadata={"label": "more of them where it checks", "min": 0})
     cues: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [cues, 2, V]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, minimum in (("look", 1), ("takeover", 1), ("recheck", 0)):
-            if getattr(self, name) < minimum:
-                raise BadRequest(f"spec-thinking's {name} is {getattr(self, name)}; give {minimum} or more tokens")
 
     def bind(self, pair: RuleResources) -> Rule:
         return replace(self, cues=cue_tokens(pair, CUES))

@@ -12,10 +12,10 @@ Source: SpecReason, arXiv 2504.07891, and its released code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.step_rule import StepRule, preset
+from semspec.verify.step_rule import StepRule
 
 QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to 9 (excellent)? One digit: "
 TURN = (
@@ -32,34 +32,34 @@ TURN = (
 )
 REPLY = "The step deserves: "
 FORMS, SCORES = ("inline", "chat"), ("digit", "greedy", "mean")
-PAPER: dict[str, Any] = {"form": "chat", "score": "greedy", "lead": 0, "max_step_tokens": 512, "hand_over": False}
 
 
 @dataclass(frozen=True)
 class SpecReason(StepRule):
     name = "specreason"
-    title = "Rated steps"
+    title = "Step rating"
     several = False
+    published: ClassVar[Mapping[str, Any]] = {
+        "form": "chat",
+        "score": "greedy",
+        "lead": 0,
+        "max_step_tokens": 512,
+        "hand_over": False,
+    }
 
     steps: int = field(default=1, metadata={"main": False})
-    threshold: int = field(default=7, metadata={"label": "least mark, 0 to 9", "main": True, "was": "least"})
+    threshold: int = field(
+        default=7, metadata={"label": "lowest mark to accept", "main": True, "was": "least", "min": 0, "max": 9}
+    )
     question: str = field(default=QUESTION, metadata={"label": "question to the target"})
     form: str = field(default="inline", metadata={"label": "where it is asked", "choices": FORMS})
     score: str = field(default="digit", metadata={"label": "what the mark is", "choices": SCORES})
     paper: bool = field(default=False, metadata={"label": "as published, but for the wording"})
-    prompt: str = field(default="", metadata={"path": True})  # file with another question
+    prompt: str = field(
+        default="", metadata={"label": "file with another question", "path": True}
+    )  # file with another question
     tokens: tuple[int, ...] = field(default=(), metadata={"option": False})  # the question in the target's tokens
     digits: tuple[int, ...] = field(default=(), metadata={"option": False})  # the tokens of 0 to 9
-
-    def __post_init__(self) -> None:
-        if self.paper:
-            preset(self, PAPER)
-        super().__post_init__()
-        if not 0 <= self.threshold <= 9:
-            raise BadRequest(f"{self.name}'s threshold is {self.threshold}; give a score from 0 to 9")
-        for name, known in (("form", FORMS), ("score", SCORES)):
-            if getattr(self, name) not in known:
-                raise BadRequest(f"{self.name}'s {name} is {getattr(self, name)!r}; give {' or '.join(known)}")
 
     def bind(self, pair: RuleResources) -> Rule:
         digits = [pair.tokens_of(str(i))[-1:] for i in range(10)]

@@ -39,14 +39,12 @@ class SpeculativeCascade(Rule):
     defer: str = field(
         default="opt", metadata={"label": "when to defer", "main": True, "choices": ("chow", "diff", "opt", "token")}
     )
-    alpha: float = field(default=0.2, metadata={"label": "how seldom to defer", "main": True})
+    alpha: float = field(default=0.2, metadata={"label": "how seldom to defer", "main": True, "min": -1, "max": 1})
 
     def __post_init__(self) -> None:
-        if self.defer not in ("chow", "diff", "opt", "token"):
-            raise BadRequest(f"cascade-rule's defer is {self.defer!r}; give chow, diff, opt or token")
-        lowest = -1.0 if self.defer == "diff" else 0.0
-        if not lowest <= self.alpha <= 1:
-            raise BadRequest(f"cascade-rule's alpha is {self.alpha}; with defer={self.defer} give {lowest:g} to 1")
+        super().__post_init__()
+        if self.alpha < 0 and self.defer != "diff":
+            raise BadRequest(f"cascade-rule's alpha is {self.alpha}; with defer={self.defer} give 0 to 1")
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
@@ -24,15 +23,10 @@ class RandomStep(StepRule):
     """A reasoning step is accepted by the toss of a coin."""
 
     name = "random-step"
-    title = "Steps by chance"
+    title = "Random steps"
     control = True
 
-    rate: float = field(default=0.7, metadata={"label": "share of steps accepted", "main": True})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.rate <= 1:
-            raise BadRequest(f"random-step's rate is {self.rate}; give a probability from 0 to 1")
+    rate: float = field(default=0.7, metadata={"label": "share of steps accepted", "main": True, "min": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         coin = drafts.uniform(ACCEPT)[:, 0]
@@ -47,7 +41,7 @@ class AcceptAllSteps(StepRule):
     """Every reasoning step of the draft is accepted."""
 
     name = "accept-all-steps"
-    title = "Every step"
+    title = "Accept all steps"
     control = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
@@ -62,7 +56,7 @@ class AcceptNoStep(StepRule):
     """No reasoning step is accepted: the target's text, with all drafts wasted."""
 
     name = "accept-no-step"
-    title = "No step"
+    title = "Accept no step"
     control = True
 
     def verify(self, drafts: DraftBatch) -> Decisions:
@@ -74,7 +68,7 @@ class Oracle(StepRule):
     """A reasoning step is accepted if the task's referee calls it valid."""
 
     name = "oracle"
-    title = "Valid steps"
+    title = "Referee"
     control = True
     refereed = True
 

@@ -14,7 +14,7 @@ test would accept a wrong digit with probability p/q instead of p.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -32,13 +32,6 @@ from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
-def preset(rule: StepRule, values: dict[str, Any]) -> None:
-    """Give options of a rule that is being made these values, where they have their defaults."""
-    for option in fields(rule):
-        if option.name in values and getattr(rule, option.name) == option.default:
-            object.__setattr__(rule, option.name, values[option.name])
-
-
 @dataclass(frozen=True)
 class StepRule(Rule):
     """A rule whose unit is a reasoning step. Its loop is loop/step_decoder.py."""
@@ -50,39 +43,32 @@ class StepRule(Rule):
     glimpses: ClassVar[bool] = False  # the loop asks `begins` before the draft writes a step
     asks_draft: ClassVar[bool] = False  # the draft model reads `layout`'s tokens after its own step: `mark_by_draft`
 
+    published: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # what `paper` sets, where there is such an option and nothing else is given
+
     # What each is in full: docs/methods.md.
-    lead: int = field(default=1, metadata={"label": "steps the target writes first"})
-    max_step_tokens: int = field(default=MAX_STEP_TOKENS, metadata={"label": "longest step, in tokens"})
-    steps: int = field(default=1, metadata={"label": "steps drafted ahead, at most", "main": True})
-    ahead: float = field(default=0.5, metadata={"label": "confidence to draft one more"})
+    lead: int = field(default=1, metadata={"label": "steps the target writes first", "min": 0})
+    max_step_tokens: int = field(default=MAX_STEP_TOKENS, metadata={"label": "longest step, in tokens", "min": 1})
+    steps: int = field(default=1, metadata={"label": "steps drafted ahead, at most", "main": True, "min": 1})
+    ahead: float = field(default=0.5, metadata={"label": "confidence to draft one more", "min": 0, "max": 1})
     hand_over: bool = field(default=True, metadata={"label": "target finishes once the draft would"})
     keep: bool = field(default=False, metadata={"label": "keep a rejected step's good beginning"})
     rewrite: str = field(default="", metadata={"label": "token rule for what the target writes"})
-    rewrite_tokens: int = field(default=4, metadata={"label": "draft length there"})
+    rewrite_tokens: int = field(default=4, metadata={"label": "draft length there", "min": 1})
     sample: bool = field(default=True, metadata={"label": "the draft samples its steps"})
-    bonus: float = field(default=0.1, metadata={"label": "highest temperature after a step"})
-    delimiters: str = field(default="all", metadata={"label": "what ends a step", "choices": ("all", "released")})
-    end_tokens: int = field(default=0, metadata={"label": "most tokens after the thinking; 0: any"})
+    bonus: float = field(default=0.1, metadata={"label": "highest temperature after a step", "min": COLDEST})
+    delimiters: str = field(default="all", metadata={"label": "what ends a step", "choices": DELIMITERS})
+    end_tokens: int = field(default=0, metadata={"label": "most tokens after the thinking; 0: any", "min": 0})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
 
     def __post_init__(self) -> None:
-        if self.lead < 0:
-            raise BadRequest(f"{self.name}'s lead is {self.lead}; give the number of steps the target writes first")
-        if self.max_step_tokens < 1:
-            raise BadRequest(f"{self.name}'s max_step_tokens is {self.max_step_tokens}; give 1 or more")
-        if self.steps < 1 or not (self.several or self.steps == 1):
-            give = "1 or more" if self.several else "1: it asks about one step at a time"
-            raise BadRequest(f"{self.name}'s steps is {self.steps}; give {give}")
-        if not 0 <= self.ahead <= 1:
-            raise BadRequest(f"{self.name}'s ahead is {self.ahead}; give a probability from 0 to 1")
-        if self.rewrite_tokens < 1:
-            raise BadRequest(f"{self.name}'s rewrite_tokens is {self.rewrite_tokens}; give 1 or more")
-        if not self.bonus >= COLDEST:
-            raise BadRequest(f"{self.name}'s bonus is {self.bonus}; give a temperature of at least {COLDEST:g}")
-        if self.delimiters not in DELIMITERS:
-            raise BadRequest(f"{self.name}'s delimiters is {self.delimiters!r}; give {' or '.join(DELIMITERS)}")
-        if self.end_tokens < 0:
-            raise BadRequest(f"{self.name}'s end_tokens is {self.end_tokens}; give 0 (no limit) or a number of tokens")
+        for option in fields(self) if getattr(self, "paper", False) else ():
+            if option.name in self.published and getattr(self, option.name) == option.default:
+                object.__setattr__(self, option.name, self.published[option.name])
+        super().__post_init__()
+        if self.steps > 1 and not self.several:
+            raise BadRequest(f"{self.name}'s steps is {self.steps}; give 1: it asks about one step at a time")
 
     @property
     def samples_drafts(self) -> bool:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -27,16 +26,13 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class Threshold(Rule):
     name = "threshold"
-    title = "Likely enough"
+    title = "Probability threshold"
     lossless = False
 
-    single: float = field(default=0.3, metadata={"label": "probability that suffices", "main": True})
-    acc: float = field(default=1.0, metadata={"label": "below 1: more by chance"})
-
-    def __post_init__(self) -> None:
-        for name, value in (("single", self.single), ("acc", self.acc)):
-            if not 0 < value <= 1:
-                raise BadRequest(f"threshold's {name} is {value}; give a probability above 0, or 1 for lossless")
+    single: float = field(
+        default=0.3, metadata={"label": "probability that suffices", "main": True, "above": 0, "max": 1}
+    )
+    acc: float = field(default=1.0, metadata={"label": "below 1: more by chance", "above": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         p, belief = drafts.target_prob_of_draft(), drafts.belief_in_draft()  # [B, K]

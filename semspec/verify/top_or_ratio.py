@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.sampling.draw import best
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.base import Rule
@@ -25,16 +24,12 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class TopOrRatio(Rule):
     name = "top-or-ratio"
-    title = "Among the best two, or by ratio"
+    title = "Top-k or ratio test"
     lossless = False
     needs_draft_logits = True
     draft_tokens = 20
 
-    top: int = field(default=2, metadata={"label": "how many of the best", "main": True})
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise BadRequest(f"top-or-ratio's top is {self.top}; give 1 or more of the target's likeliest tokens")
+    top: int = field(default=2, metadata={"label": "how many of the best", "main": True, "min": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         top = drafts.target_logits.topk(min(self.top, drafts.target_logits.shape[-1]), dim=-1).indices  # [R, top]

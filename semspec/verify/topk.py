@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -19,17 +18,11 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class TopK(Rule):
     name = "topk"
-    title = "Among the best few"
+    title = "Top-k acceptance"
     lossless = False
 
-    top: int = field(default=10, metadata={"label": "of the target's best tokens", "main": True})
-    delta: float = field(default=0.6, metadata={"label": "most below the best one", "main": True})
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise BadRequest(f"topk's top is {self.top}; give 1 or more of the target's best tokens")
-        if not 0 <= self.delta <= 1:
-            raise BadRequest(f"topk's delta is {self.delta}; give a difference of probabilities from 0 to 1")
+    top: int = field(default=10, metadata={"label": "of the target's best tokens", "main": True, "min": 1})
+    delta: float = field(default=0.6, metadata={"label": "most below the best one", "main": True, "min": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         best = drafts.beliefs.topk(min(self.top, drafts.beliefs.shape[-1]), dim=-1).values[drafts.rows[:, :-1]]

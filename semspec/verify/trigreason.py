@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.cues import cue_starts, cue_tokens
@@ -30,22 +29,17 @@ CUES = ("wait", "hmm", "alternatively", "hold on", "actually", "mistake")
 @dataclass(frozen=True)
 class TrigReason(StepRule):
     name = "trigreason"
-    title = "Target on triggers"
+    title = "Takeover triggers"
     several = False
 
     steps: int = field(default=1, metadata={"main": False})
     lead: int = field(default=1, metadata={"main": True})
     hand_over: bool = False
-    overconfident: float = field(default=0.99, metadata={"label": "mean probability that is too sure", "main": True})
-    circles: int = field(default=3, metadata={"label": "hesitant steps in a row", "main": True})
+    overconfident: float = field(
+        default=0.99, metadata={"label": "mean probability that is too sure", "main": True, "above": 0}
+    )
+    circles: int = field(default=3, metadata={"label": "hesitant steps in a row", "main": True, "min": 1})
     cues: Tensor | None = field(default=None, metadata={"option": False}, compare=False)  # [cues, 2, V]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.overconfident > 0:
-            raise BadRequest(f"trigreason's overconfident is {self.overconfident}; give a probability; above 1: off")
-        if self.circles < 1:
-            raise BadRequest(f"trigreason's circles is {self.circles}; give 1 or more hesitant steps in a row")
 
     def bind(self, pair: RuleResources) -> Rule:
         return replace(self, cues=cue_tokens(pair, CUES))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from semspec.errors import BadRequest
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -20,16 +19,15 @@ from semspec.verify.lossy import conclude
 @dataclass(frozen=True)
 class Typical(Rule):
     name = "typical"
-    title = "Typical tokens"
+    title = "Typical acceptance"
     lossless = False
 
-    epsilon: float = field(default=0.09, metadata={"label": "probability that always suffices", "main": True})
-    alpha: float = field(default=0.3, metadata={"label": "less where the target is undecided", "main": True})
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= 1 or self.alpha <= 0:
-            given = f"epsilon {self.epsilon} and alpha {self.alpha}"
-            raise BadRequest(f"typical has {given}; give an epsilon above 0 and at most 1, an alpha above 0")
+    epsilon: float = field(
+        default=0.09, metadata={"label": "probability that always suffices", "main": True, "above": 0, "max": 1}
+    )
+    alpha: float = field(
+        default=0.3, metadata={"label": "less where the target is undecided", "main": True, "above": 0}
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         probs = drafts.beliefs

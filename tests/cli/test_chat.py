@@ -64,7 +64,7 @@ def test_commands(chat, tmp_path: Path):
         "exact, draft length 3, drafter ngram",
     ):
         assert said in done.stderr
-    assert "exact             lossless  a draft token is accepted if " in done.stderr and "/save FILE" in done.stderr
+    assert "exact             A draft token is accepted if " in done.stderr and "/save FILE" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,14 @@ def test_a_profile_holds_passes_against_memory_and_names_the_best_drafts(
     assert done.exit_code == 0 and "times its limit" in done.stdout and "speedup" in done.stdout
     alone = told(target_folder, "--profile", "--no-measure")  # a profile measures, whatever else is said
     assert alone["profile"]["bandwidth_GBps"] == 1.0 and "best_drafts" not in alone["profile"]
+
+
+def test_weights_that_cannot_be_read_are_told_beside_the_plan(target_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(target_folder, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    found = told(folder)
+    assert "pytorch_model.bin is a pickle" in found["models"][0]["refusal"] and found["memory"]["fits"]
+    assert "passes" not in found, "nothing to be timed"
+    result = CliRunner().invoke(app, ["info", str(folder), "--device", "cpu"])
+    assert result.exit_code == 0 and "cannot be loaded" in result.output

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from semspec.cli.live import Writer, coloured, fit
+from semspec.cli.progress import loading
 from semspec.types import Event, Origin
 
 CODES = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|(.)", re.DOTALL)
@@ -113,3 +114,18 @@ def test_origins_have_their_colours_and_controls_are_harmless():
     assert text.plain == "draftedlooseplain␛[2J�"
     assert [str(span.style) for span in text.spans] == ["green", "yellow", "default"]
     assert isinstance(text, Text)
+
+
+@pytest.mark.parametrize("where", ["terminal", "pipe", "quiet"])
+def test_what_is_seen_while_a_model_is_loaded(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if where == "terminal":
+        monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes anything for one
+    with loading(quiet=where == "quiet") as report:
+        if report is not None:
+            report("weights 1 kB")
+    out, err = capsys.readouterr()
+    assert not out and ("loading models" in err) == (where == "terminal")
+    assert where == "terminal" or err == {"pipe": "weights 1 kB\n", "quiet": ""}[where]

@@ -195,7 +195,7 @@ def test_sessions_and_cancelled_streams_leave_nothing_behind(pair: semspec.Pair,
 def test_mistakes_are_told(pair: semspec.Pair, drafter: str, tmp_path: Path):
     with pytest.raises(BadRequest, match="eagle:PATH"):
         Options(drafter="eagle")
-    with pytest.raises(BadRequest, match="a share from 0"):
+    with pytest.raises(BadRequest, match="give 0 to 1"):
         Options(drafter="eagle:somewhere,threshold=2")
     with pytest.warns(DeprecationWarning, match="'least' of drafter 'eagle' is now called 'threshold'"):
         assert Options(drafter="eagle:somewhere,least=0.2").drafter

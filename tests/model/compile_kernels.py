@@ -293,7 +293,7 @@ def drawing() -> dict[str, Any]:
     given = dict.fromkeys(("seed", "position", "stream", "made"), WHOLE) | {"columns": "i32", "size": "i32"}
     given |= {name + place: "i32" for name in "spt" for place in "01"}
     results["keys"] = built(race._keys, given, {"BLOCK": race.KEYS, "UNIFORM": False}, 1)
-    return results | {"winner": built(race._winner, won | {"tokens": WHOLE, "parts": "i32"}, {"LEAST": -1} | parts)}
+    return results | {"winner": built(race._winner, won | {"tokens": WHOLE, "parts": "i32"}, {"IF_NAN": -1} | parts)}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
-from semspec.model import ModelRunner, Source
+from semspec.model import ModelRunner, Source, quantisation
 from semspec.model.config import Shape
 from semspec.model.placement import Weights
 from semspec.model.quantisation import Quantisation, Scheme
@@ -172,6 +172,15 @@ def test_a_pattern_that_is_none_and_settings_of_another_form_are_refused(copied:
         edit_config(folder, quantization_config=config | change)
         with pytest.raises(ModelError, match=r"the quantisation \(compressed-tensors\) in config.json cannot be read"):
             Source.find(folder)
+
+
+def test_a_pattern_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes a checkpoint chooses its patterns; this one tries every way to split the name."""
+    monkeypatch.setattr(quantisation, "PATIENCE", 0.1)
+    found = Quantisation("fp8", (), ("re:(a|aa)+$",))
+    assert found.scheme_of("model.layers.0") is None
+    with pytest.raises(ModelError, match="takes over"):
+        found.scheme_of("a" * 200 + ".b")
 
 
 def test_numbers_of_another_type_and_deep_nesting_are_refused(tmp_path: Path) -> None:

@@ -261,3 +261,9 @@ def test_a_grammar_that_grows_too_complex_fails_its_own_answer_only(pair: Pair, 
 def test_what_is_wrong_is_told_as_it_is(wrong: dict[str, Any], words: str):
     with pytest.raises(BadRequest, match=words):
         grammar_of(wrong)
+
+
+@pytest.mark.parametrize("nothing", [{"regex": r"[^\s\S]"}, {"grammar": "start: start"}, {"json": {"$ref": "#"}}])
+def test_what_no_text_fits_is_refused_in_words(pair: Pair, nothing: dict[str, Any]):
+    with pytest.raises(BadRequest, match="no text fits it"):
+        pair.generate("x", structured_outputs=nothing)

@@ -158,5 +158,5 @@ def test_spec_thinking_prolongs_where_the_target_checks() -> None:
     assert isinstance(rule, SpecThinking)
     assert (rule.takeover_tokens(), rule.prolong([0, 4, 5]), rule.prolong([0, 1, 9])) == (20, 125, 0)
     for spec in ("spec-thinking:look=0", "spec-thinking:takeover=0", "spec-thinking:recheck=-1"):
-        with pytest.raises(BadRequest, match="or more tokens"):
+        with pytest.raises(BadRequest, match="or more"):
             make(spec)

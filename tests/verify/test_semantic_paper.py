@@ -12,7 +12,7 @@ from semspec.errors import BadRequest
 from semspec.sampling import noise
 from semspec.types import Sampling
 from semspec.verify import make
-from semspec.verify.semantic import PAPER, Semantic
+from semspec.verify.semantic import Semantic
 from tests.verify.build import One, build
 from tests.verify.test_step_rules import VOCAB, accepts, semantic, unlikely, with_probabilities
 
@@ -53,14 +53,16 @@ def test_paper_is_the_released_acceptance() -> None:
 def test_each_part_is_an_option_and_the_preset_sets_what_is_left_at_its_default() -> None:
     rule = make("semantic:paper=true")
     assert isinstance(rule, Semantic)
-    assert {name: getattr(rule, name) for name in PAPER} == PAPER
+    assert {name: getattr(rule, name) for name in Semantic.published} == Semantic.published
     assert (rule.lead, rule.max_step_tokens, rule.hand_over, rule.sample, rule.bonus) == (1, 500, True, True, 0.1)
     assert (rule.keep, rule.rewrite, rule.steps, rule.top, rule.tau, rule.floor) == (False, "", 1, 2, 0.0, 0.0)
     other = make("semantic:paper=true,end_tokens=100,top=0")
     assert isinstance(other, Semantic) and (other.end_tokens, other.top, other.min_prob) == (100, 0, 0.0)
     by_parts = make("semantic:min_prob=0,delimiters=released,protect=false,end_tokens=2000")
     assert replace(rule, paper=False) == by_parts
-    assert {name: getattr(make("semantic"), name) for name in PAPER}.items().isdisjoint(PAPER.items())
+    assert {name: getattr(make("semantic"), name) for name in Semantic.published}.items().isdisjoint(
+        Semantic.published.items()
+    )
 
 
 def test_a_probability_of_nothing_is_rejected_and_ours_counts_as_a_fiftieth() -> None:

@@ -83,12 +83,19 @@ def choose_blocks(
 
 
 @triton.jit
-def _known(means, slots, b, kv, n, full, slot_stride, head_stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Mean keys, or variances, [BLOCK_D, blocks n]"""
+def _known(
+    means, variances, slots, b, kv, n, full, slot_stride, head_stride,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, REACHING: tl.constexpr,
+):  # fmt: skip
+    """Mean keys and, if they are used, variances, each [BLOCK_D, blocks n]"""
     d = tl.arange(0, BLOCK_D)
-    base = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride
+    at = tl.load(slots + b).to(tl.int64) * slot_stride + kv * head_stride + n[None, :] * D + d[:, None]
     there = (n < full)[None, :] & (d < D)[:, None]
-    return tl.load(means + base + n[None, :] * D + d[:, None], mask=there, other=0.0)
+    keys = tl.load(means + at, mask=there, other=0.0)
+    wide = keys
+    if REACHING:
+        wide = tl.load(variances + at, mask=there, other=0.0)
+    return keys, wide
 
 
 @triton.jit
@@ -122,10 +129,7 @@ def _weigh(
     full, count = tl.load(starts + b).to(tl.int32) // BLOCK, tl.load(counts + b).to(tl.int32)
     if part * BLOCK_N < full:
         n = part * BLOCK_N + tl.arange(0, BLOCK_N)
-        keys = _known(means, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
-        wide = keys
-        if REACHING:
-            wide = _known(variances, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
+        keys, wide = _known(means, variances, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D, REACHING)
         own = sums + ((b * tl.num_programs(1) + kv) * tl.num_programs(0) + part) * queries * GROUP
         for first in range(0, count * GROUP, BLOCK_M):
             row = first + tl.arange(0, BLOCK_M)
@@ -147,10 +151,7 @@ def _score(
     full, count = tl.load(starts + b).to(tl.int32) // BLOCK, tl.load(counts + b).to(tl.int32)
     if part * BLOCK_N < full:
         n = part * BLOCK_N + tl.arange(0, BLOCK_N)
-        keys = _known(means, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
-        wide = keys
-        if REACHING:
-            wide = _known(variances, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D)
+        keys, wide = _known(means, variances, slots, b, kv, n, full, slot_stride, head_stride, D, BLOCK_D, REACHING)
         if SHARE:
             score = tl.zeros([BLOCK_N], tl.float32)
             parts = tl.cdiv(full, BLOCK_N)

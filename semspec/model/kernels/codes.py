@@ -65,35 +65,23 @@ fma.rn.bf16x2 $3, t, f, %s;
 INT4_ASM = tl.constexpr(_INT4 % ("c", "c", "c", "c"))
 INT4_ZERO_ASM = tl.constexpr(_INT4 % ("$5", "$6", "$7", "$8"))
 # e2m1's exponent is a bfloat16's but for a factor of 2^126.
-FP4_ASM = tl.constexpr("""
+_FP4 = """
+shl.b32 s, {0}, {1};
+shl.b32 t, {0}, {2};
+and.b32 s, s, 0x01c001c0;
+lop3.b32 u, t, 0x80008000, s, 0xea;
+fma.rn.bf16x2 ${3}, u, f, c;"""
+FP4_ASM = tl.constexpr(
+    """
 {
 .reg .b32 a, b, s, t, u, f, c;
 mov.b32 f, 0x7e807e80;
 mov.b32 c, 0x80008000;
 prmt.b32 a, $4, 0, 0x4140;
-prmt.b32 b, $4, 0, 0x4342;
-shl.b32 s, a, 6;
-shl.b32 t, a, 12;
-and.b32 s, s, 0x01c001c0;
-lop3.b32 u, t, 0x80008000, s, 0xea;
-fma.rn.bf16x2 $0, u, f, c;
-shl.b32 s, b, 6;
-shl.b32 t, b, 12;
-and.b32 s, s, 0x01c001c0;
-lop3.b32 u, t, 0x80008000, s, 0xea;
-fma.rn.bf16x2 $1, u, f, c;
-shl.b32 s, a, 2;
-shl.b32 t, a, 8;
-and.b32 s, s, 0x01c001c0;
-lop3.b32 u, t, 0x80008000, s, 0xea;
-fma.rn.bf16x2 $2, u, f, c;
-shl.b32 s, b, 2;
-shl.b32 t, b, 8;
-and.b32 s, s, 0x01c001c0;
-lop3.b32 u, t, 0x80008000, s, 0xea;
-fma.rn.bf16x2 $3, u, f, c;
-}
-""")
+prmt.b32 b, $4, 0, 0x4342;"""
+    + "".join(_FP4.format(*one) for one in (("a", 6, 12, 0), ("b", 6, 12, 1), ("a", 2, 8, 2), ("b", 2, 8, 3)))
+    + "\n}\n"
+)
 
 
 @triton.jit

@@ -20,4 +20,4 @@ def sample(logits: Tensor, columns: Tensor, use: SamplingUse, state: Tensor, his
     Row state[STEP] of history [steps, B, V] gets the processed logits, or the raw ones where the temperature is 0.
     """
     key = keys(state[SEED], state[START] + state[COUNT], state[STREAM])
-    return draw(Filter(logits, columns, use), key, history=history, step=state[STEP], least=0)
+    return draw(Filter(logits, columns, use), key, history=history, step=state[STEP], if_nan=0)

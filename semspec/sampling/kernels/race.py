@@ -26,14 +26,14 @@ def choose(log_weights: Tensor, key: Tensor) -> Tensor:
         _race[race.grid](
             log_weights, log_weights.stride(0), key.contiguous(), *race.results, *race.sizes, PART=PART, num_warps=WARPS
         )
-    return race.winners(least=-1)
+    return race.winners(if_nan=-1)
 
 
 def draw(
     rows: Filter, key: Tensor, at: Tensor | None = None, history: Tensor | None = None, step: Tensor | None = None,
-    least: int = -1,
+    if_nan: int = -1,
 ) -> Tensor:  # fmt: skip
-    """A token of each row, or of the rows `at` [N], each with a key [N] of its own: [N]; `least` where there is NaN.
+    """A token of each row, or of the rows `at` [N], each with a key [N] of its own: [N]; `if_nan` where there is NaN.
     Row step [1] of history [steps, R, V] gets what was drawn from: the raw logits where the temperature is 0."""
     race = Race(len(key), rows.source.shape[1], key.device)
     if len(key):
@@ -42,7 +42,7 @@ def draw(
             rows.source if history is None else history, *race.results, *race.sizes, PART=PART, PICKED=at is not None,
             KEEP=history is not None, num_warps=WARPS, **rows.kinds,
         )  # fmt: skip
-    return race.winners(least)
+    return race.winners(if_nan)
 
 
 class Race:
@@ -56,13 +56,13 @@ class Race:
             torch.empty((rows, self.grid[0]), dtype=torch.int32, device=device),
         )
 
-    def winners(self, least: int) -> Tensor:
-        """[R] the first of equals; `least` where a part has NaN"""
+    def winners(self, if_nan: int) -> Tensor:
+        """[R] the first of equals; `if_nan` where a part has NaN"""
         parts, rows = self.grid
         tokens = torch.empty(rows, dtype=torch.long, device=self.results[0].device)
         if rows:
             padded = triton.next_power_of_2(parts)
-            _winner[(rows,)](*self.results, tokens, parts, LEAST=least, PARTS=padded, num_warps=4)
+            _winner[(rows,)](*self.results, tokens, parts, IF_NAN=if_nan, PARTS=padded, num_warps=4)
         return tokens
 
 
@@ -143,14 +143,14 @@ def _best(weights, key, i, size):
 
 
 @triton.jit
-def _winner(scores, winners, tokens, parts, LEAST: tl.constexpr, PARTS: tl.constexpr):
+def _winner(scores, winners, tokens, parts, IF_NAN: tl.constexpr, PARTS: tl.constexpr):
     row = tl.program_id(0)
     p = tl.arange(0, PARTS)
     score = tl.load(scores + row * parts + p, mask=p < parts, other=float("-inf"))
     won = tl.load(winners + row * parts + p, mask=p < parts, other=0)
     part = tl.minimum(tl.min(tl.where(score == tl.max(score, 0), p, PARTS), 0), parts - 1)
     token = tl.where(tl.min(won, 0) < 0, -1, tl.load(winners + row * parts + part))
-    tl.store(tokens + row, tl.maximum(token, LEAST).to(tl.int64))
+    tl.store(tokens + row, tl.maximum(token, IF_NAN).to(tl.int64))
 
 
 @triton.jit

@@ -1,0 +1,150 @@
+"""`semspec list`: the verifiers, drafters and tasks there are, and the options of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from semspec.cli.show import terminal
+from semspec.errors import BadRequest, did_you_mean
+from semspec.registry import limits_in_words
+
+KINDS = ("verifiers", "drafters", "tasks")
+GROUPS = {
+    "Lossless verifiers": lambda rule: rule["lossless"],
+    "Lossy verifiers, token by token": lambda rule: rule["unit"] == "token" and not rule["control"],
+    "Lossy verifiers of whole reasoning steps; they need a draft model": lambda rule: not rule["control"],
+    "Controls, to compare lossy verifiers with": lambda rule: True,
+}
+
+
+def listing(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Whose options to show; or verifiers, drafters or tasks, to list those.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the verifiers, drafters and tasks: what each does and needs; with a NAME, its options."""
+    found = catalogue()
+    if name in found:
+        found = {name: found[name]}
+    elif name is not None:
+        named = {kind: [one for one in ones if one["name"] == name] for kind, ones in found.items()}
+        if not any(named.values()):
+            near = did_you_mean(name, [one["name"] for ones in found.values() for one in ones])
+            raise BadRequest(f"there is no {name!r}; semspec list shows all names{near and f'; {near}'}")
+        found = {kind: ones for kind, ones in named.items() if ones}
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    console = terminal()
+    if name is None or name in KINDS:
+        for kind, ones in found.items():
+            console.print(*(rule_tables(ones) if kind == "verifiers" else [_table(kind.capitalize(), ones)]), sep="\n")
+        console.print(Text("semspec list NAME shows the options of one. Which verifier when: docs/methods.md", "dim"))
+        return
+    for kind, one in [(kind, one) for kind, ones in found.items() for one in ones]:
+        describe(kind, one, console)
+
+
+def catalogue() -> dict[str, list[dict[str, Any]]]:
+    """By kind: names with one line each, what they need, and their options."""
+    from semspec import draft, tasks, verify
+
+    return {
+        "verifiers": [
+            _entry(rule, _needs(rule))
+            | {"title": rule.title or rule.name, "lossless": rule.lossless, "unit": rule.unit, "control": rule.control}
+            | {"num_draft_tokens": rule.draft_tokens}
+            for rule in verify.REGISTRY.values()
+        ],
+        "drafters": [_entry(kind, _drafter_needs(kind)) for kind in draft.REGISTRY.values()],
+        "tasks": [_entry(task, []) | {"scored": task.scored} for task in tasks.REGISTRY.values()],
+    }
+
+
+def _entry(cls: Any, needs: list[str]) -> dict[str, Any]:
+    from semspec.serve.menu import option
+
+    own = [f for f in dataclasses.fields(cls) if f.metadata.get("option", True) and f.name != "data"]
+    options = [option(cls, f) | {"allowed": _allowed(cls, f.name)} for f in own]
+    return {"name": cls.name, "about": one_line(cls), "needs": needs, "options": options}
+
+
+def _allowed(cls: Any, name: str) -> str:
+    kinds = [getattr(kind, "__dataclass_fields__", {}).get(name) for kind in cls.__mro__]
+    return next((words for f in kinds if f is not None and (words := limits_in_words(f.metadata))), "")
+
+
+def _needs(rule: Any) -> list[str]:
+    from semspec.verify.step_rule import StepRule
+
+    found = ["draft probabilities"] if rule.needs_draft_logits else []
+    if issubclass(rule, StepRule):
+        found.append("draft model")
+        found += ["referee"] if rule.refereed else []
+        found += ["probes"] if "probes" in {f.name for f in dataclasses.fields(rule)} else []
+    return found
+
+
+def _drafter_needs(kind: Any) -> list[str]:
+    return ["draft model"] * kind.needs_model + ["draft head"] * kind.reads_target
+
+
+def one_line(cls: Any) -> str:
+    """What it is: as the file that is about it begins, else as its class does."""
+    from semspec.serve.menu import about
+
+    module = inspect.getmodule(cls)
+    text = " ".join(((module and module.__doc__) or "").split())
+    own = text.removeprefix(f"`{cls.name}`: ")
+    line = about(cls) if own == text else own.partition(". ")[0].rstrip(".")
+    return line[:1].upper() + line[1:]
+
+
+def rule_tables(rules: list[dict[str, Any]]) -> list[RenderableType]:
+    left, tables = list(rules), list[RenderableType]()
+    for title, belongs in GROUPS.items():
+        tables.append(_table(title, [rule for rule in left if belongs(rule)]))
+        left = [rule for rule in left if not belongs(rule)]
+    return tables
+
+
+def _table(title: str, entries: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, min_width=16, style="cyan")
+    table.add_column()
+    for one in entries:
+        needs = ", ".join(what for what in one["needs"] if one.get("unit") != "step" or what != "draft model")
+        needs = needs and f" (needs {needs})"
+        table.add_row(one["name"], Text.assemble(one["about"], (needs, "dim")))
+    return table
+
+
+def describe(kind: str, one: dict[str, Any], console: Console) -> None:
+    facts = [kind.removesuffix("s"), *([f"needs {' and '.join(one['needs'])}"] if one["needs"] else [])]
+    if kind == "verifiers":
+        facts += ["lossless" if one["lossless"] else "lossy", f"verifies {one['unit']}s"]
+        facts += [f"{one['num_draft_tokens']} draft tokens by default"] if one["unit"] == "token" else []
+    console.print(Text.assemble((one["name"], "bold cyan"), f": {one['about']}"))
+    console.print(Text(" · ".join(facts), "dim"))
+    if not one["options"]:
+        return
+    table = Table("option", "default", "allowed", "meaning", box=None, pad_edge=False)
+    for option in one["options"]:
+        default = option.get("unset") or json.dumps(option["default"], ensure_ascii=False)
+        table.add_row(option["name"], Text(default), option["allowed"] or "", Text(option["label"]))
+    console.print(table)
+    first = max(one["options"], key=lambda option: option["main"])
+    example = f"{one['name']}:{first['name']}={'...' if first['default'] == '' else first['default']}"
+    console.print(Text(f"Given as {example}; several options with commas between them.", "dim"))
