@@ -1,4 +1,8 @@
-"""Processes of one kind, kept running: each on a port of its own, asked for its health, replaced when it ends."""
+"""Processes of one kind, kept running: each on a port of its own, asked for its health, replaced when it ends.
+
+A port is bound here, before there is a process, and let go when that has ended and nothing is sent there any more: no
+other program can be at it and be given clients' requests and keys.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from semspec.serve.forwarded import PARENT, SECRET
+from semspec.serve.forwarded import LISTENER, PARENT, SECRET
 
 log = logging.getLogger("semspec.serve")
 LOOK_SECONDS = 0.2  # between two looks at a replica
@@ -35,6 +39,8 @@ class Replica:
     starts: int = 0
     began: float = 0.0
     rest: float = FIRST_REST
+    listener: socket.socket | None = None
+    ended: asyncio.Future[int] | None = None
 
     @property
     def url(self) -> str:
@@ -43,7 +49,7 @@ class Replica:
 
 @dataclass
 class Supervisor:
-    command: Callable[[int], list[str]]  # port -> what to run
+    command: Callable[[int], list[str]]  # port -> what to run; the socket itself is inherited
     count: int
     on_replaced: Callable[[int], None] = lambda number: None
     replicas: list[Replica] = field(default_factory=list)
@@ -85,7 +91,7 @@ class Supervisor:
         """Until it ends; one that is not healthy for too long is ended."""
         seen = replica.began
         while process.returncode is None:
-            replica.ready = await self._healthy(client, replica)
+            replica.ready = await self._healthy(client, replica) and process.returncode is None
             seen = time.monotonic() if replica.ready else seen
             if time.monotonic() - seen > self.patience and not self.stopping:
                 log.error("a replica is not healthy, and is ended", extra={"fields": {"replica": replica.number}})
@@ -97,14 +103,28 @@ class Supervisor:
         self.on_replaced(replica.number)
 
     async def _launch(self, replica: Replica) -> Process:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            replica.port = free.getsockname()[1]
-        replica.starts += 1
-        replica.began = time.monotonic()
-        environment = os.environ | {SECRET: self.secret, PARENT: str(os.getpid())}
-        replica.process = await asyncio.create_subprocess_exec(*self.command(replica.port), env=environment)
-        return replica.process
+        listener = socket.socket()
+        try:
+            listener.bind(("127.0.0.1", 0))
+            replica.port, number = listener.getsockname()[1], listener.fileno()
+            replica.starts += 1
+            replica.began = time.monotonic()
+            environment = os.environ | {SECRET: self.secret, PARENT: str(os.getpid()), LISTENER: str(number)}
+            process = await asyncio.create_subprocess_exec(
+                *self.command(replica.port), env=environment, pass_fds=[number]
+            )
+        except BaseException:
+            listener.close()
+            raise
+
+        def ended(_: object) -> None:
+            """At once: whoever has connected since would wait for nobody."""
+            replica.ready = False
+            listener.close()
+
+        replica.process, replica.listener, replica.ended = process, listener, asyncio.ensure_future(process.wait())
+        replica.ended.add_done_callback(ended)
+        return process
 
     async def _healthy(self, client: httpx.AsyncClient, replica: Replica) -> bool:
         try:

@@ -11,14 +11,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
-import semspec
 from semspec.errors import BadRequest
 from semspec.serve.anthropic import MessagesAnswer
 from semspec.serve.completions import Service, client_of
 from semspec.serve.ollama import OllamaAnswer, OllamaTextAnswer, loaded
 from semspec.serve.openai import ChatAnswer, TextAnswer
 from semspec.serve.responses import ResponsesAnswer
-from semspec.serve.schema.anthropic import MessagesRequest
+from semspec.serve.schema.anthropic import CountRequest, MessagesRequest
 from semspec.serve.schema.ollama import OllamaChat, OllamaGenerate
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest, RequestBase, taking_unknown
 from semspec.serve.schema.responses import ResponsesRequest
@@ -67,6 +66,13 @@ def add(app: FastAPI, service: Service) -> None:
         """Answer a chat in the shape of Anthropic's Messages."""
         return await service.answer(request, translated(body.chat, chat_kind), MessagesAnswer)
 
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
+        """How many tokens the model would read for these messages, as Anthropic's client asks."""
+        chat = translated(body.chat, chat_kind)
+        service.check_model(chat.model)
+        return {"input_tokens": await service.count(chat, client_of(request))}
+
     @app.post("/api/chat", responses=LINES, dependencies=capacity)
     async def ollama_chat(request: Request, body: OllamaChat) -> Response:
         """Answer a chat as Ollama does."""
@@ -83,16 +89,6 @@ def add(app: FastAPI, service: Service) -> None:
             return JSONResponse(loaded(OllamaTextAnswer, body.name))
         given = translated(body.completion, text_kind) if body.raw else translated(body.chat, chat_kind)
         return await service.answer(request, given, OllamaTextAnswer)
-
-    @app.get("/api/tags")
-    async def tags() -> dict[str, Any]:
-        """The model, as Ollama lists it."""
-        name = f"{service.settings.name}:latest"
-        return {"models": [{"name": name, "model": name, "size": 0, "digest": "", "details": {"format": "semspec"}}]}
-
-    @app.get("/api/version")
-    async def ollama_version() -> dict[str, str]:
-        return {"version": semspec.__version__}
 
     @app.post("/tokenize")
     async def tokenize(request: Request, body: TokenizeRequest) -> Response:
@@ -112,10 +108,19 @@ def add(app: FastAPI, service: Service) -> None:
 def translated(translate: Callable[[Any], RequestBase], kind: type[RequestBase]) -> Any:
     """A body of another API as one of ours; what is wrong with that is the client's mistake."""
     try:
-        given = translate(kind)
+        given: Any = translate(kind)
         if given.candidates != 1:
             raise BadRequest("this API gives one answer; leave n and best_of out")
+        if tells_more(given):
+            raise BadRequest("this API's answers have no place for logprobs, an echo or a trace; leave them out")
         return given
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(found) from None
+
+
+def tells_more(given: ChatRequest | CompletionRequest) -> bool:
+    """Whether an answer of OpenAI's would have more in it than text and calls."""
+    traced = given.speculation is not None and given.speculation.trace
+    echoed = isinstance(given, CompletionRequest) and given.echo
+    return traced or echoed or bool(given.prompt_forms) or given.num_top_logprobs is not None

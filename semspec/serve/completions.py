@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class Service:
         self.started = int(time.time())
         self._tokenization: Tokenization | None = None
         self._tokenizing = 0  # requests of /tokenize
+        self._turn = asyncio.Lock()  # one of them at a time: a long text takes seconds, for which completions wait
 
     def prepare(self, pair: Pair) -> None:
         """On the engine's thread, before it is ready: to copy a large tokenizer takes a second."""
@@ -176,26 +177,34 @@ class Service:
     async def tokenize(self, body: TokenizeRequest, client: str) -> Response:
         self.tokenization.check_own()
         chat = None if body.messages is None else self.tokenization.plan(body.chat(self.settings.name))
-        with self._tokenizing_turn(client):  # however long the text: who splits one up wants to know
+        async with self._tokenizing_turn(client):  # however long the text: who splits one up wants to know
             tokens = await self.tokenization.encode(body.to_encode, chat)
             found = {"count": len(tokens), "tokens": tokens, "max_model_len": self.card()["max_model_len"]}
             if body.return_token_strs:
                 found["token_strs"] = await self.tokenization.token_texts(tokens)
             return await self.tokenization.apart(JSONResponse, found)  # it may be long
 
+    async def count(self, body: ChatRequest, client: str) -> int:
+        """The tokens of a chat's prompt, as its answer would report them."""
+        plan, (prompt,) = self.tokenization.plan(body), body.prompts
+        self.tokenization.check_size(prompt, plan)
+        async with self._tokenizing_turn(client):
+            return len(await self.tokenization.encode(prompt, plan))
+
     async def detokenize(self, body: DetokenizeRequest, client: str) -> Response:
         self.tokenization.check_own()
-        with self._tokenizing_turn(client):
+        async with self._tokenizing_turn(client):
             return JSONResponse({"prompt": await self.tokenization.text(body.tokens)})
 
-    @contextmanager
-    def _tokenizing_turn(self, client: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def _tokenizing_turn(self, client: str) -> AsyncIterator[None]:
         if self._tokenizing >= MAX_TOKENIZE:  # else completions would wait for these
             raise HttpError(429, "many texts are being tokenized; try again later", "busy", retry_after=1)
         self.engine.admission.check(client, self.engine.clock(), self.engine.accepted)
         self._tokenizing += 1
         try:
-            yield
+            async with self._turn:
+                yield
         finally:
             self._tokenizing -= 1
 

@@ -23,6 +23,10 @@ def connections(limits: Limits) -> type[Connection]:
     return type("Connection", (Connection,), {"limits": limits, "clients": Counter()})
 
 
+def address_of(transport: asyncio.BaseTransport) -> str:
+    return str((transport.get_extra_info("peername") or ("",))[0])
+
+
 class Connection(H11Protocol):
     limits: Limits
     clients: Counter[str]  # open connections by address
@@ -33,16 +37,30 @@ class Connection(H11Protocol):
     _discarded = 0
     _address = ""
 
+    @classmethod
+    def enter(cls, address: str) -> str | None:
+        """Count a connection; the reason, if it is one too many."""
+        cls.clients[address] += 1
+        if cls.clients[address] > cls.limits.client_connections:
+            return f"there are {cls.limits.client_connections} connections from your address already"
+        if cls.clients.total() > cls.limits.connections:
+            return f"there are {cls.limits.connections} connections already"
+        return None
+
+    @classmethod
+    def leave(cls, address: str) -> None:
+        cls.clients[address] -= 1
+        if not cls.clients[address]:
+            del cls.clients[address]
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = (transport.get_extra_info("peername") or ("",))[0]
-        self.clients[self._address] += 1
+        self._address = address_of(transport)
+        refusal = self.enter(self._address)
         # So that pause_writing and resume_writing tell of every unread byte; TLS would never resume from a limit of 0.
         transport.set_write_buffer_limits(0 if transport.get_extra_info("sslcontext") is None else 1)
-        if self.clients[self._address] > self.limits.client_connections:
-            self._refuse(f"there are {self.limits.client_connections} connections from your address already")
-        elif self.clients.total() > self.limits.connections:
-            self._refuse(f"there are {self.limits.connections} connections already")
+        if refusal is not None:
+            self._refuse(refusal)
         else:
             self._request_within(self.limits.header_seconds)
 
@@ -52,9 +70,7 @@ class Connection(H11Protocol):
                 timer.cancel()
         if self._answering:  # writing to it goes on without an error
             cast(dict[str, Any], self.scope)["gone"] = True
-        self.clients[self._address] -= 1
-        if not self.clients[self._address]:
-            del self.clients[self._address]
+        self.leave(self._address)
         super().connection_lost(exc)
 
     # -- from the client

@@ -67,6 +67,7 @@ class Finished:
     seed: int
     prompt_tokens: int
     num_draft_tokens: int  # the draft length that was asked for, or the longest draft
+    thought: int = 0  # tokens of thinking, its markers not counted
     drift: Drift | None = None  # from what the profile was calibrated on, if there is one
     first_of_prompt: bool = True  # of several answers to one prompt
     key: str | None = None  # the name of the API key it was asked with
@@ -90,6 +91,7 @@ class Finished:
             seed=result.seed,
             prompt_tokens=result.prompt_tokens,
             num_draft_tokens=num_draft_tokens if ticket.job.rule.speculates else 0,
+            thought=ticket.job.thinking.thought if ticket.job.thinking is not None else 0,
             drift=result.drift,
         )
 

@@ -1,14 +1,28 @@
-"""A client's own address, told by the process in front: believed only with the secret that it started this one with."""
+"""What the process in front hands over: the socket to listen on, and each client's own address, which is believed only
+with the secret that it started this one with."""
 
 from __future__ import annotations
 
 import hmac
+import os
+import socket
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 SECRET = "SEMSPEC_INGRESS_SECRET"  # in the environment of a replica
 PARENT = "SEMSPEC_INGRESS_PID"  # the same: the process that started it
+LISTENER = "SEMSPEC_INGRESS_SOCKET"  # the same: a socket, bound so that nobody else can be at its port meanwhile
 HEADER = "x-semspec-client"
+
+
+def inherited() -> socket.socket | None:
+    """The socket that this process was started with, which is nobody else's."""
+    number = os.environ.pop(LISTENER, None)
+    if number is None:
+        return None
+    listener = socket.socket(fileno=int(number))
+    listener.set_inheritable(False)
+    return listener
 
 
 def introduced(secret: str, address: str) -> tuple[bytes, bytes]:

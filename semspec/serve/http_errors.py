@@ -52,6 +52,13 @@ MESSAGES = {  # where pydantic's own message would describe the validator rather
     "union_tag_invalid": "is of a type that is not known here",
     "union_tag_not_found": "has no type that is known here",
 }
+NO_PATH = "there is nothing at this path; GET /openapi.json lists what there is"
+NO_EMBEDDINGS = "this server's model writes text and makes no embeddings; ask a server of an embedding model"
+NOT_MANAGED = "this server has the one model that it was started with; start another to have another"
+MISSING = dict.fromkeys(("/api/embed", "/api/embeddings", "/v1/embeddings"), NO_EMBEDDINGS) | dict.fromkeys(
+    ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"), NOT_MANAGED
+)
+"""What clients of these APIs may ask for, and cannot be had."""
 SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary|Value|Data|Unable) (?:should|to)")
 PROMPT = "has to be a text, a list of texts, a list of token ids, or a list of such lists"
 
@@ -83,7 +90,7 @@ class HttpError(Exception):
         """As the API of this path has errors: Ollama's as a text, Anthropic's with a kind of body, else OpenAI's."""
         if path.startswith("/api/"):
             return {"error": self.body["error"]["message"]}
-        return ({"type": "error"} if path == "/v1/messages" else {}) | self.body
+        return ({"type": "error"} if f"{path}/".startswith("/v1/messages/") else {}) | self.body
 
     def response_at(self, path: str) -> JSONResponse:
         return JSONResponse(self.body_at(path), self.status, self.headers)
@@ -152,4 +159,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
-        return HttpError(error.status_code, str(error.detail)).response_at(request.url.path)
+        path = request.url.path
+        detail = MISSING.get(path, NO_PATH) if error.status_code == 404 else str(error.detail)
+        if error.status_code == 405:
+            detail = f"{request.method} is not what this path is for; GET /openapi.json tells what is"
+        response = HttpError(error.status_code, detail).response_at(path)
+        response.headers.update(error.headers or {})  # the methods that a path is for
+        return response

@@ -9,9 +9,10 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
 import semspec
-from semspec.serve import menu
+from semspec.serve import menu, ollama
 from semspec.serve.completions import Service
 from semspec.serve.metrics import Metrics
+from semspec.serve.schema.ollama import OllamaShow
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -27,6 +28,26 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return service.card()
+
+    @app.get("/api/tags")
+    async def ollama_models() -> dict[str, Any]:
+        """The model, as Ollama lists it."""
+        return {"models": [ollama.listed(service.card())]}
+
+    @app.get("/api/ps")
+    async def ollama_running() -> dict[str, Any]:
+        """The same, once it is loaded."""
+        return {"models": [ollama.running(service.card())] if engine.state == "ready" else []}
+
+    @app.post("/api/show")
+    async def ollama_show(body: OllamaShow) -> dict[str, Any]:
+        """What the model can do and how long its context is, as Ollama tells it."""
+        service.check_model(body.wanted)
+        return ollama.shown(service.card(), service.tokenization.abilities)
+
+    @app.get("/api/version")
+    async def ollama_version() -> dict[str, str]:
+        return await version()
 
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:

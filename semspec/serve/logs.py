@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import uuid
-from typing import Any
+from typing import Any, TextIO
 
 import transformers.utils.logging as transformers_logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -50,9 +50,21 @@ class PlainFormatter(JsonFormatter):
         return ascii(" ".join([when, *([] if level == "info" else [level]), event, *more]))[1:-1]
 
 
+class Stderr(logging.StreamHandler[TextIO]):
+    """Standard error as it is when a line is written: a program around us may have put another in its place."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: object) -> None:
+        """What the base class remembers is not asked for."""
+
+
 def configure(level: str = "info") -> None:
     """Everything goes to standard error in one form, uvicorn's own lines included."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Stderr()
     handler.setFormatter(PlainFormatter() if sys.stderr.isatty() else JsonFormatter())
     root = logging.getLogger()
     root.handlers, root.level = [handler], logging.WARNING

@@ -1,4 +1,4 @@
-"""Answers of /api/chat and /api/generate, as Ollama gives them: one JSON object a line."""
+"""Answers of /api/chat and /api/generate, as Ollama gives them: one JSON object a line; and what it tells of models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Any
 from semspec.serve.answers import Answer, parsed, written
 from semspec.serve.deltas import Delta, Finished
 from semspec.serve.http_errors import HttpError
+from semspec.serve.schema.ollama import LATEST
 
 NANO = 1e9  # durations are in nanoseconds
+DETAILS = {
+    "parent_model": "", "format": "semspec", "family": "semspec", "families": ["semspec"], "parameter_size": "",
+    "quantization_level": "",
+}  # fmt: skip
+NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 
 
 class OllamaAnswer(Answer):
@@ -82,3 +88,29 @@ class OllamaTextAnswer(OllamaAnswer):
 def loaded(kind: type[OllamaAnswer], model: str) -> dict[str, Any]:
     """What a client gets that asks nothing: Ollama's own do so to have a model loaded."""
     return kind("", model, [], 1)._said({"content": "", "reasoning": ""}, []) | {"done": True, "done_reason": "load"}
+
+
+def listed(card: dict[str, Any]) -> dict[str, Any]:
+    """The model in a list; what is not known of it is empty, since clients read every field."""
+    name = card["id"] + LATEST
+    return {
+        "name": name, "model": name, "modified_at": _date(card), "size": 0, "digest": "", "details": DETAILS,
+    }  # fmt: skip
+
+
+def running(card: dict[str, Any]) -> dict[str, Any]:
+    return listed(card) | {"expires_at": NEVER, "size_vram": 0, "context_length": card["max_model_len"]}
+
+
+def shown(card: dict[str, Any], abilities: list[str]) -> dict[str, Any]:
+    """Clients look for the context's length under the name of the architecture, and for tools among the abilities."""
+    info = {"general.architecture": "semspec", "general.basename": card["id"]}
+    return {
+        "modelfile": "", "parameters": "", "template": "", "license": "", "modified_at": _date(card),
+        "details": DETAILS, "model_info": info | {"semspec.context_length": card["max_model_len"]},
+        "capabilities": abilities,
+    }  # fmt: skip
+
+
+def _date(card: dict[str, Any]) -> str:
+    return datetime.datetime.fromtimestamp(card["created"], datetime.UTC).isoformat()

@@ -21,6 +21,7 @@ def usage_of(finished: Sequence[Finished], n: int) -> dict[str, Any]:
         "completion_tokens": written,
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+        "completion_tokens_details": {"reasoning_tokens": sum(end.thought for end in finished)},
     }
 
 

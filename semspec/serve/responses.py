@@ -69,7 +69,8 @@ class ResponsesAnswer(BlockAnswer):
             counts = usage_of(self.finished, self.n)
             usage = {
                 "input_tokens": counts["prompt_tokens"], "input_tokens_details": counts["prompt_tokens_details"],
-                "output_tokens": counts["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": counts["completion_tokens_details"],
                 "total_tokens": counts["total_tokens"],
             }  # fmt: skip
         metrics = {"metrics": metrics_of(self.finished, self.detailed)} if self.finished else {}

@@ -8,14 +8,18 @@ import math
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from ssl import SSLContext
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
-from semspec.serve.connection import connections
+from semspec.serve.connection import Connection, connections
 from semspec.serve.engine import Engine
+from semspec.serve.handshake import Handshake
 from semspec.serve.limits import Limits
 
 log = logging.getLogger("semspec.serve")
@@ -38,15 +42,20 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.config.is_ssl:  # uvicorn has no option for it, and asyncio waits a minute for each client's handshake
-            listen, seconds = self._loop.create_server, self.limits.header_seconds
-            self._loop.create_server = partial(listen, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
+        if self.config.is_ssl:  # of which uvicorn leaves everything to asyncio
+            self._loop.create_server = partial(self._listen, self._loop.create_server)  # type: ignore[method-assign]
         await super().startup(sockets)
         if not self.servers:  # it could not start, and has said why
             return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self.engine.url = f"http{'s' if self.config.is_ssl else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         log.info("listening", extra={"fields": {"url": self.engine.url, "serves": self.about}})
+
+    async def _listen(
+        self, listen: Callable[..., Awaitable[asyncio.Server]], make: Callable[[], Connection], *, ssl: SSLContext,
+        **where: Any,
+    ) -> asyncio.Server:  # fmt: skip
+        return await listen(lambda: Handshake(make, ssl, self.limits.header_seconds), **where)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends what still runs with an error."""

@@ -17,7 +17,7 @@ from semspec.serve.chat_format import ChatPlan, plan
 from semspec.serve.reasoning import Splitter
 from semspec.serve.schema.requests import ChatRequest
 from semspec.serve.tools.families import style_of
-from semspec.text.chat import PLAIN
+from semspec.text.chat import PLAIN, knows
 from semspec.text.prompts import encode_for_pair
 from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
@@ -39,6 +39,12 @@ class Tokenization:
         """Of two servers as a pair only the texts are known here, and how many tokens they have."""
         if isinstance(self._tokenizer, RemoteTokenizer):
             raise BadRequest("this pair is two servers, whose tokens are not known here; ask the target's own server")
+
+    @property
+    def abilities(self) -> list[str]:
+        """What the model can do, in Ollama's words."""
+        tools = ["tools"] if knows(self._tokenizer, "tools") else []
+        return ["completion", *tools, *(["thinking"] if self.markers is not None else [])]
 
     def plan(self, body: ChatRequest) -> ChatPlan:
         return plan(self._tokenizer, self.style, body)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,4 +79,7 @@ class Handle(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, reload)
     ThreadingHTTPServer.request_queue_size = 64
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Handle).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Handle, bind_and_activate=False)
+    server.socket = socket.socket(fileno=int(os.environ["SEMSPEC_INGRESS_SOCKET"]))
+    server.server_activate()
+    server.serve_forever()

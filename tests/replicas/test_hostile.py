@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from semspec.replicas.backend import Answer, NoneReady, Sent
 from semspec.replicas.ingress import LOST, LOST_TWICE, Ingress
 from semspec.replicas.supervisor import Supervisor
 from semspec.serve.engine import Engine
-from semspec.serve.forwarded import HEADER, ForwardedClient, introduced
+from semspec.serve.forwarded import HEADER, LISTENER, ForwardedClient, inherited, introduced
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.server import Server
 from tests.replicas import running as replicas
@@ -106,6 +107,51 @@ def test_a_replica_that_cannot_start_or_never_gets_healthy_is_tried_again() -> N
         return True
 
     assert asyncio.run(run()) and supervisor.replicas[0].starts == 3
+
+
+def test_nobody_else_can_be_at_a_replicas_port() -> None:
+    """From before its process has begun, which may take minutes to listen, until it is known to have ended."""
+
+    def taken(port: int) -> bool:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                other.bind(("127.0.0.1", port))
+            except OSError as error:
+                return error.errno == errno.EADDRINUSE
+            return False
+
+    seen: list[tuple[int, bool]] = []
+
+    def command(port: int) -> list[str]:
+        seen.append((port, taken(port)))
+        return ["sleep", "600"]  # which never listens
+
+    async def run() -> None:
+        supervisor = Supervisor(command, 1)
+        (replica,) = supervisor.replicas
+        supervisor.start()
+        async with asyncio.timeout(WAIT):
+            while replica.process is None:
+                await asyncio.sleep(0.01)
+            listener = replica.listener
+            assert seen == [(replica.port, True)] and taken(replica.port)
+            replica.process.kill()
+            while len(seen) == 1:
+                await asyncio.sleep(0.01)
+        assert listener.fileno() == -1 and seen[1][1], "the first is let go, and the second held"
+        await supervisor.stop(WAIT)
+
+    asyncio.run(run())
+
+
+def test_a_server_listens_on_the_socket_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv(LISTENER, str(os.dup(bound.fileno())))
+        with inherited() as listener:  # type: ignore[union-attr]
+            assert listener.getsockname() == bound.getsockname() and not listener.get_inheritable()
+        assert inherited() is None, "nobody is given it twice"
 
 
 def test_hangups_reload_keys_everywhere_and_replicas_are_told_of_with_a_key(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         "messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}],
         "tools": [TOOL], "options": {"num_predict": 3, "stop": ["z"], "top_k": 3},
     }),
+    ("/v1/messages/count_tokens", {
+        "model": "s", "system": "x", "messages": [{"role": "user", "content": [TEXT_BLOCK]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"},
+    }),
+    ("/api/show", {"model": "s", "verbose": True, "options": {"num_ctx": 5}}),
     ("/api/generate", {
         "model": "s", "prompt": "hello", "system": "x", "stream": False, "format": "json",
         "options": {"num_predict": 3},

@@ -191,6 +191,49 @@ def test_a_message_calls_and_gets_the_result(live: Live):
         client.messages.create(model="t", max_tokens=10, messages=turns[:1])
 
 
+@pytest.mark.parametrize("tool_choice", [None, {"type": "any"}, {"type": "tool", "name": "weather"}, {"type": "none"}])
+@pytest.mark.parametrize(
+    "system", [None, "be brief", [{"type": "text", "text": "be"}, {"type": "text", "text": "brief"}]]
+)
+def test_tokens_are_counted_as_a_message_has_them(live: Live, system: Any, tool_choice: Any):
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": [{"type": "text", "text": "Good"}]}]
+    asked: Any = {"model": "s", "messages": turns[:1], "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+    for more in ({}, {"tools": []}, {"messages": turns}, {"thinking": {"type": "disabled"}}):
+        given: Any = asked | more | ({"system": system} if system else {})
+        if given["tools"] and given["messages"] == asked["messages"] and tool_choice:
+            given["tool_choice"] = tool_choice
+        usage = claude(live).messages.create(**given, max_tokens=1).usage
+        counted = claude(live).messages.count_tokens(**given)
+        assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+        assert claude(live).beta.messages.count_tokens(**given).input_tokens == counted.input_tokens
+    assert live.idle()
+
+
+def test_a_count_is_refused_as_a_message_is(live: Live):
+    client, asked = claude(live), [{"role": "user", "content": "hello"}]
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.count_tokens(model="t", messages=asked)  # type: ignore[arg-type]
+    assert missing.value.body["type"] == "error"
+    for more in ({"messages": []}, {"surprise": 1}, {"n": 2}, {"tool_choice": {"type": "any"}}, {"max_tokens": True}):
+        refusal = live.post("/v1/messages/count_tokens", {"model": "s", "messages": asked} | more)
+        assert refusal.status_code == 400 and refusal.json()["type"] == "error"
+    assert live.get("/v1/messages/count_tokens").status_code == 405
+    assert live.post("/v1/messages/batches", {}).json()["type"] == "error"
+
+
+def test_counts_and_descriptions_need_a_key_and_counts_are_counted():
+    settings = Settings(name="s", keys=("k",), limits=Limits(client_rate=1))
+    asked = {"model": "s", "messages": [{"role": "user", "content": "hello"}]}
+    with serving(lambda: scripted_pair(ANSWERS), settings) as live:
+        key = {"x-api-key": "k"}
+        for path in ("/v1/messages/count_tokens", "/api/show"):
+            assert live.post(path, asked).status_code == 401
+        assert live.get("/api/ps").status_code == 401 and live.post("/api/show", {"model": "s"}, headers=key).is_success
+        assert live.post("/v1/messages/count_tokens", asked, headers=key).status_code == 200
+        refusal = live.post("/v1/messages/count_tokens", asked, headers=key)
+        assert refusal.status_code == 429 and refusal.headers["retry-after"] and refusal.json()["type"] == "error"
+
+
 # -- Ollama
 
 
@@ -217,6 +260,40 @@ def test_ollama_chats_and_generates(live: Live):
         client.chat(model="s", messages=[{"role": "user", "content": "x", "images": ["aGk="]}])
     assert refusal.value.status_code == 400 and "images" in refusal.value.error
     assert isinstance(live.post("/api/chat", {"model": "t", "messages": []}).json()["error"], str)
+
+
+def test_ollama_is_told_of_the_model(live: Live):
+    client = ollama.Client(host=live.url)
+    for name in ("s", "s:latest"):
+        told = client.show(name)
+        assert told.capabilities == ["completion", "tools", "thinking"]
+        info = told.modelinfo
+        assert info[f"{info['general.architecture']}.context_length"] == 4096
+    assert live.post("/api/show", {"name": "s", "verbose": True}).json() == told.model_dump(
+        by_alias=True, mode="json"
+    ) | {"modified_at": live.get("/api/tags").json()["models"][0]["modified_at"]}
+    (running,) = client.ps().models
+    assert (running.model, running.context_length) == ("s:latest", 4096) and running.expires_at.year > 9000
+    with pytest.raises(ollama.ResponseError) as missing:
+        client.show("t")
+    assert missing.value.status_code == 404 and "'t'" in missing.value.error
+    for body in ({}, {"model": "s", "name": "t"}, {"model": 3}, {"model": "s", "surprise": 1}, [], {"model": None}):
+        refusal = live.post("/api/show", body)
+        assert refusal.status_code == 400 and isinstance(refusal.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/embed", "/api/embeddings", "/v1/embeddings", "/api/pull", "/api/nothing", "/no"]
+)
+def test_what_cannot_be_had_is_refused_in_words(live: Live, path: str):
+    refusal = live.post(path, {"model": "s", "input": "hello"})
+    error = refusal.json()["error"]
+    told = error if path.startswith("/api/") else error["message"]
+    assert refusal.status_code == 404 and len(told.split()) > 5
+    assert ("embeddings" in told) == ("embed" in path)
+    assert (wrong := live.get("/api/chat")).status_code == 405 and wrong.headers["allow"] == "POST"
+    with pytest.raises(ollama.ResponseError, match="embedding model"):
+        ollama.Client(host=live.url).embed("s", "hello")
 
 
 @pytest.mark.parametrize(

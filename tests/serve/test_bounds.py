@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -15,13 +18,15 @@ from pydantic import BaseModel, ValidationError
 import semspec
 from semspec.options import Options
 from semspec.sampling.logit_options import MAX_BAD_WORDS
+from semspec.serve.admission import Admission
 from semspec.serve.answers import parsed, written
+from semspec.serve.completions import Service
 from semspec.serve.http_errors import explain
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.logs import JsonFormatter
 from semspec.serve.ollama import OllamaAnswer
-from semspec.serve.schema.anthropic import MessagesRequest
-from semspec.serve.schema.ollama import OllamaChat, OllamaGenerate
+from semspec.serve.schema.anthropic import CountRequest, MessagesRequest
+from semspec.serve.schema.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.responses import ResponsesRequest
 from semspec.serve.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -32,7 +37,7 @@ from tests.serve.scripted import scripted_pair
 
 BODIES: list[type[BaseModel]] = [
     ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, OllamaChat, OllamaGenerate, TokenizeRequest,
-    DetokenizeRequest,
+    DetokenizeRequest, CountRequest, OllamaShow,
 ]  # fmt: skip
 USER = [{"role": "user", "content": "x"}]
 HUGE = 10**4299  # as many digits as Python reads
@@ -222,6 +227,63 @@ def test_a_line_of_the_log_repeats_little(live: Live, caplog: pytest.LogCaptureF
     assert until(lambda: any(getattr(record, "fields", {}).get("status") == 404 for record in caplog.records))
     lines = [JsonFormatter().format(record) for record in caplog.records if record.message == "request"]
     assert lines and all(len(line) < 1000 for line in lines)
+
+
+# -- what holds up others
+
+PART, CALLED = {"type": "text", "text": "a"}, {"function": {"name": "f"}}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [PART] * 255}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message", "inside"),
+    [
+        (ChatRequest, "messages", {"role": "user", "content": [PART] * 256}, 256),
+        (ChatRequest, "messages", {"role": "assistant", "tool_calls": [CALLED] * 128}, 128),
+        (MessagesRequest, "messages", {"role": "user", "content": [PART] * 256}, 256),
+        (MessagesRequest, "messages", {"role": "user", "content": [RESULT]}, 256),
+        (CountRequest, "messages", {"role": "user", "content": [PART] * 256}, 256),
+        (ResponsesRequest, "input", {"role": "user", "content": [PART] * 256}, 256),
+        (TokenizeRequest, "messages", {"role": "user", "content": [PART] * 256}, 256),
+        (OllamaChat, "messages", {"role": "assistant", "tool_calls": [CALLED] * 128}, 128),
+    ],
+)
+def test_messages_have_so_many_parts_and_calls(kind: type[BaseModel], name: str, message: Any, inside: int):
+    """Each is validated on the event loop, where all others wait: tens of thousands take a second."""
+    body = {"model": "s", "max_tokens": 5} if kind is MessagesRequest else {"model": "s"}
+    kind.model_validate(body | {name: [message] * (4096 // inside)})
+    with pytest.raises(ValidationError, match=f"there are {4096 + inside} parts and calls"):
+        kind.model_validate(body | {name: [message] * (4096 // inside + 1)})
+
+
+def test_long_texts_to_tokenize_come_one_at_a_time():
+    """Completions wait for the same thread: for one of them at most."""
+    encoding, done = [], asyncio.Event()
+
+    async def encode(*_: Any) -> list[int]:
+        encoding.append(1)
+        await done.wait()
+        return [1]
+
+    async def run() -> tuple[int, list[int]]:
+        engine: Any = SimpleNamespace(admission=Admission(Limits()), clock=lambda: 0.0, accepted=())
+        service = Service(engine, Settings(name="s"))
+        service._tokenization = Mock(encode=encode)
+        chat = ChatRequest(model="s", messages=USER)  # type: ignore[arg-type]
+        counts = [asyncio.ensure_future(service.count(chat, "me")) for _ in range(3)]
+        for _ in range(20):  # as far as they get
+            await asyncio.sleep(0)
+        begun = len(encoding)
+        done.set()
+        return begun, list(await asyncio.gather(*counts))
+
+    assert asyncio.run(run()) == (1, [1, 1, 1])
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenized_to_be_counted(live: Live):
+    text = "a" * (Tokenization(scripted_pair({}))._most_characters + 1)
+    refusal = live.post("/v1/messages/count_tokens", {"model": "s", "messages": [{"role": "user", "content": text}]})
+    assert refusal.status_code == 400 and "more than fit" in refusal.json()["error"]["message"]
 
 
 # -- Ollama's habits

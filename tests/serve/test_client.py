@@ -189,7 +189,7 @@ def test_the_rest_of_the_endpoints(pocket: Live, pocket_pair: Pair):
         "label": "how undecided the target must be",
         "main": True,
     }
-    assert theta in fly["options"] and not fly["lossless"] and fly["title"] == "Undecided, then agrees"
+    assert theta in fly["options"] and not fly["lossless"] and fly["title"] == "Entropy gate and window"
     steps = next(m for m in menu["verifiers"] if m["name"] == "semantic+")["options"]
     lead = {"name": "lead", "type": "int", "default": 0, "label": "steps the target writes first", "main": False}
     assert lead in steps, "what a class overrides keeps its words"

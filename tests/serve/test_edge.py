@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import socket
@@ -17,7 +18,7 @@ from openai.types.chat import ChatCompletionMessage
 import semspec
 from semspec import BadRequest, Pair
 from semspec.serve.limits import Limits, Settings
-from semspec.serve.logs import JsonFormatter
+from semspec.serve.logs import JsonFormatter, Stderr
 from semspec.serve.schema.messages import Message
 from tests.serve.live import WAIT, Live, serving, until
 
@@ -158,6 +159,20 @@ def test_the_log_is_ascii(tiny: Live, caplog: pytest.LogCaptureFixture, path: st
     for record in caplog.records:
         line = JsonFormatter().format(record)
         assert line.isascii() and line.isprintable()
+
+
+def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch):
+    """A program around the server may close the one that was there when logs were configured."""
+    record = logging.LogRecord("semspec.serve", logging.INFO, __file__, 1, "it goes on", None, None)
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", first)
+    handler = Stderr()
+    handler.emit(record)
+    monkeypatch.setattr(sys, "stderr", second)
+    first_said = first.getvalue()
+    first.close()
+    handler.emit(record)
+    assert first_said == second.getvalue() == "it goes on\n"
 
 
 # -- counting

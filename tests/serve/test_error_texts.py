@@ -40,6 +40,10 @@ KINDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "/v1/completions": requests.CompletionRequest.model_validate,
     "/v1/responses": lambda b: translated(responses.ResponsesRequest.model_validate(b).chat, requests.ChatRequest),
     "/v1/messages": lambda b: translated(anthropic.MessagesRequest.model_validate(b).chat, requests.ChatRequest),
+    "/v1/messages/count_tokens": lambda b: translated(
+        anthropic.CountRequest.model_validate(b).chat, requests.ChatRequest
+    ),
+    "/api/show": ollama.OllamaShow.model_validate,
     "/api/chat": lambda b: translated(ollama.OllamaChat.model_validate(b).chat, requests.ChatRequest),
     "/api/generate": lambda b: translated(ollama.OllamaGenerate.model_validate(b).chat, requests.ChatRequest),
     "/tokenize": tokenize.TokenizeRequest.model_validate,

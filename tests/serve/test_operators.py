@@ -1,11 +1,8 @@
-"""What operators need: fair shares, limits by client, keys that change, ids, metrics under vLLM's names, TLS."""
+"""What operators need: fair shares, limits by client, keys that change, ids, metrics under vLLM's names."""
 
 from __future__ import annotations
 
 import os
-import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,13 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as families
 
 import semspec
-from semspec.cli.serve import check_tls
 from semspec.errors import BadRequest
 from semspec.serve.admission import Admission, fairest, victims
 from semspec.serve.auth import KeyStore, name_of
@@ -316,32 +311,3 @@ def test_drafts_stop_under_load_and_no_text_changes(pair: semspec.Pair):
     with serving(lambda: pair, replace(SETTINGS, limits=Limits(speculating=1))) as live:
         body["speculation"] = {"verifier": "exact", "num_draft_tokens": 4}
         assert ask(live) == (text, drafted), "nobody else is there"
-
-
-# -- TLS
-
-
-def test_tls(tmp_path: Path, target_folder: Path):
-    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(private), "-out", str(cert)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    check_tls(cert, private)
-    for wrong in ((cert, None), (private, cert), (tmp_path / "none", private)):
-        with pytest.raises(BadRequest):
-            check_tls(*wrong)
-    pair = scripted()
-    impatient = replace(SETTINGS, limits=replace(SETTINGS.limits, header_seconds=0.2))
-    with serving(lambda: pair, impatient, tls=(cert, private)) as live, socket.socket() as silent:
-        silent.settimeout(WAIT)
-        silent.connect(("127.0.0.1", int(live.engine.url.rpartition(":")[2])))
-        assert silent.recv(1) == b"", "a client that never says hello is not waited for"
-    with serving(lambda: pair, SETTINGS, tls=(cert, private)) as live:
-        assert live.engine.url.startswith("https://")
-        trusting = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(verify=trusting, base_url=live.engine.url) as client:
-            assert client.post("/v1/chat/completions", json=HELLO, timeout=WAIT).status_code == 200
-            with client.stream("POST", "/v1/chat/completions", json=HELLO | {"stream": True}, timeout=WAIT) as stream:
-                assert stream.read().decode().endswith("data: [DONE]\n\n")

@@ -112,3 +112,21 @@ def test_thinking_can_be_bounded_and_a_length_that_ends_inside_it_is_told(pocket
     assert short["message"]["content"] == ""
     for wrong in (-1, "many", 2**40):
         assert pocket.post("/v1/chat/completions", body | {"max_thinking_tokens": wrong}).status_code in (400, 422)
+
+
+@pytest.mark.parametrize("off", [True, False], ids=["alone", "drafted"])
+def test_tokens_of_thinking_are_counted_from_ids(pocket: Live, off: bool) -> None:
+    question = problem(2, 3, "test").text
+    body = {"model": "pocket", "temperature": 0, "speculation": {"off": off}}
+    chat = pocket.post(
+        "/v1/chat/completions", body | {"messages": [{"role": "user", "content": question}], "max_tokens": 200}
+    ).json()
+    reasoning, usage = chat["choices"][0]["message"]["reasoning_content"], chat["usage"]
+    tokens = pocket.post("/tokenize", {"model": "pocket", "prompt": reasoning}).json()
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": tokens["count"]} and tokens["count"] > 20
+    response = pocket.post("/v1/responses", body | {"input": question, "max_output_tokens": 200}).json()
+    assert response["usage"]["output_tokens_details"] == usage["completion_tokens_details"]
+    bounded = pocket.post(
+        "/v1/responses", body | {"input": question, "max_output_tokens": 200, "max_thinking_tokens": 9}
+    )
+    assert bounded.json()["usage"]["output_tokens_details"] == {"reasoning_tokens": 9}

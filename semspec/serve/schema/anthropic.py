@@ -1,4 +1,4 @@
-"""Bodies of /v1/messages, as chats."""
+"""Bodies of /v1/messages, and of the count of their tokens, as chats."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.serve.schema.base import MAX_COUNT, STRICT, Count, Json, Lenient, Text, at_most, without_neutral
-from semspec.serve.schema.messages import MAX_MESSAGES, MAX_PARTS
+from semspec.serve.schema.base import (
+    MAX_COUNT,
+    STRICT,
+    Count,
+    Echo,
+    Json,
+    Lenient,
+    Text,
+    at_most,
+    at_most_inside,
+    joined,
+    without_neutral,
+)
+from semspec.serve.schema.messages import MAX_INSIDE, MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import ChatRequest
 from semspec.serve.schema.sampling import Stops
 from semspec.serve.schema.tools import MAX_TOOLS, Name
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "context_management": ()}
 IGNORED = ("metadata", "service_tier", "cache_control", "betas", "inference_geo")
-Echo = Annotated[Any, Field(description="Taken, and without effect.")]
 
 
 class Block(Lenient):
@@ -129,7 +140,9 @@ class MessagesRequest(Lenient):
     model_config = STRICT | {"extra": "allow"}
     model: str
     max_tokens: Count
-    messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+    messages: Annotated[
+        list[Turn], Field(min_length=1, fail_fast=True), at_most_inside(MAX_INSIDE), at_most(MAX_MESSAGES)
+    ]
     system: Texts | None = None
     stop_sequences: Stops = Field(default_factory=list)
     stream: bool = False
@@ -166,10 +179,16 @@ class MessagesRequest(Lenient):
         if self.thinking is not None and self.thinking.type == "disabled":
             given["reasoning_effort"] = "none"
         given["messages"] += [message for turn in self.messages for message in turn.messages()]
-        last = given["messages"][-1]
+        last, more = given["messages"][-1], self.model_extra or {}
         if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
-            given["continue_final_message"] = True  # the answer goes on from it
-        return kind.model_validate(given | (self.model_extra or {})).giving_way()
+            more = {"continue_final_message": True} | more  # the answer goes on from it
+        return kind.model_validate(joined(given, more)).giving_way()
+
+
+class CountRequest(MessagesRequest):
+    """The same, before anybody has decided how long the answer may be."""
+
+    max_tokens: Count | None = None  # type: ignore[assignment]
 
 
 def _text(content: str | list[TextBlock]) -> str:

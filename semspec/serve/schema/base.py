@@ -11,9 +11,12 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from semspec.errors import BadRequest
+
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 MAX_FIELDS = 64  # of one object
 MAX_DEPTH = 64  # of values that are passed on
+INSIDE = ("content", "tool_calls", "output", "summary")  # lists of a message, and of what is in them
 MAX_NODES = 50_000  # values in one of them
 
 
@@ -37,6 +40,25 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def at_most_inside(count: int) -> BeforeValidator:
+    """The same for what the messages of a chat have in them together: each part and call is a body of its own."""
+
+    def check(messages: Any) -> Any:
+        inside = _inside(messages) if isinstance(messages, list) else []
+        found = len(inside) + len(_inside(inside))  # results of tools have parts of their own
+        if found > count:
+            raise ValueError(f"there are {found} parts and calls in these messages; send at most {count}")
+        return messages
+
+    return BeforeValidator(check)
+
+
+def _inside(items: list[Any]) -> list[Any]:
+    objects = [item for item in items if isinstance(item, dict)]
+    lists = [each for item in objects for name in INSIDE if isinstance(each := item.get(name), list)]
+    return [inner for each in lists for inner in each]
+
+
 def without_neutral(given: Any, neutral: dict[str, tuple[Any, ...]], refuse: bool = True) -> Any:
     """Without fields that ask for nothing; those that ask for something we cannot do are refused."""
     if not isinstance(given, dict):
@@ -45,6 +67,14 @@ def without_neutral(given: Any, neutral: dict[str, tuple[Any, ...]], refuse: boo
         if refuse and given.get(name) is not None and given[name] not in nothing:
             raise ValueError(f"{name} is not supported by this server; leave it out")
     return {k: v for k, v in given.items() if k not in neutral}
+
+
+def joined(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """A body of another API as one of ours, with fields of ours that were sent beside its own."""
+    for name, value in more.items():
+        if own.get(name) is not None and own[name] != value:
+            raise BadRequest(f"{name} is given twice, perhaps under two names; leave out one of them")
+    return own | more
 
 
 def _without_null(given: Any) -> Any:
@@ -81,6 +111,7 @@ Count = Annotated[int, Field(ge=1, lt=MAX_COUNT)]
 Token = Annotated[int, Field(ge=0, lt=MAX_COUNT, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Json = Annotated[dict[str, Any], AfterValidator(shallow)]
+Echo = Annotated[Any, Field(description="Taken, and without effect.")]
 
 
 class Lenient(BaseModel):

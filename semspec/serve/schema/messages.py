@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from semspec.serve.schema.base import STRICT, Lenient, Text, at_most, without_neutral
+from semspec.serve.schema.base import STRICT, Lenient, Text, at_most, at_most_inside, without_neutral
 from semspec.serve.schema.tools import MAX_TOOLS, ToolCall
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 256  # of one message
+MAX_INSIDE = 4096  # parts and calls of all of them
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "function_call": (),
@@ -66,4 +67,6 @@ class Message(Lenient):
         return {"role": self.role, "content": "".join(parts)} | {k: v for k, v in optional.items() if v is not None}
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+Messages = Annotated[
+    list[Message], Field(min_length=1, fail_fast=True), at_most_inside(MAX_INSIDE), at_most(MAX_MESSAGES)
+]

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's /api/chat and /api/generate, as chats and completions."""
+"""Bodies of Ollama's API: /api/chat and /api/generate as chats and completions, and /api/show."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from semspec.serve.schema.base import STRICT, Json, Lenient, Text, at_most, without_neutral
-from semspec.serve.schema.messages import MAX_MESSAGES
+from semspec.serve.schema.base import (
+    STRICT,
+    Echo,
+    Json,
+    Lenient,
+    Text,
+    at_most,
+    at_most_inside,
+    joined,
+    without_neutral,
+)
+from semspec.serve.schema.messages import MAX_INSIDE, MAX_MESSAGES
 from semspec.serve.schema.requests import ChatRequest, CompletionRequest
 from semspec.serve.schema.tools import MAX_TOOLS, Tool
 
@@ -22,6 +32,7 @@ IGNORED = (
 """They are settings of a server, or tune one, or a sampler that is off."""
 OFF: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "tfs_z": (1,), "typical_p": (1,), "repeat_last_n": (-1,)}
 """Options that we do not have, with the values that ask for nothing: penalties look at all of a text."""
+LATEST = ":latest"  # which Ollama's clients add to a model's name
 SAMPLING = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}  # other options have our names
 
 
@@ -78,19 +89,19 @@ class OllamaRequest(Lenient):
 
     @property
     def name(self) -> str:
-        return self.model.removesuffix(":latest")
+        return self.model.removesuffix(LATEST)
 
-    def common(self) -> dict[str, Any]:
+    def with_options(self, own: dict[str, Any]) -> dict[str, Any]:
         """A negative num_predict means as much as there is room for."""
         options = {SAMPLING.get(k, k): v for k, v in self.options.items() if k not in IGNORED}
         if isinstance(wanted := options.get("max_tokens"), int) and wanted < 0:
             options["max_tokens"] = None
-        given = {"model": self.name, "max_tokens": None, "stream": self.stream} | options
+        own |= {"model": self.name, "stream": self.stream}
         if isinstance(self.format, dict):
-            given["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": self.format}}
+            own["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": self.format}}
         elif self.format:
-            given["response_format"] = {"type": "json_object" if self.format == "json" else self.format}
-        return given
+            own["response_format"] = {"type": "json_object" if self.format == "json" else self.format}
+        return joined(own, {"max_tokens": None} | options)
 
     def thinks(self) -> dict[str, Any]:
         if isinstance(self.think, str):
@@ -99,14 +110,14 @@ class OllamaRequest(Lenient):
 
 
 class OllamaChat(OllamaRequest):
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True), at_most(MAX_MESSAGES)] = Field(
-        default_factory=list, description="None: the answer only says that the model is loaded."
-    )
+    messages: Annotated[
+        list[OllamaMessage], Field(fail_fast=True), at_most_inside(MAX_INSIDE), at_most(MAX_MESSAGES)
+    ] = Field(default_factory=list, description="None: the answer only says that the model is loaded.")
     tools: Annotated[list[Tool], Field(fail_fast=True), at_most(MAX_TOOLS)] = Field(default_factory=list)
 
     def chat(self, kind: type[ChatRequest]) -> ChatRequest:
         given = {"messages": [m.plain() for m in self.messages], "tools": [t.model_dump() for t in self.tools]}
-        return kind.model_validate(self.common() | given | self.thinks())
+        return kind.model_validate(self.with_options(given | self.thinks()))
 
 
 class OllamaGenerate(OllamaRequest):
@@ -114,10 +125,36 @@ class OllamaGenerate(OllamaRequest):
     system: Text | None = None
     raw: bool = False
 
+    @model_validator(mode="after")
+    def _raw_is_all(self) -> OllamaGenerate:
+        if self.raw and (self.system or self.think):
+            raise ValueError("raw goes on with the prompt as it is; leave system and think out")
+        return self
+
     def chat(self, kind: type[ChatRequest]) -> ChatRequest:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
-        return kind.model_validate(self.common() | {"messages": messages} | self.thinks())
+        return kind.model_validate(self.with_options({"messages": messages} | self.thinks()))
 
     def completion(self, kind: type[CompletionRequest]) -> CompletionRequest:
-        return kind.model_validate(self.common() | {"prompt": self.prompt})
+        return kind.model_validate(self.with_options({"prompt": self.prompt}))
+
+
+class OllamaShow(Lenient):
+    model_config = STRICT
+    model: str | None = None
+    name: str | None = Field(None, description="The same as model, for clients that are older.")
+    verbose: bool = Field(False, description="Taken, and without effect.")
+    options: Echo = None
+    system: Echo = None
+    template: Echo = None
+
+    @model_validator(mode="after")
+    def _one_name(self) -> OllamaShow:
+        if len({self.model, self.name} - {None}) != 1:
+            raise ValueError("give the model's name, as model")
+        return self
+
+    @property
+    def wanted(self) -> str:
+        return ((self.name if self.model is None else self.model) or "").removesuffix(LATEST)

@@ -6,8 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.serve.schema.base import STRICT, Count, Json, Lenient, Text, at_most, without_neutral
-from semspec.serve.schema.messages import MAX_MESSAGES, MAX_PARTS
+from semspec.serve.schema.base import (
+    STRICT,
+    Count,
+    Echo,
+    Json,
+    Lenient,
+    Text,
+    at_most,
+    at_most_inside,
+    joined,
+    without_neutral,
+)
+from semspec.serve.schema.messages import MAX_INSIDE, MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import IGNORED, ChatRequest, StreamOptions
 from semspec.serve.schema.tools import MAX_TOOLS, Name
 
@@ -21,7 +32,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "context_management": (),
 }
-Echo = Annotated[Any, Field(description="Taken, and without effect.")]
 
 
 class Part(Lenient):
@@ -85,6 +95,7 @@ Items = Annotated[
         ]
     ],
     Field(min_length=1, fail_fast=True),
+    at_most_inside(MAX_INSIDE),
     at_most(MAX_MESSAGES),
 ]
 
@@ -171,7 +182,7 @@ class ResponsesRequest(Lenient):
                 {"json_schema": schema} if schema else {}
             )
         given["messages"] += _messages(self.input)
-        return kind.model_validate(given | (self.model_extra or {}))
+        return kind.model_validate(joined(given, self.model_extra or {}))
 
     def asked(self) -> dict[str, Any]:
         """What a response repeats of its request."""
