@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -19,8 +20,12 @@ CONTROL, NORMAL = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
 
 
 def write(
-    model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerFast | None = None, kind: Kind = Kind.F32
+    model: PreTrainedModel,
+    path: Path,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
 ) -> Path:
+    """`kind`: of all matrices, or of each by its name in the file."""
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -54,13 +59,37 @@ def write(
     if tokenizer is not None:
         add_tokenizer(writer, tokenizer, config.vocab_size)
     for name, array in tensors(model, architecture, head).items():
-        wanted = kind if array.ndim > 1 else Kind.F32
-        writer.add_tensor(name, gguf.quants.quantize(array, wanted), raw_dtype=wanted)
+        wanted = Kind.F32 if array.ndim == 1 else kind if isinstance(kind, Kind) else kind(name)
+        raw = q4_k(array) if wanted == Kind.Q4_K else gguf.quants.quantize(array, wanted)
+        writer.add_tensor(name, raw, raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def q4_k(array: np.ndarray) -> np.ndarray:
+    """Rows of floats as Q4_K blocks, which the package only reads: ranges of groups, rounded twice; no search."""
+    groups = array.reshape(-1, 8, 32)
+    low, high = np.minimum(groups.min(-1), 0), groups.max(-1)
+    factors = np.stack([(high - low).max(1) / 15 / 63, (-low).max(1) / 63], 1).astype(np.float16)
+    d, dmin = np.maximum(factors.astype(np.float32), 1e-8).T
+    scales = np.clip(np.ceil((high - low) / 15 / d[:, None]), 0, 63).astype(np.uint8)
+    minima = np.clip(np.round(-low / dmin[:, None]), 0, 63).astype(np.uint8)
+    step = np.maximum(d[:, None] * scales, 1e-8)[..., None]
+    codes = np.clip(np.round((groups + (dmin[:, None] * minima)[..., None]) / step), 0, 15).astype(np.uint8)
+    packed = np.concatenate(
+        [
+            (scales[:, :4] & 63) | (scales[:, 4:] >> 4 << 6),
+            (minima[:, :4] & 63) | (minima[:, 4:] >> 4 << 6),
+            (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4),
+        ],
+        1,
+    )
+    nibbles = (codes[:, ::2] | codes[:, 1::2] << 4).reshape(len(codes), -1)
+    blocks = np.concatenate([factors.view(np.uint8), packed, nibbles], 1)
+    return blocks.reshape(*array.shape[:-1], -1)
 
 
 def tensors(model: PreTrainedModel, architecture: str, head: int) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
 from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
-from semspec.pair.loading import load
+from semspec.pair.loading import load, readable
 from semspec.pair.result import Result
 from semspec.sparse import PlanSwitch, SparsePlan, dense
 from semspec.tasks import Problem, Task
@@ -100,8 +100,10 @@ class Bench:
         # Methods are checked before any model is loaded.
         arms = arms_for(config.methods, True, config.num_draft_tokens, config.drafter)
         plans = {arm.name: SparsePlan.load(Path(arm.sparse)) for arm in arms if arm.sparse}
+        how = {name: getattr(config, name) for name in LOADING}
+        how |= {"dtype": readable(config.dtype, config.device)} if plans else {}
         self.pair = pair or load(
-            **{name: getattr(config, name) for name in LOADING},
+            **how,
             slots=config.batch * (2 if config.shared_prompts else 1),  # those that hold prompts, and those that write
             report=report,
         )

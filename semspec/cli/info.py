@@ -86,13 +86,13 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
 
 
 def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
-    config, shape, quantisation = source.config, source.shape, source.quantisation
+    config, shape = source.config, source.shape
     return {
         "path": str(source.path),
         "model_type": config.model_type,
         "runner": "transformers" if shape is None else "native",
         "parameters": None if shape is None else shape.parameters,
-        "stored": None if quantisation is None else quantisation.method,
+        "stored": source.stored_as,
         "refusal": refusal(source),
         "bytes": plan.weights,
         "bytes_read_by_a_pass": plan.read,

@@ -242,7 +242,7 @@ def cost(
     quiet: args.NoMemoryLine = False,
 ) -> None:
     """Count the operations and bytes of verifying a draft with each part of a plan, against dense verification."""
-    from semspec.pair.loading import find, load
+    from semspec.pair.loading import find, load, readable
     from semspec.sparse.plan import SparsePlan
     from semspec.sparse_fit.break_even import timer
     from semspec.sparse_fit.calibrate import native
@@ -257,7 +257,8 @@ def cost(
     if timed:
         longest = lengths[-1] + k + 1
         with loading(quiet) as report:
-            pair = load(target, device=device, dtype=dtype, slots=1, context=longest, report=report)
+            kind = readable(dtype, device)
+            pair = load(target, device=device, dtype=kind, slots=1, context=longest, report=report)
         clock = timer(native(pair), lengths[-1], k + 1)
     rows = cost_rows(shape, plan, lengths, k + 1, clock)
     Console(stderr=True).print(costs_on_screen(rows))

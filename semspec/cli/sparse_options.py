@@ -55,8 +55,8 @@ class TargetArguments:
     quiet: args.NoMemoryLine = False
 
     def load(self) -> Pair:
-        from semspec.pair.loading import load
+        from semspec.pair.loading import load, readable
 
-        how = {"device": self.device, "dtype": self.dtype, "context": self.context}
+        how = {"device": self.device, "dtype": readable(self.dtype, self.device), "context": self.context}
         with loading(self.quiet) as report:
             return load(self.target, **how, slots=1, report=report)  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
-"""The tensors of a GGUF file, dequantised one at a time, with the names and layout of a Hugging Face checkpoint."""
+"""The tensors of a GGUF file, one at a time, with the names and layout of a Hugging Face checkpoint: dequantised, or in
+their own blocks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from semspec.errors import ModelError
+from semspec.model.gguf_blocks import KEPT, read_blocks
 from semspec.model.gguf_config import config_of, dialect_of
-from semspec.model.gguf_header import Header
+from semspec.model.gguf_header import Entry, Header
+from semspec.model.int4 import Int4Blocks
 
 FACTORS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}  # read with the config
 
@@ -39,7 +43,8 @@ class GgufCheckpoint:
 
     def __exit__(self, failed: object, *_: object) -> None:
         self._bar.close()
-        if failed is None and self._unread:
+        looked_at = len(self._unread) == len(set(self.header.tensors) - FACTORS)  # and nothing was read
+        if failed is None and self._unread and not looked_at:
             some = ", ".join(sorted(self._unread)[:3])
             raise ModelError(
                 f"{self.header.path} has {len(self._unread)} tensors that its architecture does not use ({some}); "
@@ -47,24 +52,50 @@ class GgufCheckpoint:
             )
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-        stem, suffix = name.rsplit(".", 1)
-        expert = re.search(r"\.experts\.(\d+)\.", stem)
-        stored = self._names.get_name(stem.replace(expert[0], ".experts.") if expert else stem)
-        entry = self.header.tensors.get(f"{stored}.{suffix}")
-        if entry is None:
-            raise ModelError(f"{self.header.path}: the file has no tensor {stored}.{suffix} (for {name})")
-        self._unread.discard(f"{stored}.{suffix}")
-        found = entry.shape[1:] if expert else entry.shape
-        if found != shape or (expert and int(expert[1]) >= entry.shape[0]):
-            raise ModelError(f"{self.header.path}: {stored}.{suffix} has shape {entry.shape}, not {shape} as expected")
-        rows = slice(int(expert[1]), int(expert[1]) + 1) if expert else slice(None)
-        self._bar.update(entry.size // entry.shape[0] if expert else entry.size)
-        array = self.header.values(entry, rows).reshape(shape)
-        if self._dialect.interleaved and stem.endswith(("q_proj", "k_proj")):
-            pairs = array.reshape(-1, self._head // 2, 2, *shape[1:])
-            array = pairs.swapaxes(1, 2).reshape(shape)
+        entry, rows = self._entry(name, shape)
+        array, stem = self.header.values(entry, rows).reshape(shape), name.rsplit(".", 1)[0]
+        if self._in_pairs(stem):
+            array = array[self._in_halves(shape[0])]
         if self._dialect.norm_offset and "norm" in stem:
             array = array - np.float32(self._dialect.norm_offset)
         if not array.flags.writeable:  # of the file itself
             array = array.copy()
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+
+    def blocks(self, names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Int4Blocks | None:
+        """Matrices by their modules' names, one under the other, in the file's own blocks; None: one has other ones."""
+        if any(self.header.tensors[self._stored(f"{name}.weight")[0]].kind not in KEPT for name in names):
+            return None
+        parts = []
+        for name, size in zip(names, sizes, strict=True):
+            entry, rows = self._entry(f"{name}.weight", size)
+            part = read_blocks(self.header.raw(entry, rows).reshape(size[0], -1), entry.kind)
+            parts.append(part.rows(torch.from_numpy(self._in_halves(size[0]))) if self._in_pairs(name) else part)
+        return Int4Blocks.join(parts)
+
+    def _stored(self, name: str) -> tuple[str, int | None]:
+        """A tensor's name in the file, and which expert of it is meant."""
+        stem, suffix = name.rsplit(".", 1)
+        expert = re.search(r"\.experts\.(\d+)\.", stem)
+        stored = f"{self._names.get_name(stem.replace(expert[0], '.experts.') if expert else stem)}.{suffix}"
+        if stored not in self.header.tensors:
+            raise ModelError(f"{self.header.path}: the file has no tensor {stored} (for {name})")
+        return stored, int(expert[1]) if expert else None
+
+    def _entry(self, name: str, shape: tuple[int, ...]) -> tuple[Entry, slice]:
+        """Where a tensor of this shape lies, and which slices along its first dimension are it."""
+        stored, expert = self._stored(name)
+        entry = self.header.tensors[stored]
+        self._unread.discard(stored)
+        found = entry.shape if expert is None else entry.shape[1:]
+        if found != shape or (expert is not None and expert >= entry.shape[0]):
+            raise ModelError(f"{self.header.path}: {stored} has shape {entry.shape}, not {shape} as expected")
+        self._bar.update(entry.size if expert is None else entry.size // entry.shape[0])
+        return entry, slice(None) if expert is None else slice(expert, expert + 1)
+
+    def _in_pairs(self, stem: str) -> bool:
+        return self._dialect.interleaved and stem.endswith(("q_proj", "k_proj"))
+
+    def _in_halves(self, rows: int) -> np.ndarray:
+        """The rows of rotated pairs in the order of halves."""
+        return np.arange(rows).reshape(-1, self._head // 2, 2).swapaxes(1, 2).reshape(-1)

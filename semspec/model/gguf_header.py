@@ -67,10 +67,15 @@ class Header:
 
     def values(self, entry: Entry, rows: slice = slice(None)) -> np.ndarray:
         """A tensor's numbers, or those of some slices along its first dimension; only their pages are read."""
+        return dequantised(self.raw(entry, rows), entry.kind)
+
+    def raw(self, entry: Entry, rows: slice = slice(None)) -> np.ndarray:
+        """The same as bytes, [..., bytes of a row]."""
         block, width = GGML_QUANT_SIZES[entry.kind]
         shape = (*entry.shape[:-1], entry.shape[-1] // block * width)
-        raw = np.memmap(self.path, mode="r", dtype=np.uint8, offset=entry.start, shape=shape)[rows]
-        return dequantised(np.ascontiguousarray(raw), entry.kind)
+        return np.ascontiguousarray(
+            np.memmap(self.path, mode="r", dtype=np.uint8, offset=entry.start, shape=shape)[rows]
+        )
 
 
 @lru_cache(maxsize=2)  # a target's and a draft's: config, tokenizer and weights each ask for it

@@ -55,6 +55,11 @@ class Int8Linear(Linear):
         out = torch.add(product[:rows], product[rows:-1], alpha=0.5 / self._most).div_(scale)
         return out if self.bias is None else out.add_(self.bias)
 
+    def picked(self, index: Tensor) -> Int8Linear:
+        """Some of its outputs."""
+        whole, _ = torch.ops.quantized.linear_unpack(self._packed)
+        return Int8Linear(whole.dequantize()[index], None if self.bias is None else self.bias[index])
+
     @property
     def nbytes(self) -> int:
         return self._nbytes + self._sample.nbytes + (0 if self.bias is None else self.bias.nbytes)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from semspec.errors import ModelError
 from semspec.model import cpu_gemm
 from semspec.model.int8 import Int8Linear
 from semspec.model.linear import DenseLinear, Linear
@@ -41,7 +40,8 @@ class LimitedHead(Linear):
         elif embedding is not None:
             inner = Int8Linear(embedding[at])
         else:
-            raise ModelError("a head of int8 weights cannot be made smaller on a CPU; give another draft_dtype")
+            assert isinstance(head, Int8Linear)
+            inner = head.picked(at)
         return LimitedHead(inner, at, vocab, head.sample)
 
     def __call__(self, x: Tensor) -> Tensor:

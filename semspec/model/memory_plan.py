@@ -63,7 +63,8 @@ class MemoryPlan:
         read = int((shape.parameters - table * (1 if shape.tied else 2)) * each + table * head)
         weights = read + (0 if shape.tied and precision.weights == "plain" else embedding)
         if stored is not None:
-            weights, read = stored, stored - (0 if shape.tied else embedding)
+            both = shape.tied and device.type != "cpu"  # there the head is another matrix than the embedding
+            weights, read = stored, stored - (0 if both else embedding)
         if precision.weights == "plain" and GemmPaths.of(shape.parameters, device, dtype).packed:
             weights += read  # a second copy of all that a pass reads
         attention = precision.attention(device, shape.mixture is not None)

@@ -26,14 +26,14 @@ class Precision:
     fp8_cache: bool = False  # how keys and values are stored
 
     @staticmethod
-    def choose(dtype: str | torch.dtype, own: torch.dtype, device: torch.device, quantised: bool = False) -> Precision:
+    def choose(dtype: str | torch.dtype, own: torch.dtype, device: torch.device, keeps: bool = False) -> Precision:
         """`auto` is the checkpoint's own type on a GPU; on a CPU float32, which is exact and usually no slower.
-        `quantised`: the checkpoint is."""
+        `keeps`: weights that are quantised stay so by default (weights.keeps_weights)."""
         gpu = device.type != "cpu"
         if isinstance(dtype, torch.dtype):
             return Precision(dtype)
         if dtype == "auto":
-            return Precision(own if gpu else torch.float32, "stored" if gpu and quantised else "plain")
+            return Precision(own if gpu else torch.float32, "stored" if keeps else "plain")
         if dtype in FLOATS:
             return Precision(FLOATS[dtype])
         if dtype in QUANTISED:
@@ -60,7 +60,7 @@ class Precision:
         a float's last bit into a large one, and the last bits of attention depend on the number of tokens in a pass. In
         double precision a mixture of experts writes the same with and without drafts; other models are computed by
         `NumpyDecoder`, where a row does not depend on the others."""
-        doubled = device.type == "cpu" and self.weights in ("int8", "int4") and mixture
+        doubled = device.type == "cpu" and self.weights in ("int8", "int4", "stored") and mixture
         return torch.float64 if doubled else self.dtype
 
 

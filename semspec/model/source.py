@@ -12,13 +12,15 @@ from transformers import PreTrainedConfig
 from semspec.errors import ModelError
 from semspec.model.cache import kv_bytes_per_token
 from semspec.model.config import NotNative, Shape, context_of, dtype_of, read_config, stop_of
+from semspec.model.gguf_blocks import kept_bytes, main_kind
+from semspec.model.gguf_header import Header
 from semspec.model.graph_memory import rule_bytes
 from semspec.model.hf_runner import TransformersRunner, refuse_without_truncation
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.quantisation import Quantisation
 from semspec.model.runner import ModelRunner
-from semspec.model.weights import Checkpoint, locate
+from semspec.model.weights import Checkpoint, keeps_weights, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class Source:
         return Quantisation.read(self.path) if self.path.is_dir() else None
 
     @property
+    def stored_as(self) -> str | None:
+        """In a word, where weights are no plain floats."""
+        if self.path.suffix == ".gguf":
+            return main_kind(Header.read(self.path))
+        return None if self.quantisation is None else self.quantisation.method
+
+    @property
     def vocab(self) -> int:
         return self.config.vocab_size
 
@@ -86,10 +95,7 @@ class Source:
         where, precision = self._placed(device, dtype, kv_dtype)
         context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:
-            stored = None
-            if precision.weights == "stored":
-                with Checkpoint(self.path) as checkpoint:
-                    stored = checkpoint.kept_bytes
+            stored = self._kept_bytes(self.shape) if precision.weights == "stored" else None
             return MemoryPlan.of(name, self.shape, where, precision, slots, context, transposed_layers, stored)
         c = self.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
@@ -121,10 +127,16 @@ class Source:
         kind = precision.dtype
         return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
 
+    def _kept_bytes(self, shape: Shape) -> int:
+        if self.path.suffix == ".gguf":
+            return kept_bytes(Header.read(self.path), shape.tied)
+        with Checkpoint(self.path) as checkpoint:
+            return checkpoint.kept_bytes
+
     def _placed(self, device: str, dtype: str, kv_dtype: str = "auto") -> tuple[torch.device, Precision]:
         where = choose_device(device)
-        quantisation = self.quantisation
-        precision = Precision.choose(dtype, dtype_of(self.config), where, quantisation is not None)
+        quantisation, keeps = self.quantisation, self.shape is not None and keeps_weights(self.path, where)
+        precision = Precision.choose(dtype, dtype_of(self.config), where, keeps)
         if self.shape is None and kv_dtype != "auto":
             raise ModelError(f"{self.path}: kv_dtype is for the model types semspec runs itself; leave it out")
         precision = precision.with_cache(kv_dtype, where)

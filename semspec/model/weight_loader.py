@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semspec.model import cpu_gemm
-from semspec.model.int4 import cpu_int4
+from semspec.model.int4 import Int4Blocks, Int4Linear, cpu_int4
 from semspec.model.int8 import Int8Linear
 from semspec.model.linear import DenseLinear, Linear
 from semspec.model.placement import Precision, Weights
@@ -33,6 +33,15 @@ class QuantisedTensors(Protocol):
         ...
 
 
+@runtime_checkable
+class BlockTensors(Protocol):
+    """Tensors of which a CPU may multiply with some as they are stored."""
+
+    def blocks(self, names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Int4Blocks | None:
+        """Matrices by their modules' names, as one; None: they have no such blocks."""
+        ...
+
+
 class WeightLoader:
     def __init__(self, checkpoint: Tensors, device: torch.device, precision: Precision, parameters: int) -> None:
         self.checkpoint, self.device, self.precision, self.dtype = checkpoint, device, precision, precision.dtype
@@ -44,14 +53,21 @@ class WeightLoader:
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], width: int, biased: bool = False) -> Linear:
         """Several projections of the same input, packed into one."""
-        parts = [self._matrix(name, (size, width)) for name, size in zip(names, sizes, strict=True)]
+        kind = self.precision.weights
         biases = [self.read(f"{n}.bias", size) for n, size in zip(names, sizes, strict=True)] if biased else []
-        return self._joined(parts, torch.cat(biases) if biased else None, self.precision.weights)
+        bias = torch.cat(biases) if biased else None
+        if self._keeps_blocks(kind) and isinstance(self.checkpoint, BlockTensors):
+            blocks = self.checkpoint.blocks(names, [(size, width) for size in sizes])
+            if blocks is not None and blocks.suits:
+                return Int4Linear(blocks, bias)
+        parts = [self._matrix(name, (size, width)) for name, size in zip(names, sizes, strict=True)]
+        return self._joined(parts, bias, kind)
 
     def head(self, embedding: Tensor | None, vocab: int, width: int) -> Linear:
         """The output projection, which may be the embedding. It loses more by four bits than they gain."""
         matrix = self._matrix("lm_head", (vocab, width)) if embedding is None else embedding
-        return self._joined([matrix], None, "int8" if self.precision.weights == "int4" else self.precision.weights)
+        kind = self.precision.weights
+        return self._joined([matrix], None, "int8" if kind == "int4" else kind)
 
     def _joined(self, parts: Sequence[QuantisedLinear | Tensor], bias: Tensor | None, kind: Weights) -> Linear:
         kept = [p for p in parts if isinstance(p, QuantisedLinear) and self._keeps(p, kind)]
@@ -59,6 +75,8 @@ class WeightLoader:
             return cpu_int4(joined) if kind == "int4" and self.device.type == "cpu" else joined
         floats = [p.dequantised(self.dtype) if isinstance(p, QuantisedLinear) else p for p in parts]
         weight = floats[0] if len(floats) == 1 else torch.cat(floats)
+        if kind == "stored" and self._keeps_blocks(kind):  # beside matrices of four bits
+            return Int8Linear(weight, bias)
         if kind == "plain" or kind == "stored":
             packed = cpu_gemm.pack(weight) if self.paths.packed else None
             return DenseLinear(weight, bias, self.paths.transposed, packed)
@@ -71,6 +89,9 @@ class WeightLoader:
         if isinstance(self.checkpoint, QuantisedTensors):
             return self.checkpoint.matrix(name, size, self.device, self.dtype)
         return self.read(f"{name}.weight", *size)
+
+    def _keeps_blocks(self, kind: Weights) -> bool:
+        return self.device.type == "cpu" and kind in ("int4", "stored")
 
     def _keeps(self, part: QuantisedLinear, kind: Weights) -> bool:
         """Whether a matrix stays as it is stored. CPUs multiply with int8 only if each output has one scale."""

@@ -17,7 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semspec.errors import ModelError, cause, did_you_mean
+from semspec.model import int4
+from semspec.model.gguf_blocks import keeps_blocks
 from semspec.model.gguf_checkpoint import GgufCheckpoint
+from semspec.model.gguf_header import Header
 from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.quantised_formats import MAIN, READERS, Module, kept_bytes
@@ -73,9 +76,12 @@ def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
     return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
 
 
-def is_quantised(checkpoint: Checkpoint | GgufCheckpoint) -> bool:
-    """Whether a checkpoint's weights can be kept in fewer bits, as they are stored."""
-    return isinstance(checkpoint, Checkpoint) and checkpoint.quantisation is not None
+def keeps_weights(path: Path, device: torch.device) -> bool:
+    """Whether a checkpoint's weights stay by default as they are stored, in fewer bits: where there is a product that
+    is made for them."""
+    if path.suffix == ".gguf":
+        return device.type == "cpu" and int4.fast() and keeps_blocks(Header.read(path))
+    return device.type != "cpu" and Quantisation.read(path) is not None
 
 
 class Checkpoint:

@@ -86,7 +86,8 @@ def load(
     eos = _end_of_text(source, tokenizer)
     channels = plan.ffn if plan is not None and plan.ffn is not None and plan.ffn.by == "union" else None
     layers = int(channels.thresholds.count_nonzero()) if channels else 0
-    dtype = _dtype(source, device, dtype, context, report)
+    given, dtype = dtype, _dtype(source, device, dtype, context, report, floats=plan is not None)
+    draft_dtype = (given if plan is None else dtype) if draft_dtype is None else draft_dtype
     plans = [source.plan(device, dtype, slots, context, layers, kv_dtype, rules=True)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
@@ -107,7 +108,7 @@ def load(
     # Models with the same tokens share the ids of the smaller vocabulary; others each have their own.
     common = min(source.vocab, draft_source.vocab) if exchange is None else None
     draft_device = device if draft_device is None else draft_device
-    draft_dtype = dtype if draft_dtype is None else draft_dtype
+    draft_dtype = "bfloat16" if (draft_dtype, dtype) == ("auto", "bfloat16") else draft_dtype  # no more fits
     longer = 1 if exchange is None else MORE_TOKENS
     draft_context = min(int(longer * plans[0].context), draft_source.context)
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
@@ -159,13 +160,22 @@ def find(model: str | Path) -> Source:
     return Source.find(SHIPPED.get(str(model), model))
 
 
-def _dtype(source: Source, device: str, dtype: str, context: int | None, report: Callable[[str], None] | None) -> str:
-    """By default float32 on a CPU, in which `exact` is exact and decoding is fastest; bfloat16 where only that fits."""
+def readable(dtype: str, device: str) -> str:
+    """Of a target that verifies by sparse plans, which read its weights: on a CPU these are floats."""
+    return "float32" if dtype == "auto" and choose_device(device).type == "cpu" else dtype
+
+
+def _dtype(
+    source: Source, device: str, dtype: str, context: int | None, report: Callable[[str], None] | None, floats: bool
+) -> str:
+    """By default float32 on a CPU, in which `exact` is exact, or the blocks of four bits that a GGUF file has, in which
+    it is, too, unless these have to be `floats`; bfloat16 where only that fits."""
     if dtype != "auto" or choose_device(device).type != "cpu":
         return dtype
+    dtype = readable(dtype, device) if floats else dtype
     plan = source.plan(device, dtype, 1, context)
-    free = memory_plan.available(plan.device)
-    if free is None or plan.total <= free:
+    free, narrow = memory_plan.available(plan.device), source.plan(device, "bfloat16", 1, context)
+    if free is None or plan.total <= free or plan.total <= narrow.total:
         return dtype
     if report is not None:
         report(f"{plan.name}: float32 would take {memory_plan.size(plan.total)}, so it is bfloat16 (--dtype)")

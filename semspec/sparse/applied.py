@@ -74,7 +74,7 @@ def plan_of(runner: Runner) -> SparsePlan | None:
 def check_fits(plan: SparsePlan, runner: ModelRunner) -> None:
     shape = runner.shape
     if not isinstance(runner.transformer.layers[0].qkv, MATRICES):
-        raise BadRequest("on a CPU, sparse plans are for weights of floating point; load with another dtype")
+        raise BadRequest("on a CPU, sparse plans are for weights of floating point; load with dtype float32")
     if plan.model and plan.model != fingerprint(runner):
         raise BadRequest(
             f"the sparse plan is for {plan.model}, and this model is {fingerprint(runner)}; calibrate one for it with "

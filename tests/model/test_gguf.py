@@ -51,7 +51,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # what a file does not say is as in
 
 
 def ours(path: Path, tokens: list[int] = TOKENS) -> Tensor:
-    runner = ModelRunner.load(path, device="cpu", slots=1, context=256)
+    runner = ModelRunner.load(path, device="cpu", dtype="float32", slots=1, context=256)
     return runner.score([Score(runner, runner.acquire(), tokens, len(tokens))])[0].logits
 
 

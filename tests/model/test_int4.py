@@ -51,7 +51,7 @@ def test_a_torch_without_the_product_is_told(monkeypatch: pytest.MonkeyPatch) ->
     made = quantise(noise(32, 64), "int4")
     monkeypatch.setattr(int4.torch.ops, "aten", Without())
     with pytest.raises(ModelError, match=r"cannot do int4 on a CPU .* load with dtype int8 or float32"):
-        Int4Linear(made)
+        cpu_int4(made)
 
 
 @pytest.mark.parametrize("family", ["llama3.1", "qwen3-moe", "gemma3"])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import semspec
 from semspec.cli.main import app
-from semspec.errors import BadRequest, ModelError
+from semspec.errors import BadRequest
 from semspec.model import ModelRunner
 from semspec.model.limited_head import LOWEST, LimitedHead
 from semspec.model.quantised import quantise
@@ -45,10 +45,15 @@ def test_a_head_writes_into_memory_that_is_given() -> None:
     assert head.write(x, out) is out and torch.equal(out, head(x))
 
 
-def test_a_head_of_its_own_in_int8_is_refused_on_a_cpu(tmp_path: Path) -> None:
+def test_a_head_of_its_own_in_int8_is_made_smaller(tmp_path: Path) -> None:
     folder = save(make_model("llama3"), tmp_path / "m")  # not tied
-    with pytest.raises(ModelError, match="give another draft_dtype"):
-        ModelRunner.load(folder, device="cpu", dtype="int8", slots=1, context=64, head_ids=IDS)
+    small, whole = (
+        ModelRunner.load(folder, device="cpu", dtype="int8", slots=1, context=64, head_ids=ids) for ids in (IDS, None)
+    )
+    x = torch.randn(3, whole.shape.width, generator=torch.Generator().manual_seed(1))
+    found, expected = small.transformer.head(x), whole.transformer.head(x)
+    torch.testing.assert_close(found[:, IDS], expected[:, IDS], atol=1e-4, rtol=1e-4)
+    assert small.transformer.head.nbytes < whole.transformer.head.nbytes
 
 
 @pytest.mark.parametrize("verifier", ["exact", "sampling", "block"])
