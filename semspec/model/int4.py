@@ -16,9 +16,9 @@ from torch import Tensor
 from semspec.errors import ModelError
 from semspec.model.int8 import Int8Linear
 from semspec.model.linear import Linear, evenly_spaced
+from semspec.model.quantisation import GROUPS
 from semspec.model.quantised import MIDDLE, QuantisedLinear
 
-GROUPS = (32, 64, 128, 256)  # inputs that may share a scale
 OUTPUTS = 16  # a matrix has a multiple of these
 
 

@@ -26,14 +26,16 @@ class Precision:
     fp8_cache: bool = False  # how keys and values are stored
 
     @staticmethod
-    def choose(dtype: str | torch.dtype, own: torch.dtype, device: torch.device, keeps: bool = False) -> Precision:
+    def choose(
+        dtype: str | torch.dtype, own: torch.dtype, device: torch.device, default: Weights = "plain"
+    ) -> Precision:
         """`auto` is the checkpoint's own type on a GPU; on a CPU float32, which is exact and usually no slower.
-        `keeps`: weights that are quantised stay so by default (weights.keeps_weights)."""
+        `default`: how weights are kept then (weights.default_weights)."""
         gpu = device.type != "cpu"
         if isinstance(dtype, torch.dtype):
             return Precision(dtype)
         if dtype == "auto":
-            return Precision(own if gpu else torch.float32, "stored" if keeps else "plain")
+            return Precision(own if gpu else torch.float32, default)
         if dtype in FLOATS:
             return Precision(FLOATS[dtype])
         if dtype in QUANTISED:

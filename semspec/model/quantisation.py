@@ -23,6 +23,7 @@ IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_module
 FILES = ("config.json", "hf_quant_config.json")
 PATIENCE = 5.0  # seconds for one pattern on one name; real ones take microseconds
 EVERY = ("Linear", "*")  # targets that mean every matrix
+GROUPS = (32, 64, 128, 256)  # inputs that share a scale, as a CPU's product takes them
 Settings = dict[str, Any]
 
 
@@ -80,6 +81,15 @@ class Quantisation:
     def dequantises(self) -> bool:
         """Whether some matrices cannot be kept as they are stored."""
         return any(scheme.act_order for _, scheme in self.schemes)
+
+    @property
+    def int4(self) -> bool:
+        """Whether all matrices but the head are integers of four bits in groups, which a CPU has a product for."""
+        groups = all(
+            s.layout in ("packed", "awq", "gptq") and s.bits == 4 and s.block[1] in GROUPS and not s.act_order
+            for _, s in self.schemes
+        )
+        return groups and all("lm_head" in pattern for pattern in self.ignored)
 
 
 def _json(path: Path) -> Any:

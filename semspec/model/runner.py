@@ -22,7 +22,7 @@ from semspec.model.placement import Precision, choose_context, choose_device, on
 from semspec.model.room import EnoughRoom
 from semspec.model.rows import after_prefill, chunks_of, first, last_rows, rest, split_rows
 from semspec.model.transformer import Transformer
-from semspec.model.weights import keeps_weights, locate, open_checkpoint
+from semspec.model.weights import default_weights, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 
@@ -78,7 +78,7 @@ class ModelRunner(EnoughRoom):
         shape = Shape.read(path)
         where = choose_device(device)
         with open_checkpoint(path) as checkpoint:
-            precision = Precision.choose(dtype, shape.dtype, where, keeps_weights(path, where))
+            precision = Precision.choose(dtype, shape.dtype, where, default_weights(path, where))
             precision = precision.with_cache(kv_dtype, where)
             transformer = Transformer(shape, checkpoint, where, precision.dtype, precision.weights)
         transformer = transformer if head_ids is None else transformer.with_head(head_ids)

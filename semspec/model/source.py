@@ -20,7 +20,7 @@ from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.quantisation import Quantisation
 from semspec.model.runner import ModelRunner
-from semspec.model.weights import Checkpoint, keeps_weights, locate
+from semspec.model.weights import Checkpoint, default_weights, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class Source:
 
     def _placed(self, device: str, dtype: str, kv_dtype: str = "auto") -> tuple[torch.device, Precision]:
         where = choose_device(device)
-        quantisation, keeps = self.quantisation, self.shape is not None and keeps_weights(self.path, where)
-        precision = Precision.choose(dtype, dtype_of(self.config), where, keeps)
+        quantisation, default = self.quantisation, "plain" if self.shape is None else default_weights(self.path, where)
+        precision = Precision.choose(dtype, dtype_of(self.config), where, default)
         if self.shape is None and kv_dtype != "auto":
             raise ModelError(f"{self.path}: kv_dtype is for the model types semspec runs itself; leave it out")
         precision = precision.with_cache(kv_dtype, where)

@@ -56,8 +56,8 @@ class WeightLoader:
         kind = self.precision.weights
         biases = [self.read(f"{n}.bias", size) for n, size in zip(names, sizes, strict=True)] if biased else []
         bias = torch.cat(biases) if biased else None
-        if self._keeps_blocks(kind) and isinstance(self.checkpoint, BlockTensors):
-            blocks = self.checkpoint.blocks(names, [(size, width) for size in sizes])
+        if stored := self._blocks(kind):
+            blocks = stored.blocks(names, [(size, width) for size in sizes])
             if blocks is not None and blocks.suits:
                 return Int4Linear(blocks, bias)
         parts = [self._matrix(name, (size, width)) for name, size in zip(names, sizes, strict=True)]
@@ -75,7 +75,7 @@ class WeightLoader:
             return cpu_int4(joined) if kind == "int4" and self.device.type == "cpu" else joined
         floats = [p.dequantised(self.dtype) if isinstance(p, QuantisedLinear) else p for p in parts]
         weight = floats[0] if len(floats) == 1 else torch.cat(floats)
-        if kind == "stored" and self._keeps_blocks(kind):  # beside matrices of four bits
+        if kind == "stored" and self._blocks(kind):  # beside matrices of four bits
             return Int8Linear(weight, bias)
         if kind == "plain" or kind == "stored":
             packed = cpu_gemm.pack(weight) if self.paths.packed else None
@@ -90,8 +90,10 @@ class WeightLoader:
             return self.checkpoint.matrix(name, size, self.device, self.dtype)
         return self.read(f"{name}.weight", *size)
 
-    def _keeps_blocks(self, kind: Weights) -> bool:
-        return self.device.type == "cpu" and kind in ("int4", "stored")
+    def _blocks(self, kind: Weights) -> BlockTensors | None:
+        """The checkpoint, if its blocks are to be kept."""
+        fits = self.device.type == "cpu" and kind in ("int4", "stored")
+        return self.checkpoint if fits and isinstance(self.checkpoint, BlockTensors) else None
 
     def _keeps(self, part: QuantisedLinear, kind: Weights) -> bool:
         """Whether a matrix stays as it is stored. CPUs multiply with int8 only if each output has one scale."""

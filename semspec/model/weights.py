@@ -21,6 +21,7 @@ from semspec.model import int4
 from semspec.model.gguf_blocks import keeps_blocks
 from semspec.model.gguf_checkpoint import GgufCheckpoint
 from semspec.model.gguf_header import Header
+from semspec.model.placement import Weights
 from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.quantised_formats import MAIN, READERS, Module, kept_bytes
@@ -76,12 +77,16 @@ def open_checkpoint(path: Path) -> Checkpoint | GgufCheckpoint:
     return GgufCheckpoint(path) if path.suffix == ".gguf" else Checkpoint(path)
 
 
-def keeps_weights(path: Path, device: torch.device) -> bool:
-    """Whether a checkpoint's weights stay by default as they are stored, in fewer bits: where there is a product that
+def default_weights(path: Path, device: torch.device) -> Weights:
+    """How a checkpoint's weights are kept by default: in fewer bits, as they are stored, where there is a product that
     is made for them."""
-    if path.suffix == ".gguf":
-        return device.type == "cpu" and int4.fast() and keeps_blocks(Header.read(path))
-    return device.type != "cpu" and Quantisation.read(path) is not None
+    cpu, gguf = device.type == "cpu", path.suffix == ".gguf"
+    quantisation = None if gguf else Quantisation.read(path)
+    if cpu and int4.fast():
+        if gguf and keeps_blocks(Header.read(path)):
+            return "stored"
+        return "int4" if quantisation is not None and quantisation.int4 else "plain"
+    return "stored" if quantisation is not None and not cpu else "plain"
 
 
 class Checkpoint:

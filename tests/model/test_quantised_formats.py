@@ -14,18 +14,21 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
-from semspec.model import ModelRunner, Source, quantisation
+from semspec.model import ModelRunner, Source, int4, quantisation
 from semspec.model.config import Shape
+from semspec.model.int4 import Int4Linear
+from semspec.model.linear import DenseLinear
 from semspec.model.placement import Weights
 from semspec.model.quantisation import Quantisation, Scheme
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.transformer import Transformer
-from semspec.model.weights import Checkpoint
+from semspec.model.weights import Checkpoint, default_weights
 from semspec.types import Score
 from tests.checkpoints import edit_config, make_model, save
 from tests.quantised_checkpoints import FORMATS, make, named, rewritten
 
 CHANGES = {"llama3": {}, "qwen3": {}, "qwen3-moe": {"moe_intermediate_size": 64, "num_experts": 3}}
+FOUR_BITS = ("pack-quantized, int4", "pack-quantized, int4 with zeros", "awq", "gptq", "gptq v2")
 Made = Callable[..., Path]
 TOKENS = [5, 9, 300, 41, 7, 7, 120, 64]
 
@@ -73,6 +76,29 @@ def test_a_format_gives_the_logits_of_the_weights_it_stands_for(
         assert kept == (weights == "stored" and "act-order" not in form)
     unlike, _ = logits(sources[family])
     assert (unlike - want).abs().max() > 1e-2 * want.std()  # what was stored is not simply the checkpoint it came from
+
+
+@pytest.mark.skipif(not int4.fast(), reason="this processor has no fast product with four bits")
+@pytest.mark.parametrize("form", FORMATS)
+def test_on_a_cpu_four_bits_in_groups_stay_so_and_all_else_becomes_floats(form: str, made: Made) -> None:
+    folder = made(form)
+    runner = ModelRunner.load(folder / "quantised", device="cpu", slots=1, context=32)
+    kept = form in FOUR_BITS
+    assert isinstance(runner.transformer.layers[1].out, Int4Linear if kept else DenseLinear)
+    found = runner.score([Score(runner, runner.acquire(), TOKENS, len(TOKENS))])[0].logits
+    want, _ = logits(folder / "plain")
+    error = (found - want).abs().mean() / want.std()
+    assert error < (0.05 if kept else 1e-3)
+    plan = Source.find(folder / "quantised").plan("cpu", "auto", 1, 32)
+    assert (plan.weights < Source.find(folder / "quantised").plan("cpu", "float32", 1, 32).weights) == kept
+
+
+def test_matrices_that_a_file_leaves_plain_are_not_rounded_on_a_cpu(copied: Made) -> None:
+    folder = copied("awq") / "quantised"
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["lm_head", "down_proj"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert default_weights(folder, torch.device("cpu")) == "plain"
 
 
 CODES = ("proj.weight", "weight_packed", "qweight")
