@@ -14,7 +14,7 @@ from semspec.errors import BadRequest
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = ("fp8", "int8", "int4")
 FP8_CARD = (8, 9)  # compute capability from which a GPU converts e4m3
-Weights = Literal["plain", "stored", "fp8", "int8", "int4"]
+Weights = Literal["plain", "stored", "blocks", "fp8", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Precision:
     """How a model computes, and how its matrices are stored."""
 
     dtype: torch.dtype  # of activations, and of everything that is not quantised
-    weights: Weights = "plain"  # stored: as the checkpoint has them
+    weights: Weights = "plain"  # stored: as the checkpoint has them; blocks: so on a CPU, and others in a byte each
     fp8_cache: bool = False  # how keys and values are stored
 
     @staticmethod
@@ -62,7 +62,7 @@ class Precision:
         a float's last bit into a large one, and the last bits of attention depend on the number of tokens in a pass. In
         double precision a mixture of experts writes the same with and without drafts; other models are computed by
         `NumpyDecoder`, where a row does not depend on the others."""
-        doubled = device.type == "cpu" and self.weights in ("int8", "int4", "stored") and mixture
+        doubled = device.type == "cpu" and self.weights in ("int8", "int4", "blocks") and mixture
         return torch.float64 if doubled else self.dtype
 
 

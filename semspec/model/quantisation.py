@@ -55,7 +55,7 @@ class Quantisation:
         """None: the weights are plain."""
         for file in FILES:
             settings = _settings(_json(folder / file))
-            if settings is None:
+            if settings is None or _of_the_cache(settings):
                 continue
             method = _name(settings)
             try:
@@ -108,6 +108,16 @@ def _settings(config: Any) -> Any:
                 return found
             waiting += one.values()
     return None
+
+
+def _of_the_cache(settings: Any) -> bool:
+    """Whether keys and values alone are quantised, which we need not do: the weights are plain."""
+    return (
+        isinstance(settings, dict)
+        and settings.get("quant_algo", "") in (None, "NO_QUANT", "NONE")
+        and bool(settings.get("kv_cache_quant_algo"))
+        and not settings.get("quantized_layers")
+    )
 
 
 def _name(settings: Any) -> str:

@@ -65,7 +65,7 @@ class Module:
 
 
 def _fp8(m: Module) -> QuantisedLinear:
-    name = m.scheme.scale
+    name = next((n for n in (m.scheme.scale, "weight_scale_inv") if m.has(f"{m.name}.{n}")), m.scheme.scale)
     codes = m.part("weight", m.size, "F8_E4M3")
     scales = m.scales(name, *SCALES, "F8_E8M0", "U8")
     return _whole_matrix(m, QuantisedLinear("fp8", codes, scales, m.block))

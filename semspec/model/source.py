@@ -95,7 +95,7 @@ class Source:
         where, precision = self._placed(device, dtype, kv_dtype)
         context, name = choose_context(context, self.context), self.path.name
         if self.shape is not None:
-            stored = self._kept_bytes(self.shape) if precision.weights == "stored" else None
+            stored = self._kept_bytes(self.shape) if precision.weights in ("stored", "blocks") else None
             return MemoryPlan.of(name, self.shape, where, precision, slots, context, transposed_layers, stored)
         c = self.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads

@@ -61,22 +61,23 @@ class WeightLoader:
             if blocks is not None and blocks.suits:
                 return Int4Linear(blocks, bias)
         parts = [self._matrix(name, (size, width)) for name, size in zip(names, sizes, strict=True)]
-        return self._joined(parts, bias, kind)
+        return self._joined(parts, bias, "int8" if kind == "blocks" else kind)
 
     def head(self, embedding: Tensor | None, vocab: int, width: int) -> Linear:
-        """The output projection, which may be the embedding. It loses more by four bits than they gain."""
+        """The output projection, which may be the embedding. By four bits it loses more than they gain, and by fp8 more
+        than all layers do, where a byte of int8 loses next to nothing (docs/lab-notes.md, 2026-11-18)."""
         matrix = self._matrix("lm_head", (vocab, width)) if embedding is None else embedding
         kind = self.precision.weights
-        return self._joined([matrix], None, "int8" if kind == "int4" else kind)
+        kept = isinstance(matrix, QuantisedLinear) and self._keeps(matrix, kind)
+        return self._joined([matrix], None, "int8" if kind in ("fp8", "int4", "blocks") and not kept else kind)
 
     def _joined(self, parts: Sequence[QuantisedLinear | Tensor], bias: Tensor | None, kind: Weights) -> Linear:
+        assert kind != "blocks"
         kept = [p for p in parts if isinstance(p, QuantisedLinear) and self._keeps(p, kind)]
         if len(kept) == len(parts) and (joined := join(kept, bias)):
             return cpu_int4(joined) if kind == "int4" and self.device.type == "cpu" else joined
         floats = [p.dequantised(self.dtype) if isinstance(p, QuantisedLinear) else p for p in parts]
         weight = floats[0] if len(floats) == 1 else torch.cat(floats)
-        if kind == "stored" and self._blocks(kind):  # beside matrices of four bits
-            return Int8Linear(weight, bias)
         if kind == "plain" or kind == "stored":
             packed = cpu_gemm.pack(weight) if self.paths.packed else None
             return DenseLinear(weight, bias, self.paths.transposed, packed)
@@ -92,7 +93,7 @@ class WeightLoader:
 
     def _blocks(self, kind: Weights) -> BlockTensors | None:
         """The checkpoint, if its blocks are to be kept."""
-        fits = self.device.type == "cpu" and kind in ("int4", "stored")
+        fits = self.device.type == "cpu" and kind in ("int4", "blocks")
         return self.checkpoint if fits and isinstance(self.checkpoint, BlockTensors) else None
 
     def _keeps(self, part: QuantisedLinear, kind: Weights) -> bool:

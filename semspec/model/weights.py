@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?|(?!\.)[\w.-]+/[\w.-]+/[\w.-]+\.gg
 FLOATS = ("BF16", "F16", "F32", "F64")
 ITEMSIZE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 INDEX = "model.safetensors.index.json"
+# Beside a quantised matrix: of activations and of keys and values, or read elsewhere, or of no meaning by themselves.
+UNUSED = (
+    "bias", "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale",
+    "k_scale", "v_scale", "k_zero_point", "v_zero_point", "weight_shape", "activation_scale",
+)  # fmt: skip
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
 
 
@@ -84,7 +89,7 @@ def default_weights(path: Path, device: torch.device) -> Weights:
     quantisation = None if gguf else Quantisation.read(path)
     if cpu and int4.fast():
         if gguf and keeps_blocks(Header.read(path)):
-            return "stored"
+            return "blocks"
         return "int4" if quantisation is not None and quantisation.int4 else "plain"
     return "stored" if quantisation is not None and not cpu else "plain"
 
@@ -148,12 +153,37 @@ class Checkpoint:
         scheme = self.quantisation.scheme_of(name) if self.quantisation else None
         if scheme is None or self._is_plain(name, scheme):
             return self.read(f"{name}.weight", size, device, dtype)
-        module = Module(name, size, scheme, partial(self._get, device=device, squeezed=True), self._where.__contains__)
+        used = set[str]()
+
+        def get(part: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Tensor:
+            used.add(part)
+            return self._get(part, shape, kinds, device, squeezed=True)
+
         try:
-            made = READERS[scheme.layout](module)
+            made = READERS[scheme.layout](Module(name, size, scheme, get, self._where.__contains__))
+            self._refuse_unused(name, used)
         except ModelError as error:
             raise ModelError(f"{self.folder}: {error}" if str(self.folder) not in str(error) else str(error)) from error
         return made.to(dtype) if isinstance(made, Tensor) else made
+
+    def _refuse_unused(self, name: str, used: set[str]) -> None:
+        """What is stored with a matrix changes it: a variant of a format has more than we read. Zeros that are 0 and
+        factors that are 1 change nothing."""
+        for part in sorted(self._parts.get(name, set()) - used - {f"{name}.{end}" for end in UNUSED}):
+            tensor = self._files[self._where[part]].get_tensor(part).float()
+            if not bool((tensor == (0 if "zero" in part.rsplit(".", 1)[1] else 1)).all()):
+                raise ModelError(
+                    f"{part} is stored with a quantised matrix and would be ignored, which would give wrong answers; "
+                    "the checkpoint is of a variant that is not supported, or its config does not say what it is"
+                )
+
+    @cached_property
+    def _parts(self) -> dict[str, set[str]]:
+        """The names of all tensors by their modules."""
+        found = dict[str, set[str]]()
+        for name in self._where:
+            found.setdefault(name.rpartition(".")[0], set()).add(name)
+        return found
 
     def _is_plain(self, name: str, scheme: Scheme) -> bool:
         """Formats leave some matrices plain without a word in their config, such as heads."""

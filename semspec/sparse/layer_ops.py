@@ -48,7 +48,7 @@ class PlanSparsity:
         self.thresholds = plan.ffn.thresholds.tolist() if plan.ffn else []
         self.betas = plan.experts.betas.to(self.device) if plan.experts else None
         # No kernel skips channels of a single token, of an expert, which has few tokens, or of quantised weights.
-        quantised = any(isinstance(layer.qkv, QuantisedLinear) for layer in runner.transformer.layers)
+        quantised = any(_quantised(layer.ffn) for layer in runner.transformer.layers)
         unfused = plan.ffn is not None and (plan.ffn.by == "token" or self.shape.mixture is not None or quantised)
         self.fusible = not (any(self.thresholds) and unfused)
         self.layers = runner.transformer.layers
@@ -263,3 +263,7 @@ class SparseLayerOps(LayerOps):
             out[sparse] = sparse_ffn(ffn, x[sparse], threshold, owners[sparse] if union else None)
         out[~sparse] = ffn(x[~sparse])
         return out
+
+
+def _quantised(ffn: FeedForward | Experts) -> bool:
+    return isinstance(ffn, FeedForward) and any(isinstance(m, QuantisedLinear) for m in (ffn.gate_up, ffn.down))

@@ -256,3 +256,82 @@ def test_the_memory_plan_of_a_checkpoint_that_is_kept_counts_its_bytes(copied: M
         matrices = [m for layer in model.layers for m in (layer.qkv, layer.out, layer.ffn.gate_up, layer.ffn.down)]
         taken = sum(m.nbytes for m in [*matrices, model.head]) + model.embedding.nbytes
         assert kept == pytest.approx(taken, rel=0.02), form
+
+
+@pytest.mark.parametrize(
+    ("form", "end", "harmless", "value"),
+    [
+        ("pack-quantized, int4", "weight_zero_point", 0, 3),
+        ("modelopt nvfp4", "pre_quant_scale", 1, 1.5),
+        ("awq", "smoothing", 1, 2),
+    ],
+)
+def test_what_would_be_ignored_beside_a_matrix_is_refused(
+    form: str, end: str, harmless: float, value: float, copied: Made
+) -> None:
+    folder = copied(form) / "quantised"
+    want, _ = logits(folder)
+
+    def put(what: float) -> None:
+        def change(tensors: dict[str, Tensor]) -> None:
+            module = next(named(tensors, "qweight", "weight_packed", "weight_scale_2")).rsplit(".", 1)[0]
+            tensors[f"{module}.{end}"] = torch.full((4, 2), what)
+
+        rewritten(folder, change)
+
+    put(harmless)
+    torch.testing.assert_close(logits(folder)[0], want)
+    put(value)
+    with pytest.raises(ModelError, match=rf"{end} is stored with a quantised matrix and would be ignored"):
+        logits(folder)
+
+
+def test_scales_of_activations_and_of_the_cache_are_no_variant(copied: Made) -> None:
+    folder = copied("modelopt fp8") / "quantised"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for module in {name.rsplit(".", 1)[0] for name in list(tensors) if name.endswith("_proj.weight_scale")}:
+            tensors |= {f"{module}.{end}": torch.tensor(0.02) for end in ("input_scale", "k_scale", "v_scale")}
+
+    want, _ = logits(folder)
+    rewritten(folder, change)
+    torch.testing.assert_close(logits(folder)[0], want)
+
+
+def test_one_scale_for_a_matrix_has_either_name(copied: Made) -> None:
+    """transformers' own fp8 without blocks says weight_scale_inv."""
+    folder = copied("float-quantized, tensor") / "quantised"
+    want, _ = logits(folder)
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("weight_scale")]:
+            tensors[f"{name}_inv"] = tensors.pop(name)
+
+    rewritten(folder, change)
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": None, "modules_to_not_convert": ["lm_head"]}
+    edit_config(folder, quantization_config=quantised)
+    torch.testing.assert_close(logits(folder)[0], want)
+
+
+def test_a_cache_that_is_quantised_leaves_the_weights_plain(tmp_path: Path) -> None:
+    folder = save(make_model("llama3"), tmp_path / "m")
+    settings = {"quant_algo": None, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": settings})
+    )
+    assert Quantisation.read(folder) is None
+    assert isinstance(logits(folder, "stored")[1].layers[0].out, DenseLinear)
+    settings["quant_algo"] = "NEW"  # an algorithm that is not known is no cache
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": settings})
+    )
+    with pytest.raises(ModelError, match="NEW"):
+        Quantisation.read(folder)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int4"])
+def test_heads_have_a_byte_of_int8_whatever_the_layers_have(dtype: str, sources: dict[str, Path]) -> None:
+    with Checkpoint(sources["llama3"]) as checkpoint:
+        made = Transformer(Shape.read(sources["llama3"]), checkpoint, torch.device("meta"), torch.bfloat16, dtype)  # type: ignore[arg-type]
+    assert isinstance(made.head, QuantisedLinear) and made.head.kind == "int8"
+    assert isinstance(made.layers[0].out, QuantisedLinear) and made.layers[0].out.kind == dtype

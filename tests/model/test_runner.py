@@ -247,7 +247,7 @@ def test_dtype_auto_is_float32_on_a_cpu_and_the_checkpoints_own_on_a_gpu(runner:
     assert Precision.choose(torch.float16, own, cpu) == Precision(torch.float16)
     # Weights stay as a quantised checkpoint has them where kernels multiply with them; else they become floats.
     assert Precision.choose("auto", torch.bfloat16, gpu, "stored") == Precision(torch.bfloat16, "stored")
-    assert Precision.choose("auto", torch.bfloat16, cpu, "stored") == Precision(torch.float32, "stored")
+    assert Precision.choose("auto", torch.bfloat16, cpu, "blocks") == Precision(torch.float32, "blocks")
     assert Precision.choose("auto", torch.bfloat16, cpu) == Precision(torch.float32)
     assert Precision.choose("fp8", torch.float32, gpu) == Precision(torch.bfloat16, "fp8")
     assert Precision.choose("int8", torch.float16, gpu) == Precision(torch.float16, "int8")

@@ -7,17 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from semspec.errors import ModelError
 from semspec.model import ModelRunner
+from semspec.model.config import Shape
 from semspec.model.experts import FeedForward
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import Kernels, reference_kernels
+from semspec.model.transformer import Transformer
+from semspec.model.weights import Checkpoint
 from semspec.sparse import AttentionPlan, ExpertsPlan, FfnPlan
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, save
 from tests.model.test_graph_runner import Rehearsed, close
+from tests.quantised_checkpoints import FORMATS, rewritten, write
 from tests.sparse.runners import course, load, read, text, with_plan
 
 PLAN = AttentionPlan(block=8, dense_below=32, rho=0.2, sinks=1, recent=1, anchors=(0, 2))
@@ -177,3 +183,24 @@ def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> No
         exact = course(quick(one, **parts), prompt=60, rounds=2)
         for mine, theirs in zip(course(ours, prompt=60, rounds=2), exact, strict=True):
             close(mine, theirs)
+
+
+def test_channels_of_quantised_networks_beside_plain_attention_are_skipped(tmp_path: Path) -> None:
+    """No kernel skips them, so such checks are made one operation at a time; files often leave attention plain."""
+    source = save(make_model("llama3"), tmp_path / "source")
+    quantise, config = FORMATS["fp8 block, bf16"]
+    folder = write(source, tmp_path / "made", quantise, config | {"modules_to_not_convert": ["self_attn", "lm_head"]})
+    plain = load_file(source / "model.safetensors")
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in [n for n in plain if "self_attn" in n and n.endswith("_proj.weight")]:
+            del tensors[f"{name}_scale_inv"]
+            tensors[name] = plain[name]
+
+    rewritten(folder / "quantised", change)
+    with Checkpoint(folder / "quantised") as checkpoint:
+        shape = Shape.read(folder / "quantised")
+        model = ModelRunner(Transformer(shape, checkpoint, torch.device("cpu"), torch.float32, "stored"), 4, 512)
+    parts = {"ffn": FfnPlan(torch.tensor([0.2, 0.1, 0.3]), "union")}
+    for ours, theirs in zip(course(quick(model, **parts)), course(with_plan(model, **parts)), strict=True):
+        close(ours, theirs)
