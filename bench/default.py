@@ -98,11 +98,6 @@ def models(asked: argparse.Namespace, slots: int) -> tuple[Pair, list[list[int]]
     return Pair(runners[0], make_tokenizer(vocab), *runners[1:]), prompts, noisy
 
 
-def fresh(pair: Pair) -> Pair:
-    """The same models, with nothing learnt."""
-    return Pair(pair.target, pair.tokenizer, pair.draft, pair.eos)
-
-
 def seconds(
     pair: Pair, prompts: list[list[int]], tokens: int, seed: int, options: dict[str, Any]
 ) -> tuple[float, list[list[int]]]:
@@ -127,15 +122,15 @@ def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
     names = list(ARMS)
     lengths = (1, 2, 3, 4, 6, 12, 16) if pair.target.device.type == "cuda" else ()
     for arm in (*ARMS.values(), *({"num_draft_tokens": n} for n in lengths)):  # graphs are captured
-        seconds(fresh(pair), parts[0], min(24, asked.tokens), 0, arm | how)
-    kept = {name: fresh(pair) for name in names}
+        seconds(pair.fresh(), parts[0], min(24, asked.tokens), 0, arm | how)
+    kept = {name: pair.fresh() for name in names}
     taken: dict[str, list[float]] = {name: [] for name in names}
     same = True
     for turn in range(asked.rounds):
         for i, part in enumerate(parts):
             texts = {}
             for name in names[(turn + i) % 3 :] + names[: (turn + i) % 3]:
-                own = kept[name] if asked.keep else fresh(pair)
+                own = kept[name] if asked.keep else pair.fresh()
                 spent, texts[name] = seconds(own, part, asked.tokens, i, ARMS[name] | how)
                 taken[name].append(spent)
             same = same and texts["none"] == texts["default"]

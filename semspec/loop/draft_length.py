@@ -87,6 +87,7 @@ RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds tow
 EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
 ALLOWANCE = 0.015  # share of the target's time alone that drafts may cost in the long run,
 RESERVE = 2.0  # and at first, in tokens of the target alone,
+LOOKUP_RESERVE = 1.0  # of which lookups, that are often wrong, have fewer: short answers must not pay for them
 MAX_RESERVE = 12.0  # and after they have saved as much
 MAX_DRAFT_TOKENS = 16  # longest draft that is considered
 INITIAL_LENGTHS = (4, 2, 0)  # tried first; the first of them reads the prompt and is not timed
@@ -115,24 +116,34 @@ class AdaptiveLength:
     """Learns while running. One may serve several sequences, at the same time or one after the other."""
 
     def __init__(
-        self, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1, lookup: bool = False, draft_cost: float = 0.0
+        self,
+        max_tokens: int = MAX_DRAFT_TOKENS,
+        min_tokens: int = 1,
+        lookup: bool = False,
+        draft_cost: float = 0.0,
+        row_cost: float | None = None,
     ) -> None:
         """`lookup`: drafts cost nothing to make, are worth less, and are often empty; `draft_cost`: of a draft token in
-        target passes, as far as the models' sizes tell."""
+        target passes, as far as the models' sizes tell; `row_cost`: of a further token in a target pass, in passes, as
+        measured when the model was loaded."""
         self.lookup, self.draft_cost = lookup, draft_cost
         self.decay = DECAY
         self.prior = PRIOR_LOOKUP if lookup else PRIOR_ACCEPTANCE
         self.max_tokens, self.min_tokens = max(max_tokens, min_tokens), min_tokens  # of a draft that is not empty
         # By position; older rounds weigh less.
         self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
-        self.draft, self.target = Seconds(through_zero=True), Seconds()
+        slope = PRIOR_SLOPE if row_cost is None else row_cost
+        self.draft, self.target = Seconds(through_zero=True), Seconds(prior_slope=slope)
         self.rows = deque[float](maxlen=RECENT)  # seconds of a further token in a pass over a tree,
         self.treeless = 0  # and rounds with drafts since the last such pass
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
-        self.reserve = RESERVE  # tokens that the target alone could have written in the time drafts have saved
-        self.planned = deque(self._clamp(n) for n in (INITIAL_LOOKUPS if lookup else INITIAL_LENGTHS))
+        self.reserve = (
+            LOOKUP_RESERVE if lookup else RESERVE
+        )  # tokens that the target alone could have written in the time drafts have saved
+        lookups = INITIAL_LOOKUPS if row_cost is None else INITIAL_LOOKUPS[:1]  # what others cost is known
+        self.planned = deque(self._clamp(n) for n in (lookups if lookup else INITIAL_LENGTHS))
         self.next_candidate = 0
 
     def length(self) -> int:
@@ -267,14 +278,15 @@ class DraftLengths:
     """An `AdaptiveLength` per combination of rule and drafter, so that later prompts start from earlier estimates. The
     least recently used are dropped."""
 
-    def __init__(self, size: int = 64) -> None:
-        self.size = size
+    def __init__(self, size: int = 64, row_cost: float | None = None) -> None:
+        self.size, self.row_cost = size, row_cost
         self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
 
     def of(
         self, key: Hashable, max_tokens: int, min_tokens: int, lookup: bool = False, draft_cost: float = 0.0
     ) -> AdaptiveLength:
-        policy = self._policies.setdefault(key, AdaptiveLength(max_tokens, min_tokens, lookup, draft_cost))
+        made = AdaptiveLength(max_tokens, min_tokens, lookup, draft_cost, self.row_cost)
+        policy = self._policies.setdefault(key, made)
         self._policies.move_to_end(key)
         if len(self._policies) > self.size:
             self._policies.popitem(last=False)
@@ -287,8 +299,10 @@ class DraftLengths:
 class Seconds:
     """Seconds by draft length: the median of recent rounds, and a linear fit for lengths not measured."""
 
-    def __init__(self, through_zero: bool = False) -> None:
-        self.through_zero = through_zero  # the line has 0 seconds at 0 tokens
+    def __init__(self, through_zero: bool = False, prior_slope: float = PRIOR_SLOPE) -> None:
+        """`through_zero`: the line has 0 seconds at 0 tokens; `prior_slope`: of it, in passes, before any length was
+        timed."""
+        self.through_zero, self.prior_slope = through_zero, prior_slope
         self.recent: dict[int, deque[float]] = {}
         self.median: dict[int, float] = {}  # of the recent ones
         self.mean_length = self.mean_seconds = self.slope = 0.0  # the line
@@ -319,7 +333,10 @@ class Seconds:
         """Least squares over (length, seconds, weight)."""
         weight = sum(w for *_, w in points)
         if not points:
-            self.mean_seconds, self.slope = self.median[0], (0.0 if self.through_zero else PRIOR_SLOPE * self.median[0])
+            self.mean_seconds, self.slope = (
+                self.median[0],
+                (0.0 if self.through_zero else self.prior_slope * self.median[0]),
+            )
         elif self.through_zero:
             self.slope = sum(s * w for _, s, w in points) / sum(n * w for n, _, w in points)
         else:

@@ -19,6 +19,8 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # who sets one of these has 
 ROWS = (1, 5)  # tokens of the passes that are timed: one, and a short draft
 MAX_REPEATS = 5
 SECONDS = 0.5  # about as long as this may take; a large model is timed once, and gains by threads anyway
+ROW_SECONDS = 0.25  # the same for what a further token takes
+MIN_SECONDS = 1e-9  # against division by zero
 GAIN = 0.9  # one thread has to be this much faster to be taken
 BUSY = 0.7  # of its time a single thread should get a core
 
@@ -48,6 +50,26 @@ def faster(work: Callable[[], None], many: int, clock: Callable[[], float] = tim
             times.append(clock() - start)
     one, several = (statistics.median(taken[threads]) for threads in (1, many))
     return 1 if one < GAIN * several else many
+
+
+def row_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> float | None:
+    """What a further token takes in a pass that checks a draft, in passes of one token, on a CPU: from nearly nothing to
+    nearly a pass, by the format of the weights. None: not known."""
+    if runner.device.type != "cpu" or runner.capacity <= 1 + ROWS[1]:
+        return None
+    taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    slot, began = runner.acquire(), clock()
+    try:
+        while len(taken[1]) < MAX_REPEATS and (not taken[1] or clock() - began < ROW_SECONDS):
+            for rows, times in taken.items():
+                start = clock()
+                runner.score([Score(runner, slot, [1] * rows, rows)])
+                times.append(clock() - start)
+                runner.truncate(slot, 0)
+    finally:
+        runner.release(slot)
+    one, several = (min(times) for times in taken.values())  # what else the machine does only adds
+    return min(max((several / max(one, MIN_SECONDS) - 1) / (ROWS[1] - 1), 0.0), 1.0)
 
 
 def _passes(runner: Runner, slot: int) -> None:

@@ -13,7 +13,7 @@ from semspec.errors import BadRequest, ModelError, did_you_mean
 from semspec.model import ModelRunner, Source, memory_plan
 from semspec.model.memory_plan import MemoryPlan, check, describe, fitted
 from semspec.model.placement import choose_device
-from semspec.model.threads import choose_threads
+from semspec.model.threads import choose_threads, row_cost
 from semspec.pair import Pair
 from semspec.pair.remote import connect, is_url
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
@@ -100,9 +100,10 @@ def load(
         plans = _announce(plans, cache_tokens, report)
         runner = source.load(device, dtype, slots, context, tokens=plans[0].tokens, kv_dtype=kv_dtype)
         choose_threads(runner)
+        cost = row_cost(runner)
         if plan is not None:
             apply(plan, runner)
-        return _shared(Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy), plans)
+        return _shared(Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy, row_cost=cost), plans)
     draft_source = find(draft)
     exchange = exchange_of(source, draft_source, tokenizer)
     # Models with the same tokens share the ids of the smaller vocabulary; others each have their own.
@@ -121,6 +122,7 @@ def load(
     plans = _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], cache_tokens, report)
     runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens, kv_dtype=kv_dtype)
     choose_threads(runner)
+    cost = row_cost(runner)
     if plan is not None:
         apply(plan, runner)
     if shared and isinstance(runner, ModelRunner):
@@ -131,7 +133,7 @@ def load(
         where = (draft_device, draft_dtype, slots, draft_context)
         draft_runner = draft_source.load(*where, common, ids, plans[1].tokens, draft_kv)
     shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
-    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange), plans)
+    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange, cost), plans)
 
 
 def _shared(pair: Pair, plans: list[MemoryPlan]) -> Pair:

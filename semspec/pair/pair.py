@@ -45,13 +45,15 @@ class Pair:
         probe_folder: Path | None = None,
         allow_lossy: bool = True,
         exchange: Exchange | None = None,
+        row_cost: float | None = None,
     ) -> None:
-        """`exchange`: how both models read each other's tokens; None: they have the same."""
+        """`exchange`: how both models read each other's tokens; None: they have the same. `row_cost`: of a further token
+        in a target pass, in passes, for automatic draft lengths to begin with."""
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
         self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()
         self.resources = Resources(tokenizer, target, draft, eos, probe_folder, exchange)
-        self._preparer = Preparer(self.resources, target, draft, allow_lossy, DraftLengths())
+        self._preparer = Preparer(self.resources, target, draft, allow_lossy, DraftLengths(row_cost=row_cost))
 
     def wrapped(self, wrap: Callable[[Runner], Runner], executor: Executor | None = None) -> Pair:
         """The same pair with a wrapper around each model, the target first, and the same executor if no other."""
@@ -59,6 +61,14 @@ class Pair:
         pair.executor = executor or self.executor
         pair.target, pair.draft = wrap(self.target), None if self.draft is None else wrap(self.draft)
         pair._preparer = Preparer(self.resources, pair.target, pair.draft, self.allow_lossy, self._preparer.lengths)
+        return pair
+
+    def fresh(self) -> Pair:
+        """The same models on the same memory, with nothing learnt yet of draft lengths and costs."""
+        pair = copy.copy(self)
+        pair.executor = Executor()
+        lengths = DraftLengths(row_cost=self._preparer.lengths.row_cost)
+        pair._preparer = Preparer(self.resources, self.target, self.draft, self.allow_lossy, lengths)
         return pair
 
     @property

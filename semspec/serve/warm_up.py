@@ -13,6 +13,7 @@ from semspec.pair import Pair
 from semspec.types import Score
 
 TOKENS = 24  # generated before the first request comes
+DRAFT_TOKENS = 4  # of a draft meanwhile; automatic lengths would learn from text that nobody asked for
 BUDGETS = (1024, 2048, 4096, 8192)  # tokens in one pass that a GPU tries
 MAX_PASS_SECONDS = 0.3  # that who is writing waits for a pass with others' prompts in it
 
@@ -23,7 +24,7 @@ def warm_up(pair: Pair) -> float:
     count = min(TOKENS, pair.target.capacity - len(prompt))
     seconds = 0.0
     for verifier in pair.warm_up_verifiers:
-        options = Options(verifier=verifier, max_new_tokens=count, ignore_eos=True)
+        options = Options(verifier=verifier, num_draft_tokens=DRAFT_TOKENS, max_new_tokens=count, ignore_eos=True)
         (ticket,) = pair.submit([(prompt, options)])
         start = time.perf_counter()
         pair.executor.run()
