@@ -53,8 +53,8 @@ def faster(work: Callable[[], None], many: int, clock: Callable[[], float] = tim
 
 
 def row_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> float | None:
-    """What a further token takes in a pass that checks a draft, in passes of one token, on a CPU: from nearly nothing to
-    nearly a pass, by the format of the weights. None: not known."""
+    """What a further token takes in a pass that checks a draft, in passes of one token, on a CPU: from next to nothing
+    to nearly a pass, by the format of the weights. None: not known."""
     if runner.device.type != "cpu" or runner.capacity <= 1 + ROWS[1]:
         return None
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS}

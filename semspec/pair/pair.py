@@ -47,8 +47,8 @@ class Pair:
         exchange: Exchange | None = None,
         row_cost: float | None = None,
     ) -> None:
-        """`exchange`: how both models read each other's tokens; None: they have the same. `row_cost`: of a further token
-        in a target pass, in passes, for automatic draft lengths to begin with."""
+        """`exchange`: how both models read each other's tokens; None: they have the same. `row_cost`: of a further
+        token in a target pass, in passes, for automatic draft lengths to begin with."""
         self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
         self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()

@@ -180,6 +180,29 @@ def test_nor_do_drafts_that_are_always_wrong(cost: float, row: float):
         assert sum(taken) / 3 < bound
 
 
+@pytest.mark.parametrize("row", [0.2, 0.35, 0.6])
+def test_short_answers_do_not_pay_for_lookups_whose_cost_is_known(row: float):
+    """Of 24 tokens and of 96, with lookups that are always wrong; a cost that was not measured is found out by trying."""
+    for tokens, most in ((24, 1.05), (96, 1.03)):
+        known, unknown = (
+            max(
+                World(lambda i, done: 0.0, 0.0, row, seed=seed).seconds(
+                    AdaptiveLength(lookup=True, row_cost=cost), tokens
+                )
+                for seed in range(5)
+            )
+            for cost in (row, None)
+        )
+        assert known <= most + 1e-9 and known <= unknown
+    assert unknown > 1.0
+
+
+def test_lookups_that_pay_are_taken_though_their_cost_is_known():
+    for row in (0.0, 0.1, 0.2):
+        world = World(lambda i, done: 0.9, 0.0, row)
+        assert world.seconds(AdaptiveLength(lookup=True, row_cost=row), 200) < 0.75
+
+
 def test_what_a_draft_costs_is_seen_at_once_even_if_it_is_not_timed():
     policy = AdaptiveLength(lookup=True)
     policy.observe(Round(policy.length(), 0, 4, 0.0, 4.0))

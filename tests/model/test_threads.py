@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 from semspec.model import threads
+from semspec.types import Score, ScoreOutput
 from tests.fakes import FakeRunner
 
 
@@ -47,6 +51,26 @@ def test_a_runner_is_timed_unless_the_user_has_chosen(monkeypatch: pytest.Monkey
     )
     threads.choose_threads(runner)
     assert len(runner.diary) == 2, "with one thread there is nothing to choose"
+
+
+@dataclass
+class PerRow(FakeRunner):
+    """A pass takes a second, and each further row so long."""
+
+    row: float = 0.0
+
+    def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        self.clock.now += 1 + self.row * (sum(len(r.tokens) for r in requests) - 1)
+        assert all(r.keep == len(r.tokens) for r in requests), "as a draft is checked"
+        return super().score(requests)
+
+
+@pytest.mark.parametrize(("row", "cost"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0), (3.0, 1.0)])
+def test_what_a_further_token_takes_is_measured_in_passes(row: float, cost: float):
+    runner = PerRow(lambda held: [0.0, 1.0], 2, capacity=16, seconds=0.0, row=row)
+    assert threads.row_cost(runner, runner.clock) == pytest.approx(cost)
+    assert not runner.held and len(runner.diary) == 2, "a slow model is timed once"
+    assert threads.row_cost(PerRow(lambda held: [0.0, 1.0], 2, capacity=4)) is None, "too short for a draft"
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+import semspec
 from semspec.loop.executor import Executor
 from semspec.model.prefix_cache import PrefixCache
-from semspec.serve.warm_up import measure_budget
+from semspec.serve.warm_up import measure_budget, warm_up
 from semspec.types import Score, ScoreOutput
 from tests.fakes import FakeRunner, chain
 
@@ -52,3 +53,13 @@ def test_on_a_cpu_no_text_depends_on_a_clock() -> None:
     pair: Any = SimpleNamespace(target=inner, executor=Executor())
     measure_budget(pair, inner.clock)
     assert pair.executor.budget == 512 and not inner.diary
+
+
+def test_automatic_lengths_learn_nothing_from_a_warm_up() -> None:
+    """Its text is nonsense: they would not draft for the first people who ask."""
+    pair = semspec.load("pocket", device="cpu", slots=1, context=512)
+    assert warm_up(pair) > 0
+    assert not list(pair._preparer.lengths)
+    question = "Mia has 4 bags with 6 pens each. Tom has 5 more pens than Mia. How many pens does Tom have?"
+    answer = pair.generate([{"role": "user", "content": question}], max_new_tokens=60)
+    assert answer.stats.drafted > 0
