@@ -182,7 +182,7 @@ def test_nor_do_drafts_that_are_always_wrong(cost: float, row: float):
 
 @pytest.mark.parametrize("row", [0.2, 0.35, 0.6])
 def test_short_answers_do_not_pay_for_lookups_whose_cost_is_known(row: float):
-    """Of 24 tokens and of 96, with lookups that are always wrong; a cost that was not measured is found out by trying."""
+    """Of 24 tokens and of 96, with lookups that are always wrong; a cost that is not known is found out by trying."""
     for tokens, most in ((24, 1.05), (96, 1.03)):
         known, unknown = (
             max(
