@@ -30,6 +30,7 @@ ROWS = [
     "hf",
     "semspec",  # the public names
     "tasks",
+    "catalogue",
     "probe_fit head_fit bench serve lm_eval",
     "sparse_fit advise vllm replicas",
     "cli",

@@ -175,7 +175,8 @@ class Chat:
             self.list_methods()
 
     def list_methods(self) -> None:
-        from semspec.cli.listing import catalogue, rule_tables
+        from semspec.catalogue import catalogue
+        from semspec.cli.listing import rule_tables
 
         self.errors.print(*rule_tables(catalogue()["verifiers"]), sep="\n")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 from typing import Annotated, Any
 
@@ -14,7 +12,6 @@ from rich.text import Text
 
 from semspec.cli.show import terminal
 from semspec.errors import BadRequest, did_you_mean
-from semspec.registry import limits_in_words
 
 KINDS = ("verifiers", "drafters", "tasks")
 GROUPS = {
@@ -35,6 +32,8 @@ def listing(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the verifiers, drafters and tasks: what each does and needs; with a NAME, its options."""
+    from semspec.catalogue import catalogue
+
     found = catalogue()
     if name in found:
         found = {name: found[name]}
@@ -55,61 +54,6 @@ def listing(
         return
     for kind, one in [(kind, one) for kind, ones in found.items() for one in ones]:
         describe(kind, one, console)
-
-
-def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """By kind: names with one line each, what they need, and their options."""
-    from semspec import draft, tasks, verify
-
-    return {
-        "verifiers": [
-            _entry(rule, _needs(rule))
-            | {"title": rule.title or rule.name, "lossless": rule.lossless, "unit": rule.unit, "control": rule.control}
-            | {"num_draft_tokens": rule.draft_tokens}
-            for rule in verify.REGISTRY.values()
-        ],
-        "drafters": [_entry(kind, _drafter_needs(kind)) for kind in draft.REGISTRY.values()],
-        "tasks": [_entry(task, []) | {"scored": task.scored} for task in tasks.REGISTRY.values()],
-    }
-
-
-def _entry(cls: Any, needs: list[str]) -> dict[str, Any]:
-    from semspec.serve.menu import option
-
-    own = [f for f in dataclasses.fields(cls) if f.metadata.get("option", True) and f.name != "data"]
-    options = [option(cls, f) | {"allowed": _allowed(cls, f.name)} for f in own]
-    return {"name": cls.name, "about": one_line(cls), "needs": needs, "options": options}
-
-
-def _allowed(cls: Any, name: str) -> str:
-    kinds = [getattr(kind, "__dataclass_fields__", {}).get(name) for kind in cls.__mro__]
-    return next((words for f in kinds if f is not None and (words := limits_in_words(f.metadata))), "")
-
-
-def _needs(rule: Any) -> list[str]:
-    from semspec.verify.step_rule import StepRule
-
-    found = ["draft probabilities"] if rule.needs_draft_logits else []
-    if issubclass(rule, StepRule):
-        found.append("draft model")
-        found += ["referee"] if rule.refereed else []
-        found += ["probes"] if "probes" in {f.name for f in dataclasses.fields(rule)} else []
-    return found
-
-
-def _drafter_needs(kind: Any) -> list[str]:
-    return ["draft model"] * kind.needs_model + ["draft head"] * kind.reads_target
-
-
-def one_line(cls: Any) -> str:
-    """What it is: as the file that is about it begins, else as its class does."""
-    from semspec.serve.menu import about
-
-    module = inspect.getmodule(cls)
-    text = " ".join(((module and module.__doc__) or "").split())
-    own = text.removeprefix(f"`{cls.name}`: ")
-    line = about(cls) if own == text else own.partition(". ")[0].rstrip(".")
-    return line[:1].upper() + line[1:]
 
 
 def rule_tables(rules: list[dict[str, Any]]) -> list[RenderableType]:
@@ -135,7 +79,8 @@ def describe(kind: str, one: dict[str, Any], console: Console) -> None:
     facts = [kind.removesuffix("s"), *([f"needs {' and '.join(one['needs'])}"] if one["needs"] else [])]
     if kind == "verifiers":
         facts += ["lossless" if one["lossless"] else "lossy", f"verifies {one['unit']}s"]
-        facts += [f"{one['num_draft_tokens']} draft tokens by default"] if one["unit"] == "token" else []
+        if one["unit"] == "token" and one["num_draft_tokens"] is not None:
+            facts.append(f"{one['num_draft_tokens']} draft tokens by default")
     console.print(Text.assemble((one["name"], "bold cyan"), f": {one['about']}"))
     console.print(Text(" · ".join(facts), "dim"))
     if not one["options"]:
@@ -146,5 +91,6 @@ def describe(kind: str, one: dict[str, Any], console: Console) -> None:
         table.add_row(option["name"], Text(default), option["allowed"] or "", Text(option["label"]))
     console.print(table)
     first = max(one["options"], key=lambda option: option["main"])
-    example = f"{one['name']}:{first['name']}={'...' if first['default'] == '' else first['default']}"
+    value = json.dumps(first["default"]).strip('"') or "..."  # true and false as the parser reads them
+    example = f"{one['name']}:{first['name']}={value}"
     console.print(Text(f"Given as {example}; several options with commas between them.", "dim"))

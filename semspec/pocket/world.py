@@ -23,7 +23,7 @@ HELD_OUT_TEMPLATES: tuple[str, ...] = tuple(
 )
 TRAIN_TEMPLATES: tuple[str, ...] = tuple(name for name in TEMPLATES if name not in HELD_OUT_TEMPLATES)
 
-_SPLITS = {"train": 0x51, "test": 0xA7, "templates": 0xE3, "probe": 0x2D}
+SPLITS = {"train": 0x51, "test": 0xA7, "templates": 0xE3, "probe": 0x2D}
 """What a seed means depends on the split, so a training seed never repeats a test problem.
 train, probe: training templates; test: the same templates, other numbers; templates: the held-out ones."""
 
@@ -77,11 +77,11 @@ def problem(
     seed: int, steps: int | None = None, split: str = "train", template: str | None = None, long: bool = False
 ) -> Problem:
     """The problem with this seed. `steps` fixes the number of needed derivations; `long` buries it in idle facts."""
-    if split not in _SPLITS:
-        raise ValueError(f"unknown split {split!r}; choose one of {', '.join(_SPLITS)}")
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
     if steps is not None and not FEWEST_STEPS <= steps <= MOST_STEPS:
         raise ValueError(f"a problem has {FEWEST_STEPS} to {MOST_STEPS} steps, not {steps}")
-    rng = Random((seed << 8) | _SPLITS[split])
+    rng = Random((seed << 8) | SPLITS[split])
     if template is None:
         templates = HELD_OUT_TEMPLATES if split == "templates" else TRAIN_TEMPLATES
         template = _pick(rng, templates)

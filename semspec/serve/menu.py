@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from typing import Any
 
 from semspec import pocket, verify
+from semspec.catalogue import about, default_length, option
 from semspec.draft.kinds import Dflash, Eagle
 from semspec.options import AUTO, DRAFTERS, REPEATABLE
 from semspec.pair import Pair
 from semspec.serve.limits import Settings
-from semspec.verify import REGISTRY, Rule
+from semspec.verify import REGISTRY
 from semspec.verify.checked import option_fields
 
-SHOWN = ("label", "main", "choices", "unset")  # of an option's metadata
 POCKET_STEPS = (3, 3, 4, 5)  # of a solution, for each example
 BEGINNINGS = ("Once upon a time", "The three laws of motion are:", "def fibonacci(n):", "1, 1, 2, 3, 5, 8,")
 GENERAL = (
@@ -54,7 +52,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 "allowed": rule.lossless or settings.allow_lossy,
                 "unit": rule.unit,
                 "drafts": rule.speculates,
-                "num_draft_tokens": AUTO if rule.same_text else min(rule.draft_tokens, settings.limits.draft_tokens),
+                "num_draft_tokens": _capped(default_length(rule), settings.limits.draft_tokens),
                 "options": [option(rule, f) for f in option_fields(rule)],
             }
             for name, rule in REGISTRY.items()
@@ -63,24 +61,8 @@ def menu(settings: Settings) -> dict[str, Any]:
     }
 
 
-def option(rule: type[Rule], field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """A field in words, also where a class that overrides it gives a new default only."""
-    words: dict[str, Any] = {}
-    for kind in reversed(rule.__mro__):
-        own = getattr(kind, "__dataclass_fields__", {}).get(field.name)
-        words |= {key: own.metadata[key] for key in SHOWN if own is not None and key in own.metadata}
-    plain = {"name": field.name, "type": type(field.default).__name__, "default": field.default}
-    return plain | {"label": field.name.replace("_", " "), "main": False} | words
-
-
-def about(rule: type[Rule]) -> str:
-    """The first sentence of a rule's description: of its class, or of our file if that is about one rule."""
-    own = rule.__dict__.get("__doc__") or ""
-    if own and not own.startswith(f"{rule.__name__}("):  # what a dataclass writes for itself
-        return " ".join(own.split()).partition(". ")[0].rstrip(".")
-    module = inspect.getmodule(rule)
-    text = " ".join((module.__doc__ or "").split()) if module and module.__name__.startswith("semspec.") else ""
-    return text.partition(": ")[2].partition(". ")[0] or text
+def _capped(length: int | str, limit: int) -> int | str:
+    return min(length, limit) if isinstance(length, int) else length
 
 
 def examples(pair: Pair | None, seed: int) -> dict[str, Any]:

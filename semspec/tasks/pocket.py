@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from semspec import pocket
 from semspec.errors import BadRequest
 from semspec.pocket import meaning, valid
+from semspec.pocket.world import SPLITS
 from semspec.tasks.base import Problem, Referee, Task, ask, made_numbers
 
 
@@ -16,7 +17,13 @@ class Pocket(Task):
     max_new_tokens = 768
 
     steps: int = field(default=0, metadata={"label": "derivations that a solution needs; 0: as they come"})
-    split: str = field(default="test", metadata={"label": "test: new numbers; templates: new templates, too"})
+    split: str = field(
+        default="test",
+        metadata={
+            "label": "held-out numbers (test) or templates; probe and train are for fitting",
+            "choices": tuple(SPLITS),
+        },
+    )
     long: bool = field(default=False, metadata={"label": "bury the story in idle facts"})
 
     def __post_init__(self) -> None:

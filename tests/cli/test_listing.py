@@ -47,6 +47,13 @@ def test_one_of_them_is_shown_with_its_options():
     assert not {"judge_probe", "numbers"} & set(options)  # filled in by the program
 
 
+def test_the_default_draft_length_is_what_a_request_gets():
+    assert "auto draft tokens by default" in told("exact") and "draft tokens by default" not in told("none")
+    lengths = {one["name"]: one["num_draft_tokens"] for one in json.loads(told("verifiers", "--json"))["verifiers"]}
+    assert (lengths["exact"], lengths["none"], lengths["fly"], lengths["typical"]) == ("auto", None, 15, 8)
+    assert "Given as exact:couple=false" in told("exact"), "as the parser reads it"
+
+
 def test_an_unknown_name_is_answered_with_a_near_one():
     done = CliRunner().invoke(app, ["list", "flyy"])
     assert "did you mean fly?" in str(done.exception)
