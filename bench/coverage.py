@@ -129,7 +129,7 @@ def sample(
     arm: str, tokens: list[int], seconds: float, rounds: int, right: Any, capped: Any, judged: list[dict[str, Any]]
 ) -> dict[str, Any]:
     stats = {
-        "steps": rounds, "drafted": len(tokens), "accepted": len(tokens) - rounds, "relaxed": 0, "tau": 1.0,
+        "rounds": rounds, "drafted": len(tokens), "accepted": len(tokens) - rounds, "relaxed": 0, "tau": 1.0,
         "tokens": len(tokens), "target_passes": rounds, "histogram": {}, "accepted_per_position": [],
         "drafted_per_position": [], "seconds": {"score": 0.5 * seconds, "verify": 0.1 * seconds},
     }  # fmt: skip

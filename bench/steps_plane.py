@@ -24,7 +24,7 @@ CURVES = {
     "semantic+": ("least", "#0b8a5a"),
 }  # each swept option, its colour
 LOWEST, STEP = 85.0, 0.55  # of the picture, in per cent; what is below is listed in words. STEP: a line of text
-NAMES = {"none": "target alone", "draft": "draft alone", "least": "threshold"}  # files have the option's former name
+NAMES = {"none": "target only", "draft": "draft only", "least": "threshold"}  # files have the option's former name
 
 
 def arms_of(path: str) -> dict[str, Any]:

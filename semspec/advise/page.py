@@ -65,7 +65,7 @@ def html(advice: Advice) -> str:
 
 
 def _target_alone(advice: Advice) -> tuple[str, ...]:
-    return "target alone", "", "1", _speed(advice.alone), "1", ""
+    return "target only", "", "1", _speed(advice.alone), "1", ""
 
 
 def _cells(p: Prediction) -> tuple[str, ...]:
@@ -95,7 +95,8 @@ def _loss(p: Prediction) -> str:
 
 
 def _speed(e: Estimate) -> str:
-    return f"{e.value:.3g} [{e.low:.3g}, {e.high:.3g}]"
+    digits = 0 if e.value >= 100 else 1
+    return f"{e.value:.{digits}f} [{e.low:.{digits}f}, {e.high:.{digits}f}]"
 
 
 def _about(advice: Advice) -> str:

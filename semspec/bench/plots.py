@@ -113,7 +113,7 @@ def accuracy(style: _Style, axes: Any) -> bool:
             value, low, high = (100 * share[k] for k in ("share", "low", "high"))
             rows.append((name, value, low, high, style.verdict(name), f"{value:.1f}"))
     style.intervals(axes, rows)
-    style.frame(axes, "Right answers", "% of outputs, 95 % interval; red: worse than the target alone", grid="x")
+    style.frame(axes, "Correct answers", "% of outputs, 95 % interval; red: worse than the target alone", grid="x")
     return any(value for _, value, *_ in rows)
 
 
@@ -135,7 +135,9 @@ def front(style: _Style, axes: Any) -> bool:
         axes.plot([x, x], [low, high], color=colour, linewidth=1.2, alpha=0.5)
         axes.plot([x], [y], style.markers[name], color=colour, markersize=7)
     axes.margins(x=0.25, y=0.15)
-    style.frame(axes, "Right answers against time", "seconds per problem (left is better)", "% right (up is better)")
+    style.frame(
+        axes, "Correct answers against time", "seconds per problem (left is better)", "% correct (up is better)"
+    )
     style.legend(axes, loc="lower right")
 
     def write(name: str, offset: tuple[float, float], align: str) -> Any:

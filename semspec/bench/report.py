@@ -21,9 +21,9 @@ from semspec.bench.table import NOTHING, Cell, Column, Grid, notes, percent, tit
 Run = tuple[dict[str, Any], list[Sample], dict[str, Any]]
 NAMED = 3  # pairs of models that a heading names
 WORDS = {  # captions, also for screen readers
-    "accuracy": "Right answers of every arm with their 95 % intervals.",
+    "accuracy": "Correct answers of every arm with their 95 % intervals.",
     "speed": "Seconds of the target alone over seconds of each arm on the same problems, with 95 % intervals.",
-    "pareto": "Right answers against seconds per problem; the dashed line joins arms that none beats in both.",
+    "pareto": "Correct answers against seconds per problem; the dashed line joins arms that none beats in both.",
     "lengths": "Length of the outputs against the target alone, and where they occur, outputs cut off at the limit and "
     "outputs with loops.",
     "acceptance": "Histogram: how many draft tokens of a round were accepted.",
@@ -40,7 +40,8 @@ GUIDE = (
     "<b>Speedup</b> is the target's time over the arm's on the same problems; where quality is not known, or outputs "
     "loop, only a time ratio is given. Problems decoded as one batch share one time and count as one for its interval. "
     "<b>tau</b> is 1 + accepted draft tokens per round, pooled over rounds. "
-    "<b>kept</b>: right answers as a share of the target's. <b>s/right</b>: all seconds over right answers. "
+    "<b>seconds</b>: per problem. <b>retained</b>: correct answers as a share of the target's, in percent. "
+    "<b>s/correct</b>: all seconds over correct answers. "
     "<b>passes</b>: of the target, prompts not counted. <b>length</b>: tokens over the target's."
 )
 CSS = """
@@ -230,7 +231,7 @@ def _groups(summary: dict[str, Any]) -> str:
     """Right answers by kind of problem, where there is more than one kind."""
     names = sorted({group for arm in summary["arms"].values() for group in arm["groups"]}, key=natural)
     rows = {name: [percent(arm["groups"].get(group)) for group in names] for name, arm in summary["arms"].items()}
-    return _table("By kind of problem", "right, %", names, rows) if len(names) > 1 else ""
+    return _table("By kind of problem", "correct, %", names, rows) if len(names) > 1 else ""
 
 
 def _table(words: str, corner: str, head: list[str], rows: dict[str, list[Cell]]) -> str:

@@ -117,11 +117,12 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
     """What an arm did by itself."""
     problems = [[s for (s,) in group] for group in by_problem((s,) for s in samples)]
     scored = [s for s in samples if s["correct"] is not None]
-    counts = {k: sum(s["stats"][k] for s in samples) for k in ("steps", "accepted", "relaxed", "tokens")}
+    counts = {k: sum(s["stats"][k] for s in samples) for k in ("accepted", "relaxed", "tokens")}
+    rounds = sum(map(rounds_of, samples))
     passes = sum(s["stats"]["target_passes"] for s in samples) if arm["role"] != "draft" else None
     histogram: Counter[int] = Counter()
     for s in samples:
-        histogram.update({int(n): rounds for n, rounds in s["stats"]["histogram"].items()})
+        histogram.update({int(n): times for n, times in s["stats"]["histogram"].items()})
     at_position = tuple(
         sum_positions(s["stats"][f"{what}_per_position"] for s in samples) for what in ("accepted", "drafted")
     )
@@ -133,7 +134,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
         "samples": len(samples),
         "problems": len(problems),
         "accuracy": share(problems, lambda s: s["correct"]) if scored else None,
-        "tau_pooled": 1 + counts["accepted"] / counts["steps"] if counts["steps"] else None,
+        "tau_pooled": 1 + counts["accepted"] / rounds if rounds else None,
         "tau_interval": plain(tau(problems)),
         "tau_per_request_mean": quotient(fsum(s["stats"]["tau"] for s in samples), len(samples)),
         "acceptance_rate": quotient(
@@ -165,9 +166,15 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
     }
 
 
+def rounds_of(sample: Sample) -> int:
+    """Of one answer. Files of older versions call them steps."""
+    stats = sample["stats"]
+    return int(stats["rounds"] if "rounds" in stats else stats["steps"])
+
+
 def tau(problems: list[list[Sample]]) -> Estimate | None:
     """Tokens that a round commits, pooled over all rounds, with an interval over problems."""
-    rounds = [fsum(s["stats"]["steps"] for s in group) for group in problems]
+    rounds = [fsum(map(rounds_of, group)) for group in problems]
     drafted = [fsum(s["stats"]["accepted"] for s in group) for group in problems]
     return ratio([a + b for a, b in zip(drafted, rounds, strict=True)], rounds)
 

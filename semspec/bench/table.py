@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,7 @@ class Column:
     heading: str
     cell: Callable[[Arm], Cell]  # of an arm's figures, with its name under "name"
     narrow: bool = False  # shown on a narrow terminal as well
+    bare: bool = False  # there without its interval
     left: bool = False
     needs: str = ""  # shown only where some arm has this figure
 
@@ -93,7 +94,7 @@ def chance(arm: Arm) -> str:
 
 
 def _arm(arm: Arm) -> Cell:
-    roles = {"target": "target alone", "draft": "draft alone", "resampled": "target, other seeds"}
+    roles = {"target": "target only", "draft": "draft only", "resampled": "target, other seeds"}
     role = roles.get(arm["role"], "" if arm["lossless"] else "control" if arm.get("control") else "lossy")
     if arm.get("sampled_at"):
         role = f"target at temperature {arm['sampled_at']:g}"
@@ -142,14 +143,14 @@ def _tau(arm: Arm) -> Cell:
 
 COLUMNS = {
     "arm": Column("arm", _arm, narrow=True, left=True),
-    "accuracy": Column("right, %", lambda arm: percent(arm["accuracy"]), narrow=True),
+    "accuracy": Column("correct, %", lambda arm: percent(arm["accuracy"]), narrow=True),
     "quality": Column("quality", _quality, narrow=True, left=True),
     "speed": Column("speedup", _speed, narrow=True),
     "target": Column("target's time", _target, needs="steps_accepted"),
-    "seconds": Column("s/problem", lambda arm: Cell(figure(arm["seconds_per_problem"])), narrow=True),
-    "correct": Column("s/right", lambda arm: Cell(figure(arm["seconds_per_correct"])), narrow=True),
-    "retention": Column("kept, %", _retention),
-    "tau": Column("tau", _tau),
+    "seconds": Column("seconds", lambda arm: Cell(figure(arm["seconds_per_problem"]))),
+    "correct": Column("s/correct", lambda arm: Cell(figure(arm["seconds_per_correct"])), narrow=True),
+    "retention": Column("retained", _retention),
+    "tau": Column("tau", _tau, narrow=True, bare=True),
     "passes": Column("passes", lambda arm: EMPTY if arm["target_passes"] is None else Cell(f"{arm['target_passes']}")),
     "length": Column("length", lambda arm: Cell(figure(arm["length_ratio"], 2))),
     "cap": Column("cap, %", lambda arm: Cell(percent(arm["cap_rate"]).text)),
@@ -157,6 +158,10 @@ COLUMNS = {
     "steps": Column("steps accepted, %", lambda arm: percent(arm.get("steps_accepted")), needs="steps_accepted"),
     "bad": Column("bad steps rejected, %", lambda arm: percent(arm.get("invalid_refused")), needs="invalid_refused"),
 }
+
+
+def _bare(cell: Callable[[Arm], Cell], arm: Arm) -> Cell:
+    return Cell(cell(arm).text)
 
 
 def _group(name: str, arm: Arm) -> Cell:
@@ -181,7 +186,7 @@ def _points(arm: Arm) -> Cell:
 
 COMPARISON = {  # with another method; ratios above 1 are the arm's favour
     "arm": Column("arm", lambda arm: Cell(arm["name"]), left=True),
-    "right": Column("right, points", _points),
+    "right": Column("correct, points", _points),
     "test": Column(
         "gained : lost",
         lambda arm: Cell(f"{arm['gained']} : {arm['lost']}", chance(arm)) if arm["accuracy_difference"] else EMPTY,
@@ -203,7 +208,7 @@ class Grid:
     def of_run(summary: dict[str, Any], narrow: bool = False) -> Grid:
         arms, speed = summary["arms"], speed_heading(summary)
         shown = {
-            key: c
+            key: replace(c, cell=partial(_bare, c.cell)) if narrow and c.bare else c
             for key, c in COLUMNS.items()
             if (c.narrow or not narrow) and (not c.needs or any(arm.get(c.needs) for arm in arms.values()))
         }
@@ -285,6 +290,8 @@ class _Arms:
         fits = (shown for shown in ([whole], several, [narrow]) if max(g.width() for g in shown) <= options.max_width)
         for grid in next(fits, [narrow]):
             yield grid.render(style, padding=(0, 1, 0, 0))
+            if grid is narrow and len(narrow.columns) < len(whole.columns):
+                yield Text("More columns on a wider terminal, and in the report.", style="dim")
 
 
 def render_comparison(found: dict[str, Arm], baseline: str) -> Table:
@@ -295,7 +302,8 @@ def render_comparison(found: dict[str, Arm], baseline: str) -> Table:
 
 def title(summary: dict[str, Any]) -> str:
     """What was run, and whose decisions and whose cost the figures are."""
-    return f"{summary['task']}, {summary['problems']} problems ({described(summary)})"
+    problems = f"{summary['problems']} problem{'' if summary['problems'] == 1 else 's'}"
+    return f"{summary['task']}, {problems} ({described(summary)})"
 
 
 def speed_heading(summary: dict[str, Any]) -> str:
@@ -315,7 +323,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
     lines += sentences(summary.get("measures") or {}, summary.get("deciding_measure"))
     shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
     if shares and not any(shares):
-        lines.append("No arm has a right answer.")
+        lines.append("No arm has a correct answer.")
     return lines + margin_note(summary) + correction(summary["arms"])
 
 

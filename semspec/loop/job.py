@@ -18,7 +18,7 @@ from semspec.verify.base import Rule
 
 @dataclass(slots=True)
 class Job:
-    """One sequence to decode, in tokens. Text is not known here."""
+    """One sequence to decode, in tokens. Of text only the ends of steps are known here."""
 
     prompt: list[int]
     rule: Rule

@@ -110,7 +110,8 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "steps": self.rounds,
+            "rounds": self.rounds,
+            "steps": self.rounds,  # the former name, for one release
             **{name: getattr(self, name) for name in ("drafted", "accepted", "relaxed", "bonus", "loops", "tokens")},
             "tau": self.tau,
             "acceptance_rate": self.acceptance_rate,

@@ -31,7 +31,7 @@ class Limits:
     client_connections: int = 256  # of them from one address
     client_requests: int | None = None  # of one client, running or waiting
     client_rate: int | None = None  # requests of one client in a minute
-    speculating: int | None = None  # sequences, running or waiting, above which lossless rules do not draft
+    speculating: int | None = None  # sequences, running or waiting, from which on lossless rules do not draft
     deadline: float = 600.0  # seconds a request may take, waiting included
     drain: float = 30.0  # seconds that running requests get when the server is told to end
     header_seconds: float = 15.0  # from a connection's first byte, or its opening, to a whole header

@@ -16,7 +16,7 @@ from semspec.sparse_fit.cost import cost
 from semspec.sparse_fit.quality import variants
 
 HEADS = (
-    "plan", "KL from dense, nats", "top-1 kept, %", "right, %", "against dense, points", "tau", "tau / dense",
+    "plan", "KL from dense, nats", "top-1 agreement, %", "correct, %", "against dense, points", "tau", "tau / dense",
     "FLOPs", "bytes",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from semspec.verify.batch import Decisions, DraftBatch
 @dataclass(frozen=True)
 class NoSpeculation(Rule):
     name = "none"
-    title = "Target alone"
+    title = "Target only"
     lossless = True
     speculates = False
 

@@ -1,11 +1,11 @@
 """`semantic`: a reasoning step is accepted if the target would write one of the same meaning. Lossy.
 
-With p and q the probabilities that the draft and the target write a step of this meaning here, as their probes estimate
+With p and q the probabilities that the target and the draft write a step of this meaning here, as their probes estimate
 them from the hidden states that predicted the step's tokens:
-    accepted if u < min(1, q / p), u uniform          tau=0, the ratio test of the paper, lifted to steps
-    accepted if q >= tau * p                          tau>0, deterministic; ours
+    accepted if u < min(1, p / q), u uniform          tau=0, the ratio test of the paper, lifted to steps
+    accepted if p >= tau * q                          tau>0, deterministic; ours
 A step whose every token is among the target's `top` likeliest is accepted without the probes (the released code's fast
-path; 0: off). A ratio below `floor` is always rejected (0: off; older releases had 0.5). Ours: p counts as `min_prob`
+path; 0: off). A ratio below `floor` is always rejected (0: off; older releases had 0.5). Ours: q counts as `min_prob`
 or more, because labels are shares of 20 samples; a blank line ends a step however it is spelled; special tokens are
 protected; the target ends when it likes. paper=true has none of these four, as released: what is left at its default
 among min_prob, delimiters, protect and end_tokens becomes 0, released, false and 2,000. The probes are then to be
@@ -13,7 +13,7 @@ fitted as in the paper, too (`semspec probe fit --paper`), or imported (`semspec
 May break: a probe sees an average of states, in which one wrong digit is lost. The target's probe may be fitted with
 evidence from the logits as well (`semspec probe fit --target-evidence`), which the paper does not do.
 Needs both models' hidden states and both probes: `semspec probe fit`.
-Source: SemanticSpec, arXiv 2602.03708, and its released code.
+Source: SemanticSpec, arXiv 2602.03708, and its released code. (It writes p for the draft's, q for the target's.)
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Semantic(StepRule):
         assert self.target_probe and self.draft_probe, "bind the rule to a pair first"
         assert drafts.draft_hidden is not None
         inputs = probe_inputs(drafts, self.target_probe.features.evidence, self.numbers, sampled=self.samples_drafts)
-        q = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, inputs)
-        p = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.own_counts())
-        p = p.to(q.device).clamp_min(self.min_prob)
+        p = self.target_probe(drafts.hidden or {}, drafts.first_row, drafts.counts, inputs)
+        q = self.draft_probe(drafts.draft_hidden, drafts.first_draft, drafts.own_counts())
+        q = q.to(p.device).clamp_min(self.min_prob)
         # Products, not quotients: the same test, and nothing to divide by. A ratio over nothing is none, as released.
-        passes = (q >= self.tau * p if self.tau else drafts.uniform(ACCEPT)[:, 0] * p < q) & (p > 0)
+        passes = (p >= self.tau * q if self.tau else drafts.uniform(ACCEPT)[:, 0] * q < p) & (q > 0)
         in_top = self._in_top(drafts)
-        return self.conclude(drafts, in_top | (passes & (q >= self.floor * p)), (q, p, in_top))
+        return self.conclude(drafts, in_top | (passes & (p >= self.floor * q)), (p, q, in_top))
 
     def _in_top(self, drafts: DraftBatch) -> Tensor:
         """[B] whether every token of the step is among the target's `top` likeliest"""
@@ -101,7 +101,7 @@ class Semantic(StepRule):
         return (inside | ~drafts.exists).all(-1)
 
     def reason(self, evidence: Sequence[float]) -> str:
-        q, p, in_top = evidence
+        p, q, in_top = evidence
         if in_top:
             return f"every token of the step is among the target's {self.top} likeliest"
-        return f"probability of this meaning: target {q:.2f}, draft {p:.2f}"
+        return f"probability of this meaning: target {p:.2f}, draft {q:.2f}"

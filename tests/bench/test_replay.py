@@ -53,8 +53,8 @@ def test_a_replay_charges_verification_and_the_host(finished: Path, tmp_path: Pa
         assert (spent["verify"] > 0) == (old["arm"] in ("exact:k=3", "sampling"))
         assert new["seconds"] == pytest.approx(sum(spent.values()))
     assert summary["replayed_passes"]["verify"] == sum(
-        s["stats"]["steps"] for s in recorded if "exact" in s["arm"]
-    ) + sum(s["stats"]["steps"] for s in recorded if s["arm"] == "sampling")
+        s["stats"]["rounds"] for s in recorded if "exact" in s["arm"]
+    ) + sum(s["stats"]["rounds"] for s in recorded if s["arm"] == "sampling")
     assert summary["host_seconds_of"]
 
 

@@ -272,7 +272,7 @@ def test_there_is_no_chart_of_zeros(tmp_path: Path) -> None:
     summary = summarise(run, wrong)
     text = write_report([(run, wrong, summary)], tmp_path).read_text()
     assert {p.name for p in tmp_path.glob("*.png")} == {"speed.png", "lengths.png"}
-    assert "No arm has a right answer." in text
+    assert "No arm has a correct answer." in text
 
 
 def test_names_in_the_plane_cover_nothing() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semspec.bench.folder import load_run
-from semspec.bench.summary import summarise
+from semspec.bench.summary import rounds_of, summarise
 from semspec.bench.table import Grid
 from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
@@ -222,6 +222,10 @@ def test_drafts_are_pooled_over_steps_and_per_request_under_two_names() -> None:
     assert tree["acceptance_rate"] == 3 / 6 and tree["tau_pooled"] == 4
     assert found["target_passes"] == 5 and found["tokens_per_target_pass"] == 10 / 5
     assert found["relaxed_share"] == 1 / 5 and found["divergence"] == 1 / 10
+
+
+def test_files_of_older_versions_call_rounds_steps() -> None:
+    assert rounds_of({"stats": {"rounds": 3, "steps": 3}}) == rounds_of({"stats": {"steps": 3}}) == 3
 
 
 def test_the_draft_alone_makes_no_passes_of_the_target() -> None:

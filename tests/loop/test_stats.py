@@ -124,7 +124,7 @@ def test_as_a_dictionary_it_is_json_with_every_figure() -> None:
     stats = observed((4, 4), (4, 0), (3, 2), (12, 10))
     found = json.loads(json.dumps(stats.to_dict()))
     assert list(found["histogram"]) == ["0", "2", "4", "10"], "in the order of numbers, not of text"
-    assert found["steps"] == stats.rounds, "the key of result files on disk"
+    assert found["rounds"] == stats.rounds == found["steps"], "the latter is the former name"
     for name in ("drafted", "accepted", "relaxed", "bonus", "tokens", "target_passes"):
         assert found[name] == getattr(stats, name)
     assert found["tau"] == pytest.approx(stats.tau)

@@ -314,7 +314,7 @@ def test_an_answer_as_a_link_and_as_a_file(page: Any, pocket: Live, tmp_path: Pa
 def test_what_is_kept_is_hostile_until_checked(page: Any, turns: str):
     page.evaluate('(t) => localStorage.setItem(\'semspec.chat.pocket\', `{"turns": ${t}, "system": 3}`)', turns)
     page.reload()
-    page.locator("#model").filter(has_text="target alone").wait_for()
+    page.locator("#model").filter(has_text="target only").wait_for()
     answering(page, lambda body: saying("fine"))
     ask(page)
     page.locator(".answer").filter(has_text="fine").wait_for()
@@ -331,7 +331,7 @@ def test_the_chart_has_the_method_beside_the_target_alone(page: Any, pocket: Liv
     rates = [float(text) for text in page.locator("[data-figure=rate]").all_inner_texts()]
     label = chart.locator("svg").get_attribute("aria-label")
     texts = [f"{rate:.0f}" if rate >= 20 else f"{rate:.1f}" for rate in rates]
-    assert label == f"tokens a second: Exact match {texts[0]}, Target alone {texts[1]}, target alone {texts[1]}"
+    assert label == f"tokens a second: Exact match {texts[0]}, Target only {texts[1]}, target only {texts[1]}"
 
 
 def test_an_answer_of_one_round_has_its_line(page: Any):

@@ -17,31 +17,31 @@ from tests.verify.build import One, build
 from tests.verify.test_step_rules import VOCAB, accepts, semantic, unlikely, with_probabilities
 
 
-def released(q: float, p: float, u: float, ids: list[int], top2: list[set[int]]) -> bool:
-    """The fast path, then u < min(1, q / p), and a ratio of 0 where p is 0."""
+def released(p: float, q: float, u: float, ids: list[int], top2: list[set[int]]) -> bool:
+    """The fast path, then u < min(1, p / q), and a ratio of 0 where q is 0."""
     if all(token in best for token, best in zip(ids, top2, strict=True)):
         return True
-    ratio = q / p if p > 0 else 0
+    ratio = p / q if q > 0 else 0
     return u < min(1.0, ratio)
 
 
 def test_paper_is_the_released_acceptance() -> None:
-    ones, qs, ps, wanted = [], list[float](), list[float](), list[bool]()
+    ones, ps, qs, wanted = [], list[float](), list[float](), list[bool]()
     for seed in range(2000):
         rng = Random(seed)
         ids = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
         rows = [[rng.gauss(0, 2) for _ in range(VOCAB)] for _ in range(len(ids) + 1)]
-        q, p = (rng.choice([0.0, 1e-6, 0.01, 1.0, rng.random(), rng.random()]) for _ in range(2))
+        p, q = (rng.choice([0.0, 1e-6, 0.01, 1.0, rng.random(), rng.random()]) for _ in range(2))
         sampling = Sampling(0.6, seed=seed)
         ones.append(One(rows, ids, None, sampling, position=seed % 9, round=seed % 3))
         top2 = [set(sorted(range(VOCAB), key=lambda v, row=row: -row[v])[:2]) for row in rows[:-1]]  # type: ignore[misc]
         stream = noise.stream(noise.ACCEPT, seed % 3)
         u = noise.uniform(*(torch.tensor(x) for x in (seed, seed % 9, stream))).item()
         # As float32, which the probes return.
-        q, p = torch.tensor(q).item(), torch.tensor(p).item()
-        qs, ps = [*qs, q], [*ps, p]
-        wanted.append(released(q, p, u, ids, top2))
-    drafts = with_probabilities(build(*ones), qs, ps)
+        p, q = torch.tensor(p).item(), torch.tensor(q).item()
+        ps, qs = [*ps, p], [*qs, q]
+        wanted.append(released(p, q, u, ids, top2))
+    drafts = with_probabilities(build(*ones), ps, qs)
     drafts = replace(drafts, protected=torch.tensor([v == 0 for v in range(VOCAB)]))
     found = semantic(paper=True).verify(drafts).accepted == drafts.counts
     assert found.tolist() == wanted
@@ -66,8 +66,8 @@ def test_each_part_is_an_option_and_the_preset_sets_what_is_left_at_its_default(
 
 
 def test_a_probability_of_nothing_is_rejected_and_ours_counts_as_a_fiftieth() -> None:
-    assert not accepts(semantic(paper=True, tau=0.5), q=0.5, p=0.0)
-    assert accepts(semantic(tau=0.5), q=0.5, p=0.0)
+    assert not accepts(semantic(paper=True, tau=0.5), p=0.5, q=0.0)
+    assert accepts(semantic(tau=0.5), p=0.5, q=0.0)
     assert accepts(semantic(paper=True, tau=0.5), q=1e-4, p=1e-4)
     assert not accepts(semantic(tau=0.5), q=1e-4, p=1e-4), "the floor is what rejects it"
 

@@ -46,11 +46,11 @@ def semantic(**options: Any) -> Semantic:
     return Semantic(target_probe=FirstFeature(), draft_probe=FirstFeature(), **options)  # type: ignore[arg-type]
 
 
-def with_probabilities(drafts: DraftBatch, q: list[float], p: list[float]) -> DraftBatch:
+def with_probabilities(drafts: DraftBatch, p: list[float], q: list[float]) -> DraftBatch:
     """The probability that each probe gives each step."""
     target, draft = torch.zeros(len(drafts.target_logits), 1), torch.zeros(int(drafts.counts.sum()), 1)
-    target[drafts.first_row, 0] = torch.tensor(q)
-    draft[drafts.first_draft.clamp_max(max(0, len(draft) - 1)), 0] = torch.tensor(p)
+    target[drafts.first_row, 0] = torch.tensor(p)
+    draft[drafts.first_draft.clamp_max(max(0, len(draft) - 1)), 0] = torch.tensor(q)
     return replace(drafts, hidden={0: target}, draft_hidden={0: draft})
 
 
@@ -64,28 +64,28 @@ def unlikely(ids: list[int]) -> list[list[float]]:
     return [*rows, hot(0)]
 
 
-def accepts(rule: Semantic, q: float, p: float, sampling: Sampling = GREEDY, ids: tuple[int, ...] = (1, 2)) -> bool:
-    drafts = with_probabilities(build(One(unlikely(list(ids)), list(ids), None, sampling)), [q], [p])
+def accepts(rule: Semantic, p: float, q: float, sampling: Sampling = GREEDY, ids: tuple[int, ...] = (1, 2)) -> bool:
+    drafts = with_probabilities(build(One(unlikely(list(ids)), list(ids), None, sampling)), [p], [q])
     found = rule.verify(drafts).accepted.item()
     assert found in (0, len(ids)), "all of a step or nothing"
     return bool(found)
 
 
-@pytest.mark.parametrize(("q", "p", "tau", "wanted"), [
+@pytest.mark.parametrize(("p", "q", "tau", "wanted"), [
     (0.5, 0.5, 1.0, True), (0.49, 0.5, 1.0, False), (0.26, 0.5, 0.5, True), (0.24, 0.5, 0.5, False),
-    (0.001, 0.0, 0.5, False), (0.011, 0.0, 0.5, True),  # a p of nothing counts as 0.02
+    (0.001, 0.0, 0.5, False), (0.011, 0.0, 0.5, True),  # a q of nothing counts as 0.02
 ])  # fmt: skip
-def test_with_tau_the_ratio_decides(q: float, p: float, tau: float, wanted: bool) -> None:
-    assert accepts(semantic(tau=tau), q, p) == wanted
+def test_with_tau_the_ratio_decides(p: float, q: float, tau: float, wanted: bool) -> None:
+    assert accepts(semantic(tau=tau), p, q) == wanted
 
 
 def test_without_tau_a_coin_decides_at_the_rate_of_the_ratio() -> None:
-    for q, p, rate in [(0.2, 0.5, 0.4), (0.9, 0.5, 1.0), (0.0, 0.5, 0.0), (0.015, 0.001, 0.75)]:
-        found = [accepts(semantic(), q, p, Sampling(seed=seed)) for seed in range(600)]
+    for p, q, rate in [(0.2, 0.5, 0.4), (0.9, 0.5, 1.0), (0.0, 0.5, 0.0), (0.015, 0.001, 0.75)]:
+        found = [accepts(semantic(), p, q, Sampling(seed=seed)) for seed in range(600)]
         assert sum(found) / 600 == pytest.approx(rate, abs=0.07)
         for seed in (3, 4):
             coin = noise.uniform(torch.tensor(seed), torch.tensor(0), torch.tensor(noise.stream(noise.ACCEPT, 0)))
-            assert found[seed] == (coin.item() * max(p, Semantic.min_prob) < q), "the noise is a function of the seed"
+            assert found[seed] == (coin.item() * max(q, Semantic.min_prob) < p), "the noise is a function of the seed"
 
 
 def test_the_floor_rejects_what_a_coin_would_accept() -> None:
@@ -120,9 +120,9 @@ def test_batches_equal_singles(steps: list[tuple[int, float, float]], greedy: bo
     sampling = Sampling() if greedy else Sampling(0.7, top_p=0.9)
     ones = [random_one(i, k, sampling, VOCAB, certain=True) for i, (k, _, _) in enumerate(steps)]
     for rule in (semantic(), semantic(tau=0.5, top=0), make("random-step:rate=0.5")):
-        together = rule.verify(with_probabilities(build(*ones), [q for _, q, _ in steps], [p for _, _, p in steps]))
-        for i, (one, (_, q, p)) in enumerate(zip(ones, steps, strict=True)):
-            single = rule.verify(with_probabilities(build(one), [q], [p]))
+        together = rule.verify(with_probabilities(build(*ones), [p for _, p, _ in steps], [q for _, _, q in steps]))
+        for i, (one, (_, p, q)) in enumerate(zip(ones, steps, strict=True)):
+            single = rule.verify(with_probabilities(build(one), [p], [q]))
             assert single.accepted[0] == together.accepted[i] and single.next[0] == together.next[i]
 
 
@@ -261,8 +261,8 @@ def test_the_evidence_of_semantics_target_probe_is_that_of_each_sequence_by_itse
         first = int(drafts.first_row[b])
         mean = states[first : first + len(one.ids)].mean(0).tolist() if layers else []
         features = torch.tensor([[*mean, *(value for name, value in named.items() if name in wanted)]])
-        q = rule.target_probe.calibrator(rule.target_probe.head(features)).item()
-        assert decisions.evidence[b, 0, 0].item() == pytest.approx(q, abs=1e-5)
+        p = rule.target_probe.calibrator(rule.target_probe.head(features)).item()
+        assert decisions.evidence[b, 0, 0].item() == pytest.approx(p, abs=1e-5)
 
 
 def test_semantic_gets_number_tokens_only_if_its_probe_uses_them() -> None:

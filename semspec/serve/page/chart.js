@@ -58,7 +58,7 @@ export class Chart {
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.picture.replaceChildren(...made);
     const told = lines.map((line, i) => [`line-${i}`, line.name, line.overall]);
-    told.push(["alone", "target alone", target]);
+    told.push(["alone", "target only", target]);
     const words = told.map(([kind, name, rate]) => [kind, rate ? `${name} ${short(rate)}` : name]);
     const key = words.map(([kind, text]) => element("span", { class: kind }, text));
     this.key.replaceChildren("tokens a second: ", ...key);

@@ -33,7 +33,7 @@ async function start() {
   menu = await response.json();
   const pace = (1000 * menu.target_seconds_per_token).toFixed(1);
   const only = menu.allow_lossy ? "" : " · lossless rules only";
-  $("model").textContent = `${menu.model} · target alone ${pace} ms a token${only}`;
+  $("model").textContent = `${menu.model} · target only ${pace} ms a token${only}`;
   document.title = `${menu.model} · semspec`;
   $("thinking").parentElement.hidden = !menu.thinks;
   $("longest").max = menu.max_new_tokens;
