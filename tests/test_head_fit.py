@@ -159,7 +159,7 @@ def test_the_command_trains_exports_and_resumes(folder: Path, tmp_path: Path):
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"the quick brown {i}"}) + "\n" for i in range(12)))
     out = tmp_path / "head"
-    command = ["head", "train", str(folder), "--data", str(data), "--out", str(out), "--steps", "3", "--batch", "2"]
+    command = ["head", "train", str(folder), "--prompts", str(data), "--out", str(out), "--steps", "3", "--batch", "2"]
     command += ["--depth", "2", "--max-new-tokens", "16", "--device", "cpu", "--slots", "4", "--draft-vocab", "64"]
     for attempt in range(2):  # the second time there is nothing left to do but a text that was cut short
         if attempt:
@@ -183,9 +183,9 @@ def test_mistakes_are_told(target: ModelRunner, folder: Path, tmp_path: Path):
     def says(*more: str) -> str:
         return str(CliRunner().invoke(app, ["head", "train", str(folder), "--out", str(tmp_path), *more]).exception)
 
-    assert "--problems" in says("--data", "pocket")
-    assert "no task 'nothing'" in says("--data", "nothing", "--problems", "3")
-    assert "give 1 or more" in says("--data", "pocket", "--problems", "3", "--steps", "0")
+    assert "--problems" in says("--prompts", "pocket")
+    assert "no task 'nothing'" in says("--prompts", "nothing", "--problems", "3")
+    assert "give 1 or more" in says("--prompts", "pocket", "--problems", "3", "--steps", "0")
     with pytest.raises(BadRequest, match="layers 0"):
         layers_of(target, "1,9")
     with pytest.raises(BadRequest, match="give numbers"):

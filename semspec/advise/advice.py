@@ -124,7 +124,7 @@ def next_steps(
         given = shlex.join([target, *(["--draft", draft] if draft else [])])
         steps.append(
             f"{described(lossy)}, {times(lossy.speedup)}{loss}. That is the likelihood of a text, not its truth. "
-            f"Options under a bound: semspec calibrate {given} --rule {lossy.candidate.rule} --task TASK --out DIR"
+            f"Options under a bound: semspec calibrate {given} --verifier {lossy.candidate.rule} --task TASK --out DIR"
         )
     elif not measures:
         steps.append(

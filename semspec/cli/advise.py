@@ -12,6 +12,7 @@ from rich.console import Console
 from semspec.cli import arguments as args
 from semspec.cli.calibrate import share
 from semspec.cli.progress import bar, loading, warn_if_busy
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -20,29 +21,40 @@ if TYPE_CHECKING:
 MIN_PROMPTS = 3  # fewer have no interval worth the name
 
 
-@args.spread
+@spread
 def advise(
-    model: args.ModelArguments,
+    model: args.LocalArguments,
     prompts: Annotated[
-        Path | None, typer.Option(help="Your prompts: a .jsonl file as of task jsonl, or text with one a line.")
+        Path | None,
+        typer.Option(help="Your prompts: a .jsonl file (as for task jsonl), or text with one prompt per line."),
     ] = None,
     task: Annotated[
         str | None, typer.Option(help="Prompts of a task instead, e.g. pocket.", autocompletion=args.tasks)
     ] = None,
     data: args.Data = None,
     n: Annotated[int, typer.Option("--problems", help="Prompts to try.")] = 8,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="Lossy verifier to try; may be repeated.", autocompletion=args.verifiers)
+    verifier: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Lossy verifier to try; may be repeated. margin, typical and fly by default.",
+            autocompletion=args.verifiers,
+        ),
     ] = None,
     drafter: Annotated[
         list[str] | None, typer.Option(help="Drafter to try besides, e.g. eagle:PATH; may be repeated.")
     ] = None,
-    loss: Annotated[str, typer.Option(help="Likelihood that a lossy verifier may lose, e.g. 10%.")] = "10%",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    max_likelihood_loss: Annotated[
+        str,
+        typer.Option(
+            help="Largest drop in mean log-likelihood, as a share of the way from the target's text to accepting every "
+            "draft token."
+        ),
+    ] = "10%",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
     temperature: args.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed that chooses the prompts.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write the advice to this file as a page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: args.Json = False,
     quiet: args.NoMemoryLine = False,
 ) -> None:
     """Say whether speculation pays here, with which drafter, verifier and draft length, from a short run."""
@@ -53,12 +65,12 @@ def advise(
     from semspec.loop.profile import device_name
     from semspec.model.threads import busy
 
-    allowed = share(loss)
+    allowed = share(max_likelihood_loss, "--max-likelihood-loss")
     chosen = choose(prompts, task, data, n, seed)
     warn_if_busy()
     with loading(quiet) as report:
         pair = model.load(slots=1, report=report)
-    tried = candidates(pair, temperature, rule or LOSSY, drafter or ())
+    tried = candidates(pair, temperature, verifier or LOSSY, drafter or ())
     with bar("advise") as progress:
         found = measure(pair, chosen, tried, progress, max_new_tokens=max_new_tokens, temperature=temperature)
     device = device_name(pair.target.device)

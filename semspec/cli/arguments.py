@@ -1,21 +1,20 @@
 """Options that several commands share: one definition of each option's name, type, default and help.
 
-A command takes a group of options as one parameter, see `spread`. Nothing heavy is imported here.
+A command takes a group of options as one parameter, see spread.py. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from semspec.engines.address import is_url
 from semspec.errors import BadRequest
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS
@@ -51,11 +50,15 @@ _sampling = partial(typer.Option, rich_help_panel="Generation")
 TARGET = "Target model: a checkpoint folder, a .gguf file, a hub id, pocket, or a server's address (http://host/v1)."
 Target = Annotated[str, typer.Argument(help=TARGET)]
 OptionalTarget = Annotated[str | None, typer.Argument(help=TARGET)]
+LocalTarget = Annotated[
+    str, typer.Argument(help="Target model: a checkpoint folder, a .gguf file, a hub id, or pocket.")
+]
 TargetOption = Annotated[str | None, _model("--target", help="The target, in place of the argument.")]
 Draft = Annotated[
     str | None,
     _model(help="Draft model, or its server's address. Without one, drafts are n-gram lookups in the text."),
 ]
+LocalDraft = Annotated[str | None, _model(help="Draft model; pocket brings its own.")]
 Device = Annotated[str, _model(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
 DraftDevice = Annotated[
     str | None, _model(help="Device of the draft model; the target's by default.", autocompletion=lambda: DEVICES)
@@ -108,17 +111,27 @@ NumDraftTokens = Annotated[
     _speculation(
         "--num-draft-tokens",
         "-k",
-        help="Draft length: a number, auto or auto-repeatable; by default the verifier's own.",
+        help="Draft length in tokens: a number, auto (learnt from speed) or auto-repeatable (learnt without a clock, "
+        "so a seed repeats). By default auto for exact, else the verifier's own, e.g. 15 for fly.",
     ),
 ]
 MaxDraftTokens = Annotated[int, _speculation(help="Longest draft of an automatic length.")]
 DraftMinP = Annotated[float, _speculation(help="End a draft when its top token's probability is below this; 0: off.")]
-DraftMaxEntropy = Annotated[float | None, _speculation(help="End a draft when its entropy (nats) is above this.")]
+DraftMaxEntropy = Annotated[
+    float | None, _speculation(help="End a draft when its entropy (nats) is above this; off by default.")
+]
 RelaxSpan = Annotated[
-    str, _speculation(help="Where a lossy verifier may relax: all or thinking.", autocompletion=lambda: SPANS)
+    str,
+    _speculation(
+        help="Where a lossy verifier may accept tokens that the target would not choose: all, or thinking only.",
+        autocompletion=lambda: SPANS,
+    ),
 ]
 LoopRepeats = Annotated[
-    int, _speculation(help="Repeats of a block at which a lossy verifier is replaced by exact; 0: off.")
+    int,
+    _speculation(
+        help="Switch a lossy verifier to exact when the last block of tokens has repeated this often; 0: off."
+    ),
 ]
 LoopPeriod = Annotated[int, _speculation(help="Longest block, in tokens, that counts as repeated.")]
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy/--no-allow-lossy", help="Allow or refuse lossy verifiers.")]
@@ -128,7 +141,7 @@ MaxNewTokens = Annotated[
     _sampling("--max-new-tokens", "-n", help="Maximum tokens to generate; 256 by default, or what still fits."),
 ]
 MaxThinkingTokens = Annotated[
-    int | None, _sampling(help="Tokens of thinking after which its end is forced and the answer follows.")
+    int | None, _sampling(help="Maximum tokens of thinking; then its end marker is forced. No limit by default.")
 ]
 Temperature = Annotated[float, _sampling("--temperature", "-t", help="Sampling temperature; 0 is greedy.")]
 TopK = Annotated[int, _sampling(help="Sample from the k most likely tokens; 0: off.")]
@@ -137,19 +150,29 @@ MinP = Annotated[float, _sampling(help="Drop tokens less likely than this times 
 Seed = Annotated[int | None, _sampling(help="Random seed; a fresh one by default.")]
 Stop = Annotated[list[str] | None, _sampling(help="Stop string; may be repeated.")]
 
-MinTokens = Annotated[int, _sampling(help="Nothing ends the answer before so many tokens.")]
-PresencePenalty = Annotated[float, _sampling(help="Subtracted from logits of tokens that were written; -2 to 2.")]
-FrequencyPenalty = Annotated[float, _sampling(help="The same for each time; -2 to 2.")]
+MinTokens = Annotated[int, _sampling(help="Minimum tokens before a stop string or end of text may end the answer.")]
+PresencePenalty = Annotated[float, _sampling(help="Subtracted once from the logit of every generated token; -2 to 2.")]
+FrequencyPenalty = Annotated[float, _sampling(help="Subtracted for each time that a token was generated; -2 to 2.")]
 RepetitionPenalty = Annotated[float, _sampling(help="Divides logits of tokens in the prompt or answer; 1: off.")]
 LogitBias = Annotated[list[str] | None, _sampling(help="TOKEN_ID=NUMBER, added to its logit; may be repeated.")]
-JsonSchema = Annotated[Path | None, _sampling(help="File with a JSON schema that the answer has to obey.")]
-Regex = Annotated[str | None, _sampling(help="Pattern that the answer has to match.")]
-Choices = Annotated[list[str] | None, _sampling("--choice", help="What the answer may be; may be repeated.")]
-Grammar = Annotated[Path | None, _sampling(help="File with a grammar (Lark) that the answer has to obey.")]
+JsonSchema = Annotated[Path | None, _sampling(help="File with a JSON schema that the answer must match.")]
+Regex = Annotated[str | None, _sampling(help="Pattern that the answer must match.")]
+Choices = Annotated[list[str] | None, _sampling("--choice", help="Allowed answer; repeat it for each.")]
+Grammar = Annotated[Path | None, _sampling(help="File with a grammar (Lark) that the answer must match.")]
 
 NoMemoryLine = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the memory estimate.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
-Data = Annotated[Path | None, typer.Option(help="Folder with the data sets.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Data = Annotated[Path | None, typer.Option(help="Folder with the data sets; none is needed for pocket and niah.")]
+Problems = Annotated[
+    int | None,
+    typer.Option("--problems", help="Number of problems; all of a data set by default. pocket and niah need a number."),
+]
+ProblemSeed = Annotated[int, typer.Option(help="Seed that chooses the problems and the noise.")]
+Repeats = Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")]
+MaxAnswer = Annotated[
+    int | None, typer.Option("--max-new-tokens", help="Longest answer, in tokens; the task's own by default.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +194,14 @@ class ModelArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalArguments(ModelArguments):
+    """The same where servers cannot be asked what is needed."""
+
+    target: LocalTarget
+    draft: LocalDraft = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PairArguments(ModelArguments):
     draft_device: DraftDevice = None
     draft_vocab: DraftVocab = None
@@ -179,7 +210,7 @@ class PairArguments(ModelArguments):
     @property
     def of_servers(self) -> bool:
         """Whether it is two servers that exchange text."""
-        return self.draft is not None and self.target.startswith(("http://", "https://"))
+        return self.draft is not None and is_url(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,44 +325,3 @@ def valid_text(text: str, source: str) -> str:
             f"{source} is not valid UTF-8 (at character {error.start + 1}); convert it to UTF-8, e.g. with iconv"
         ) from None
     return text
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters may be dataclasses: the fields of each become options.
-
-    A field that several of a command's dataclasses have is one option, and all of them get its value."""
-    own = _parameters(command)
-    kinds = {name: p.annotation for name, p in own.items()}
-    groups = {name: _parameters(kinds[name]) if is_dataclass(kinds[name]) else {name: p} for name, p in own.items()}
-
-    def run(**given: Any) -> None:
-        values = {name: {key: given[key] for key in group} for name, group in groups.items()}
-        command(**{k: kinds[k](**v) if is_dataclass(kinds[k]) else v[k] for k, v in values.items()})
-
-    merged = {key: p for group in groups.values() for key, p in group.items()}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
-    run.__annotations__ = {}  # the signature has the resolved types; typer must not resolve these again
-    return run
-
-
-def hiding(names: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """These options of a command that was spread are taken, but its help does not list them."""
-
-    def hide(command: Callable[..., None]) -> Callable[..., None]:
-        own = dict(inspect.signature(command).parameters)
-        for name in names:
-            kind, option = get_args(own[name].annotation)
-            hidden = copy(option)
-            hidden.hidden = True
-            own[name] = own[name].replace(annotation=Annotated[kind, hidden])
-        command.__signature__ = inspect.Signature(list(own.values()))  # type: ignore[attr-defined]
-        return command
-
-    return hide
-
-
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Of a function or a dataclass: keyword-only, with resolved types."""
-    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
-    return {n: p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in signature.parameters.items()}

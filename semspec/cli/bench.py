@@ -17,13 +17,14 @@ from rich.text import Text
 from semspec.cli import arguments
 from semspec.cli.arguments import draft_length
 from semspec.cli.progress import bar, interruptible, loading, warn_if_busy
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest
 
 app = typer.Typer(help="Run methods on a task: speed and quality side by side, resumable.", invoke_without_command=True)
 
 
 QUALITY = "Quality"
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, as into a pipe.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document (the default when piped).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +34,15 @@ class TrustArguments:
     margin: Annotated[
         str | None,
         typer.Option(
-            help="What may be lost: points of accuracy (3, the default), or a share of the distance from the target to "
-            "the draft (15%, the default without right answers).",
+            help="Equivalence margin: points of accuracy (default: 3), or a share of the target-to-draft distance "
+            "(default without right answers: 15%).",
             rich_help_panel=QUALITY,
         ),
     ] = None
     encoder: Annotated[
         str,
         typer.Option(
-            help="Sentence model for meanings: a folder or a hub id; auto: .models/all-MiniLM-L6-v2; none.",
+            help="Sentence encoder for comparing meanings: a folder or a hub id; auto: .models/all-MiniLM-L6-v2; none.",
             rich_help_panel=QUALITY,
         ),
     ] = "auto"
@@ -56,7 +57,10 @@ class TrustArguments:
         typer.Option(help="The model to ask there; a key is read from SEMSPEC_JUDGE_KEY.", rich_help_panel=QUALITY),
     ] = ""
     judge_problems: Annotated[
-        int, typer.Option(help="Problems that it is asked about, twice for each method.", rich_help_panel=QUALITY)
+        int,
+        typer.Option(
+            help="Problems that the judge model compares, in both orders, per method.", rich_help_panel=QUALITY
+        ),
     ] = 40
 
     def checked_margin(self) -> Any:
@@ -84,7 +88,7 @@ class TrustArguments:
         from semspec.bench.outside import outside_measures
 
         judge = self._judge()
-        with bar("judge") as progress:
+        with bar("quality" if judge is None else "judge") as progress:
             found = outside_measures(folder, run, samples, self.encoder, judge, progress)
         if judge is not None:
             errors = Console(stderr=True)
@@ -98,7 +102,7 @@ class BenchModels(arguments.PairArguments):
 
 
 @app.callback()
-@arguments.spread
+@spread
 def bench(
     command: typer.Context,
     models: BenchModels,
@@ -117,21 +121,21 @@ def bench(
             autocompletion=arguments.verifiers,
         ),
     ] = None,
-    n: Annotated[int | None, typer.Option("--problems", help="Number of problems; all by default.")] = None,
+    n: arguments.Problems = None,
     data: arguments.Data = None,
-    repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed that chooses the problems and the noise.")] = 0,
+    repeats: arguments.Repeats = 1,
+    seed: arguments.ProblemSeed = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time; times are taken at this size.")] = 1,
     num_draft_tokens: arguments.NumDraftTokens = None,
     drafter: arguments.Drafter = "auto",
     temperature: arguments.Temperature = 0.0,
     top_p: arguments.TopP = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
+    max_new_tokens: arguments.MaxAnswer = None,
     controls: Annotated[
         bool | None,
         typer.Option(
             "--controls/--no-controls",
-            help="Measure quality without right answers, beside controls; by default where a task has none.",
+            help="Add control arms and measure quality without right answers; by default where the task has none.",
             rich_help_panel=QUALITY,
         ),
     ] = None,
@@ -139,7 +143,7 @@ def bench(
         int, typer.Option(help="Samples of the target with other seeds, as a control.", rich_help_panel=QUALITY)
     ] = 3,
     shared_prompts: Annotated[
-        bool, typer.Option("--shared-prompts", help="Read each prompt once for all methods, outside the clock.")
+        bool, typer.Option("--shared-prompts", help="Prefill each prompt once for all methods, and do not time it.")
     ] = False,
     quiet: arguments.NoMemoryLine = False,
     as_json: Json = False,
@@ -178,11 +182,11 @@ def measure(out: Path | None, quiet: bool, as_json: bool, trust: TrustArguments,
 def ablate(
     context: typer.Context,
     rule: Annotated[
-        str, typer.Argument(help="Rule whose settings are changed one at a time: fly, semantic+:probes=DIR.")
+        str, typer.Argument(help="Verifier whose options are changed one at a time: fly, semantic+:probes=DIR.")
     ],
     every: Annotated[bool, typer.Option("--every", help="All combinations instead of one change at a time.")] = False,
 ) -> None:
-    """A rule's ablation, with the settings given before it: bench --task pocket --out DIR ablate fly."""
+    """Run a verifier with each option changed in turn. bench's options go before it: bench --out DIR ablate fly."""
     from semspec.bench.ablate import ablation
 
     context.obj(methods=ablation(rule, every))
@@ -192,11 +196,11 @@ def ablate(
 def replay(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     shape: Annotated[str, typer.Option(help="Target and draft: 32B/1.5B, 8B/1B, 30B-A3B/0.6B or tiny.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the replayed run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the replayed run; RUN-SHAPE by default.")] = None,
     device: arguments.Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Repeat a run's passes and verifications on random models of another size: its decisions at their cost."""
+    """Time a finished run's decisions on random weights of another size."""
     from semspec.bench.replay import replay as run_replay
 
     where = out or run.with_name(f"{run.name}-{shape.replace('/', '-')}")
@@ -205,7 +209,7 @@ def replay(
     finish([where], where, as_json=as_json)
 
 
-@arguments.spread
+@spread
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     trust: TrustArguments,

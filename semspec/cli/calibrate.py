@@ -13,26 +13,32 @@ from rich.console import Console
 
 from semspec.cli import arguments
 from semspec.cli.progress import bar, interruptible, loading
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest
 
 
-@arguments.spread
+@spread
 def calibrate(
     models: arguments.PairArguments,
-    rule: Annotated[str, typer.Option(help="Rule whose options are chosen, e.g. fly, typical, semantic+.")],
+    verifier: Annotated[
+        str,
+        typer.Option(
+            help="Verifier whose options are chosen, e.g. fly, typical, semantic+.", autocompletion=arguments.verifiers
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the run and profile.json; an unfinished run is continued.")],
     task: Annotated[
         str, typer.Option(help="Task, or prompts: jsonl:path=FILE.", autocompletion=arguments.tasks)
     ] = "pocket:split=probe",
-    n: Annotated[int | None, typer.Option("--problems", help="Number of problems; all by default.")] = None,
+    n: arguments.Problems = None,
     data: arguments.Data = None,
-    loss: Annotated[
+    max_loss: Annotated[
         str,
         typer.Option(
-            help="What may be lost: a share of right answers, or without answers of the distance from target to draft."
+            help="Largest loss: a share of correct answers, or where none are known, of the target-to-draft distance."
         ),
     ] = "1%",
-    confidence: Annotated[float, typer.Option(help="How sure to be of it.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence that the loss is below --max-loss.")] = 0.95,
     values: Annotated[
         str | None, typer.Option(help="Option and values to try, the strictest first: theta=0.6,0.3,0.1.")
     ] = None,
@@ -40,20 +46,22 @@ def calibrate(
     drafter: arguments.Drafter = "auto",
     temperature: arguments.Temperature = 0.0,
     top_p: arguments.TopP = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None,
-    repeats: Annotated[int, typer.Option(help="Runs of every problem, each with another seed.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed that chooses the problems and the noise.")] = 0,
+    max_new_tokens: arguments.MaxAnswer = None,
+    repeats: arguments.Repeats = 1,
+    seed: arguments.ProblemSeed = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded at a time.")] = 8,
-    encoder: Annotated[str, typer.Option(help="Sentence model for meanings, without answers; auto, none.")] = "auto",
+    encoder: Annotated[
+        str, typer.Option(help="Sentence encoder for comparing meanings, where no answers are known; auto, none.")
+    ] = "auto",
     quiet: arguments.NoMemoryLine = False,
 ) -> None:
-    """Choose a rule's options so that what it loses stays under a bound, and write them as a profile."""
+    """Choose a verifier's options so that what it loses stays under a bound, and write them as a profile."""
     from semspec.bench.calibrate import calibrate as run_calibration
     from semspec.bench.calibrate import candidates
     from semspec.bench.outside import outside_measures
     from semspec.bench.run import Bench, Config
 
-    methods, allowed = candidates(rule, values), share(loss)
+    methods, allowed = candidates(verifier, values), share(max_loss, "--max-loss")
     config = Config(
         task=task, methods=methods, n=n, data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch,
         num_draft_tokens=arguments.draft_length(num_draft_tokens), drafter=drafter, temperature=temperature,
@@ -62,7 +70,7 @@ def calibrate(
     )  # fmt: skip
     with loading(quiet) as report:
         made = Bench(config, report=report)
-    with bar(f"calibrate {rule}") as progress, interruptible(progress.kept(out)):
+    with bar(f"calibrate {verifier}") as progress, interruptible(progress.kept(out)):
         profile, choice = run_calibration(
             made,
             out,
@@ -77,7 +85,7 @@ def calibrate(
     for name in methods:
         mark = "chosen" if name == choice.method else "safe" if choice.p[name] <= 1 - confidence else "not shown safe"
         say.print(f"{name}: loss {100 * choice.losses[name]:+.2f} %, p {choice.p[name]:.2g}, {mark}", markup=False)
-    what = "right answers" if choice.measure == "accuracy" else f"the distance to the draft in {choice.measure}"
+    what = "correct answers" if choice.measure == "accuracy" else f"the distance to the draft in {choice.measure}"
     say.print(f"at most {100 * allowed:g} % of {what} lost, with confidence {confidence:g}", markup=False)
     say.print(f"use it: --verifier profile:{path}", markup=False)
     if not sys.stdout.isatty():
@@ -85,10 +93,10 @@ def calibrate(
                                "losses": choice.losses, "p": choice.p}))  # fmt: skip
 
 
-def share(text: str) -> float:
+def share(text: str, option: str) -> float:
     """ "1%" or "0.01"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
     value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if not 0 < value < 1:
-        raise BadRequest(f"--loss is {text!r}; give a share between 0 and 1, as 1% or 0.01")
+        raise BadRequest(f"{option} is {text!r}; give a share between 0 and 1, as 1% or 0.01")
     return value

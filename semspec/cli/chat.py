@@ -21,6 +21,7 @@ from semspec.cli import arguments as args
 from semspec.cli.live import fit
 from semspec.cli.progress import loading
 from semspec.cli.show import figures, report, show, terminal
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest, SemspecError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ChatArguments(args.GenerationArguments):
     ] = 1024
 
 
-@args.spread
+@spread
 def chat(
     model: args.PairArguments,
     request: ChatArguments,

@@ -15,12 +15,13 @@ from semspec.cli import settings
 from semspec.cli.live import Writer
 from semspec.cli.progress import interruptible, loading
 from semspec.cli.show import reasons, relaxed_tokens, report, show, summary, terminal
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest
 
 SLOTS = 16  # answers decoded at a time
 
 
-@args.spread
+@spread
 def generate(
     command: typer.Context,
     model: args.PairArguments,

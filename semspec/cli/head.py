@@ -22,21 +22,29 @@ def main() -> None:
 
 @app.command()
 def train(
-    target: arguments.Target,
+    target: arguments.LocalTarget,
     out: Annotated[Path, typer.Option(help="Folder for the head; an unfinished one is continued.")],
-    data: Annotated[str, typer.Option(help="Prompts: a .jsonl, .json or .csv file, or a task, e.g. pocket.")],
-    draft: arguments.Draft = None,
+    prompts: Annotated[str, typer.Option(help="A .jsonl, .json or .csv file of prompts, or a task, e.g. pocket.")],
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model that speeds up writing the texts; none by default.")
+    ] = None,
     problems: Annotated[int | None, typer.Option(help="Number of prompts; all of a file by default.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest text that the target writes after a prompt.")] = 512,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of these texts; 0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Longest text that the target writes after a prompt, in tokens.")
+    ] = 512,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="Sampling temperature of the texts; 0 is greedy.")
+    ] = 0.0,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
-    batch: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
-    length: Annotated[int, typer.Option(help="Tokens of a text that are used at a time.")] = 512,
-    depth: Annotated[int, typer.Option(help="Draft tokens that a step trains, one after the other.")] = 5,
+    batch: Annotated[int, typer.Option(help="Texts per training step.")] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per text and training step.")] = 512,
+    depth: Annotated[int, typer.Option(help="Draft positions trained per token (EAGLE-3's training-time test).")] = 5,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    layers: Annotated[str, typer.Option(help="Target layers whose states it reads, e.g. 2,15,27.")] = "",
+    layers: Annotated[
+        str, typer.Option(help="Target layers whose states it reads, e.g. 2,15,27; an early, a middle and a late one.")
+    ] = "",
     draft_vocab: Annotated[int | None, typer.Option(help="Tokens that it can draft; at most 32000 by default.")] = None,
-    ffn: Annotated[int | None, typer.Option(help="Inner width of its layer; the target's by default.")] = None,
+    ffn: Annotated[int | None, typer.Option(help="Intermediate size of its layer; the target's by default.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses prompts, batches and first weights.")] = 0,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
@@ -51,9 +59,9 @@ def train(
     from semspec.options import Options
     from semspec.pair.loading import load
 
-    if problems is None and not data.endswith(texts.FILES):
+    if problems is None and not prompts.endswith(texts.FILES):
         raise BadRequest("a task has as many prompts as you ask for; give a number with --problems")
-    asked = texts.prompts(data, problems, seed)
+    asked = texts.prompts(prompts, problems, seed)
     rule = "exact" if draft else "none"  # many texts at a time seldom gain by drafts
     options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, verifier=rule)
     Training((0,), steps, batch, length, depth, rate, seed)  # what is wrong with it is said before anything is loaded
@@ -68,7 +76,7 @@ def train(
     with bar("train") as progress, interruptible(progress.kept(out)):
         trainer.run(progress)
     curve = trainer.curve()
-    export(trainer, out, target, pair.target.vocab, pair.target.capacity, curve, data)
+    export(trainer, out, target, pair.target.vocab, pair.target.capacity, curve, prompts)
     shares = ", ".join(f"{share:.0%}" for share in curve)
     what = f"accepted {shares} at draft tokens 1 to {depth}, {tau_of(curve):.2f} tokens a round"
     line = f"head in {out}: {what}; use it with --drafter eagle:{out}"

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from semspec.cli import arguments as args
 from semspec.cli.progress import loading, warn_if_busy
+from semspec.cli.spread import spread
 from semspec.errors import ModelError
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ MAX_NAMED = 8  # special tokens in a list
 PROFILED = (1, 2, 5, 9, 17)  # of these, the ones compared with memory bandwidth
 
 
-@args.spread
+@spread
 def info(
-    model: args.ModelArguments,
+    model: args.LocalArguments,
     slots: Annotated[int, typer.Option(help="Sequences decoded at a time.")] = 1,
     measure: Annotated[bool, typer.Option(help="Load the models and time their passes.")] = True,
     profile: Annotated[
         bool, typer.Option("--profile", help="Compare passes with memory bandwidth; list the best draft lengths.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: args.Json = False,
 ) -> None:
     """Describe a model, with or without a draft: family, sizes, shared tokenizer, memory, and the time of a pass."""
     if measure or profile:
@@ -152,9 +153,14 @@ def show(found: dict[str, Any], console: Console) -> None:
     for rows in ROWS:
         costs = [f"{cost[str(rows)]:.1f}" for cost in found["passes"]]
         d = drafts.get(rows)
-        table.add_row(str(rows), *costs, *((str(rows - 1), f"{d['tau_to_break_even']:.2f} of {rows}") if d else ()))
+        table.add_row(
+            str(rows), *costs, *((str(rows - 1), f"{d['tau_to_break_even']:.2f} (at most {rows})") if d else ())
+        )
     console.print(table)
-    console.print("speculation pays where tau, the tokens per round, is above break-even", style="dim")
+    console.print(
+        "Speculation pays where tau (tokens per round) is above break-even; it is at most draft length + 1.",
+        style="dim",
+    )
     if "profile" in found:
         show_profile(found["profile"], found["passes"], console)
 

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from semspec.cli.arguments import Json
 from semspec.cli.show import terminal
 from semspec.errors import BadRequest, did_you_mean
 
@@ -29,7 +30,7 @@ def listing(
             help="Whose options to show; or verifiers, drafters or tasks, to list those.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the verifiers, drafters and tasks: what each does and needs; with a NAME, its options."""
     from semspec.catalogue import catalogue

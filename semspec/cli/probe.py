@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from semspec.cli.arguments import hiding, spread
 from semspec.cli.probe_options import (
     RARE,
     Clusters,
@@ -23,6 +22,7 @@ from semspec.cli.probe_options import (
     Unseen,
 )
 from semspec.cli.progress import bar, interruptible
+from semspec.cli.spread import hiding, spread
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ app = typer.Typer(
 def fit(what: Collecting, how: Teaching, clusters: Clusters = "canonical") -> None:
     """Everything: sample steps of both models, label them by meaning, train and measure the probes.
 
-    What is rarely changed is not listed here, and taken all the same: see `probe collect --help`, `probe train --help`.
+    Takes every option of `probe collect`, `probe label` and `probe train`; only the common ones are listed.
     """
     config, trainings = what.config(), how.trainings()
     if what.of_servers:  # they send no states, so there is one probe to fit
@@ -115,7 +115,9 @@ def train(
     folder: Collection,
     how: Teaching,
     layers: Annotated[str, typer.Option(help="Of the target's collected layers, those to use; all by default.")] = "",
-    draft_layers: Annotated[str, typer.Option(help="Of the draft's collected layers, those to use.")] = "",
+    draft_layers: Annotated[
+        str, typer.Option(help="Of the draft's collected layers, those to use; all by default.")
+    ] = "",
 ) -> None:
     """Train, calibrate and measure both probes, and the judge probe of semantic+, on a labelled collection."""
     _train(folder, how.device, how.trainings(layers, draft_layers))
@@ -127,7 +129,9 @@ def calibrate(
     folder: Unseen,
     risk: Annotated[float, typer.Option(help="Largest share of bad steps among those that semantic+ accepts.")],
     confidence: Annotated[float, typer.Option(help="Probability with which that bound holds.")] = 0.95,
-    bad: Annotated[str, typer.Option(help="Which steps are bad: invalid (if the task can tell) or unwritten.")] = "",
+    bad: Annotated[
+        str, typer.Option(help="Which steps are bad: invalid (the default if the task can tell) or unwritten.")
+    ] = "",
     splits: Annotated[int, typer.Option(help="Also try the bound on so many random halves of the collection.")] = 0,
 ) -> None:
     """Choose the threshold of semantic+ from a bound on bad steps, and store it with the judge probe."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semspec.cli import arguments
+from semspec.engines.address import is_url
 from semspec.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ LeaveOut = Annotated[
     bool,
     typer.Option(
         "--leave-one-out/--count-itself",
-        help="Whether the share of samples that mean the same as a step counts that step itself.",
+        help="Whether a step itself counts among the samples that mean the same as it; it does by default.",
     ),
 ]
 
@@ -64,8 +65,8 @@ class Collecting:
             help="Task whose problems are taken, e.g. pocket, math500, pocket:steps=5.", autocompletion=arguments.tasks
         ),
     ] = "pocket"
-    n: Annotated[int | None, typer.Option("--problems", help="Number of problems.")] = 64
-    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None
+    n: arguments.Problems = 64
+    data: arguments.Data = None
     traces: Annotated[
         str,
         typer.Option(
@@ -73,7 +74,7 @@ class Collecting:
             "Or a step rule, e.g. semantic+: then the draft's steps that it verifies are collected."
         ),
     ] = "target"
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer; the task's own by default.")] = None
+    max_new_tokens: arguments.MaxAnswer = None
     per_problem: Annotated[str, typer.Option(help="Prefixes of each problem: a number, or all.")] = "8"
     first_steps: Annotated[
         bool, typer.Option(help="Also sample first steps; not needed by rules that leave those to the target.")
@@ -100,19 +101,17 @@ class Collecting:
         bool, typer.Option("--token-states", help="Store every token's states, for --pooling attention; takes disk.")
     ] = False
     seed: Annotated[int, typer.Option(help="Chooses problems, prefixes and noise.")] = 0
-    shard: Annotated[
-        int, typer.Option(help="Prefixes between two writings to the disk; fewer than --slots leave slots empty.")
-    ] = 32
+    shard: Annotated[int, typer.Option(help="Prefixes per shard on disk; fewer than --slots leave slots empty.")] = 32
     slots: Annotated[int, typer.Option(help="Prefixes sampled at a time.")] = 16
     device: Device = "auto"
     draft_device: arguments.DraftDevice = None
     dtype: arguments.Dtype = "auto"
-    context: Annotated[int | None, typer.Option("--context", help="Maximum tokens of a sequence.")] = None
+    context: arguments.Context = None
     quiet: arguments.NoMemoryLine = False
 
     @property
     def of_servers(self) -> bool:
-        return self.target.startswith(("http://", "https://"))
+        return is_url(self.target)
 
     def config(self) -> Config:
         from semspec.probe_fit.config import Config
@@ -178,7 +177,10 @@ class Teaching:
     only: Annotated[str, typer.Option(help="Train one probe only: target, draft or judge.")] = ""
     epochs: Annotated[int, typer.Option(help="Maximum epochs of training.")] = 100
     widths: Annotated[
-        str, typer.Option(help="Hidden layers of the target's and draft's probes, e.g. 1024,512,256.")
+        str,
+        typer.Option(
+            help="Hidden layers of the target's and draft's probes; 1024,512,256 by default (2048,.. from 4096 inputs)."
+        ),
     ] = ""
     dropout: Annotated[float, typer.Option(help="Dropout after the first two hidden layers.")] = 0.3
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3
@@ -211,7 +213,7 @@ class Teaching:
         draft = replace(both, layers=read_layers(draft_layers) if draft_layers else ())
         groups = read_groups(self.evidence)
         if self.judge_labels not in ("written", "valid"):
-            raise BadRequest(f"a judge cannot learn {self.judge_labels!r}; give --judge-labels written or valid")
+            raise BadRequest(f"a judge probe cannot learn {self.judge_labels!r}; give --judge-labels written or valid")
         widths = JUDGE_WIDTHS[self.judge_states]
         judge = replace(states, labels=self.judge_labels, states=self.judge_states, evidence=groups, widths=widths)
         found = {"target": ("target", target), "draft": ("draft", draft), "judge": ("target", judge)}

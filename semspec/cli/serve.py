@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semspec.cli.arguments import ServedArguments, SpeculationArguments, spread, valid_text
+from semspec.cli.arguments import ServedArguments, SpeculationArguments, valid_text
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest, ModelError, SemspecError
 
 if TYPE_CHECKING:
@@ -39,54 +40,59 @@ def serve(
     port: Annotated[int, _access(min=0, max=65535, metavar="<int>", help="Port; 0 takes a free one.")] = 8000,
     allowed_host: Annotated[
         list[str] | None,
-        _access(help="Host name under which clients may reach this server, besides this machine's; repeatable."),
+        _access(help="Additional Host header to accept, besides this machine's names; repeatable."),
     ] = None,
     api_key: Annotated[
         list[str] | None, _access(help=f"A key that clients must send; may be repeated. Or ${KEY}, one key.")
     ] = None,
     api_key_file: Annotated[Path | None, _access(help="File with one key a line; # begins a comment.")] = None,
     cors: Annotated[list[str] | None, _access(help="Origin whose pages may use this server; repeatable.")] = None,
-    tls_cert: Annotated[Path | None, _access(help="Certificate chain (PEM); with --tls-key, HTTPS is spoken.")] = None,
+    tls_cert: Annotated[Path | None, _access(help="Certificate chain (PEM); with --tls-key, serves HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="The certificate's private key (PEM).")] = None,
     max_client_connections: Annotated[int, _access(help="Open connections from one address.")] = 256,
     max_client_requests: Annotated[
-        int | None, _access(help="Requests of one key, or address, running or waiting at a time.")
+        int | None, _access(help="Requests of one key, or address, running or waiting; no limit by default.")
     ] = None,
-    max_client_rate: Annotated[int | None, _access(help="Requests of one key, or address, in a minute.")] = None,
+    max_client_rate: Annotated[
+        int | None, _access(help="Requests of one key, or address, per minute; no limit by default.")
+    ] = None,
     slots: Annotated[int, _limit(help="Sequences decoded at a time; their memory is taken at the start.")] = 16,
     max_queue: Annotated[int, _limit(help="Sequences that may wait for a slot; more get status 429.")] = 256,
-    max_prompt_tokens: Annotated[int | None, _limit(help="Longest prompt.")] = None,
-    max_new_tokens: Annotated[int, _limit(help="Longest answer.")] = 4096,
-    max_draft_tokens: Annotated[int, _limit(help="Longest draft a request may ask for.")] = 64,
+    max_prompt_tokens: Annotated[int | None, _limit(help="Longest prompt, in tokens; the context by default.")] = None,
+    max_new_tokens: Annotated[int, _limit(help="Longest answer, in tokens.")] = 4096,
+    max_request_draft_tokens: Annotated[int, _limit(help="Longest draft a request may ask for, in tokens.")] = 64,
     drafts_off_above: Annotated[
-        int | None, _limit(help="Sequences, running or waiting, from which on lossless rules do not draft.")
+        int | None,
+        _limit(help="Lossless verifiers stop drafting at this many running or waiting sequences; never by default."),
     ] = None,
-    max_choices: Annotated[int, _limit(help="Most answers to one request (n).")] = 16,
+    max_choices: Annotated[int, _limit(help="Maximum answers per request (n).")] = 16,
     max_body: Annotated[int, _limit(help="Longest request, in bytes.")] = 1 << 20,
     deadline: Annotated[float, _limit(help="Seconds a request may take, waiting included.")] = 600.0,
-    drain: Annotated[float, _limit(help="Seconds for running requests once told to end.")] = 30.0,
+    drain: Annotated[float, _limit(help="Seconds that running requests get to finish after SIGTERM or Ctrl-C.")] = 30.0,
     name: Annotated[str | None, typer.Option(help="The model's name to clients; by default the target's.")] = None,
     allow_lossy: Annotated[
         bool | None,
         typer.Option(
             "--allow-lossy/--no-allow-lossy",
-            help="Let requests choose lossy rules, or refuse them.",
+            help="Let requests choose lossy verifiers, or refuse them.",
             show_default="no; yes for a pair of servers, whose rules are all lossy",
         ),
     ] = None,
     private_prompts: Annotated[
-        bool, typer.Option("--private-prompts", help="What is cached of prompts is shared by a client's requests only.")
+        bool, typer.Option("--private-prompts", help="Share the prefix cache only between requests of the same client.")
     ] = False,
     tool_parser: Annotated[
         str,
-        typer.Option(help="How calls are found in answers: auto, hermes, llama3, mistral, harmony or json."),
+        typer.Option(
+            help="Format of tool calls in the model's output: auto, hermes, llama3, mistral, harmony or json."
+        ),
     ] = "auto",
     ignore_unknown: Annotated[
         bool,
-        typer.Option("--ignore-unknown", help="Log fields that nothing here knows, and go on without them."),
+        typer.Option("--ignore-unknown", help="Log unknown request fields and ignore them, instead of answering 400."),
     ] = False,
     replicas: Annotated[
-        int, typer.Option(min=1, metavar="<int>", help="Servers of this pair behind this address, each a process.")
+        int, typer.Option(min=1, metavar="<int>", help="Number of server processes behind this address.")
     ] = 1,
     on: Annotated[
         Where, typer.Option(help="Where replicas run: processes of this machine, or the machines of a Ray cluster.")
@@ -107,7 +113,7 @@ def serve(
 
     access = Settings(
         limits=Limits(
-            prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_draft_tokens,
+            prompt_tokens=max_prompt_tokens, new_tokens=max_new_tokens, draft_tokens=max_request_draft_tokens,
             choices=max_choices, body_bytes=max_body, queue=max_queue, deadline=deadline, drain=drain,
             client_connections=max_client_connections, client_requests=max_client_requests,
             client_rate=max_client_rate, speculating=drafts_off_above,

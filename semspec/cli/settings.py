@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,15 @@ from semspec.errors import BadRequest, did_you_mean
 
 PREFIX = "SEMSPEC"
 ARGUMENTS = {"target"}  # arguments that can be set like options
-FORMER = {"answers": "n", "problems": "n"}  # options by key, with the names they had in the last release
+# Options by key, with the names they had in the last release: of every command that has them, or of one.
+FORMER = {"answers": "n", "problems": "n"}
+FORMER_OF = {
+    "advise": {"verifier": "rule", "max_likelihood_loss": "loss"},
+    "calibrate": {"verifier": "rule", "max_loss": "loss"},
+    "serve": {"max_request_draft_tokens": "max_draft_tokens"},
+    "head train": {"prompts": "data"},
+    "sparse search": {"max_kl": "loss"},
+}
 HELP = (
     "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
     "key of the config file (verifier = ..., in a table named chat for that command). A variable is one value, spaces "
@@ -50,7 +58,11 @@ def read(path: Path) -> dict[str, Any]:
         raise BadRequest(f"the config file {path} cannot be read: {error}") from error
 
 
-def name_variables(command: Any, names: tuple[str, ...]) -> None:
+def name_variables(command: Any, names: tuple[str, ...], known: Collection[str] = ()) -> None:
+    known = known or {key for below in everything(command) for key, _ in settable(below)}
+    command.former = {
+        k: v for k, v in (FORMER | FORMER_OF.get(" ".join(names), {})).items() if k in dict(settable(command))
+    }
     for parameter in command.get_params(typer.Context(command)):
         if getattr(parameter, "is_flag", False):  # help would say <bool>, as if a value could be given
             parameter.metavar = ""
@@ -59,13 +71,15 @@ def name_variables(command: Any, names: tuple[str, ...]) -> None:
     for key, parameter in settable(command):
         if not parameter.envvar:
             own = "_".join((PREFIX, *names, key)).upper().replace("-", "_")
-            former = [f"{PREFIX}_{FORMER[key]}".upper()] if key in FORMER else []
-            parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper(), *former], False
+            parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper()], False
+            if before := command.former.get(key, ""):  # for all commands only if no other has such an option today
+                parameter.envvar += [own.removesuffix(key.upper()) + before.upper()]
+                parameter.envvar += [] if before in known else [f"{PREFIX}_{before}".upper()]
         if getattr(parameter, "multiple", False):  # click would split a variable at spaces
             parameter.value_from_envvar = partial(_whole_variable, parameter)
     _take_former_names(command)
     for name, below in commands(command):
-        name_variables(below, (*names, name))
+        name_variables(below, (*names, name), known)
 
 
 def _type_of_one(display_type: Callable[[Any], str], context: Any) -> str:
@@ -75,7 +89,7 @@ def _type_of_one(display_type: Callable[[Any], str], context: Any) -> str:
 
 def _take_former_names(command: Any) -> None:
     """Let a command's arguments have options by the names they had before, with a warning."""
-    renamed = {f"--{FORMER[key]}": f"--{key}" for key, _ in settable(command) if key in FORMER}
+    renamed = {_flag(before): _flag(key) for key, before in command.former.items()}
     if not renamed or "parse_args" in vars(command):
         return
 
@@ -89,6 +103,10 @@ def _take_former_names(command: Any) -> None:
         return list(type(command).parse_args(command, context, words))
 
     command.parse_args = parse_args
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
 
 
 def _warn(before: str, now: str) -> None:
@@ -116,31 +134,39 @@ def defaults(root: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
     tables = {name for name, _ in commands(root)}
     common = {}
     for key, value in values.items():
-        if not isinstance(value, dict) and _normal(key) in known | {*FORMER.values()}:
+        if not isinstance(value, dict) and _normal(key) in known | _former_names(root):
             common[_normal(key)] = value
         elif not (isinstance(value, dict) and key in tables):
             kind, names = ("command", tables) if isinstance(value, dict) else ("option", known)
             near = did_you_mean(_normal(key), names) or "`semspec --help` and `semspec COMMAND --help` list them"
             raise BadRequest(f"{path}: there is no {kind} {key!r}; {near}")
-    return {name: _table(below, values.get(name, {}), common, f"{path}: {name}") for name, below in commands(root)}
+    tables_of = {name: (below, values.get(name, {})) for name, below in commands(root)}
+    return {name: _table(below, own, common, known, f"{path}: {name}") for name, (below, own) in tables_of.items()}
 
 
-def _table(command: Any, own: dict[str, Any], common: dict[str, Any], where: str) -> dict[str, Any]:
+def _former_names(root: Any) -> set[str]:
+    return {before for command in everything(root) for before in command.former.values()}
+
+
+def _table(
+    command: Any, own: dict[str, Any], common: dict[str, Any], known: Collection[str], where: str
+) -> dict[str, Any]:
     parameters, below = dict(settable(command)), dict(commands(command))
-    given = dict(common)
+    # A former name that is another command's option today is not meant by what is said for all commands.
+    given = {key: value for key, value in common.items() if key in parameters or key not in known}
     for key, value in own.items():
-        if _normal(key) in parameters or _normal(key) in map(FORMER.get, parameters):
+        if _normal(key) in parameters or _normal(key) in command.former.values():
             given[_normal(key)] = value
         elif not (isinstance(value, dict) and key in below):
             names = [*parameters, *below]
             near = did_you_mean(_normal(key), names) or f"its options are: {', '.join(sorted(names))}"
             raise BadRequest(f"{where} has no option {key!r}; {near}")
-    for key in parameters:
-        if key not in given and FORMER.get(key) in given:
-            _warn(f"{FORMER[key]} in {where}", key)
-            given[key] = given[FORMER[key]]
+    for key, before in command.former.items():
+        if key not in given and before in given:
+            _warn(f"{before} in {where}", key)
+            given[key] = given[before]
     found = {p.name: _value(p, given[key]) for key, p in parameters.items() if key in given}
-    return found | {name: _table(c, own.get(name, {}), common, f"{where} {name}") for name, c in below.items()}
+    return found | {name: _table(c, own.get(name, {}), common, known, f"{where} {name}") for name, c in below.items()}
 
 
 def _value(parameter: Any, value: Any) -> Any:

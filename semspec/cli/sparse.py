@@ -12,6 +12,7 @@ from rich.console import Console
 from semspec.cli import arguments as args
 from semspec.cli.progress import bar, loading
 from semspec.cli.sparse_options import K, MoreTexts, TargetArguments, Texts
+from semspec.cli.spread import spread
 from semspec.errors import BadRequest, cause
 
 app = typer.Typer(
@@ -21,7 +22,7 @@ app = typer.Typer(
 
 
 @app.command()
-@args.spread
+@spread
 def calibrate(
     model: TargetArguments,
     out: Annotated[Path, typer.Option(help="Folder of the plan.")],
@@ -90,7 +91,8 @@ def calibrate(
         typer.Option(help="Quantile that sets the experts' thresholds. Default: 0.5, the paper's medians."),
     ] = None,
     refresh: Annotated[
-        int | None, typer.Option(help="Sparse passes between dense ones that redo them. Default: 0, never.")
+        int | None,
+        typer.Option(help="Recompute keys and values densely after this many sparse passes. Default: 0, never."),
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Time it on this device, and turn off what is not faster.")
@@ -128,9 +130,9 @@ def calibrate(
 
 
 @app.command()
-@args.spread
+@spread
 def quality(
-    model: args.ModelArguments,
+    model: args.LocalArguments,
     sparse: Annotated[Path, typer.Option(help="Folder of the plan.")],
     texts: MoreTexts,
     verifier: args.Verifier = "exact",
@@ -186,14 +188,16 @@ def quality(
 
 
 @app.command()
-@args.spread
+@spread
 def search(
     model: TargetArguments,
     out: Annotated[Path, typer.Option(help="Folder of the plan.")],
-    loss: Annotated[float, typer.Option(help="Limit of the KL divergence from dense verification, nats a token.")],
+    max_kl: Annotated[float, typer.Option(help="Limit of the KL divergence from dense verification, nats per token.")],
     texts: Texts,
     preset: Annotated[str, typer.Option(help="Rules of the parts: default or paper, as of `calibrate`.")] = "default",
-    dense_below: Annotated[int | None, typer.Option(help="L0. Default: 1024; paper: 4096.")] = None,
+    dense_below: Annotated[
+        int | None, typer.Option(help="L0, the context length up to which all is read. Default: 1024; paper: 4096.")
+    ] = None,
     block: Annotated[int | None, typer.Option(help="Tokens in a block. Default: 16; paper: 64.")] = None,
     rho: Annotated[
         list[float] | None,
@@ -206,21 +210,21 @@ def search(
     experts: Annotated[
         list[int] | None, typer.Option(help="Numbers of experts to try, rising; may be repeated. Default: 1, 2, 3.")
     ] = None,
-    by: Annotated[str, typer.Option(help="What to save: bytes or flops.")] = "bytes",
+    by: Annotated[str, typer.Option(help="What to minimise: bytes or flops.")] = "bytes",
 ) -> None:
-    """Find what to skip of blocks, channels and experts together for a given loss."""
+    """Find what to skip of blocks, channels and experts together within a limit on the KL divergence."""
     from semspec.sparse_fit import presets
     from semspec.sparse_fit.search import Grid, in_words
     from semspec.sparse_fit.search import search as run
 
-    if by not in ("bytes", "flops") or loss <= 0:
-        raise BadRequest(f"a loss of {loss} and a cost in {by!r}: give a loss above 0, and bytes or flops")
+    if by not in ("bytes", "flops") or max_kl <= 0:
+        raise BadRequest(f"--max-kl is {max_kl} and --by {by!r}; give a limit above 0, and bytes or flops")
     given = {"rhos": (1.0, rho), "channels": (0.0, ffn), "experts": (0, experts)}
     grid = Grid(**{name: (off, *levels) for name, (off, levels) in given.items() if levels})
     config, problems = presets.config(preset, dense_below=dense_below, block=block), texts.problems()
     pair, how = model.load(), (texts.seed, texts.k, texts.max_new_tokens)
     with bar("search") as progress:
-        plan = run(pair, problems, texts.n, loss, config, grid, *how, by, progress)
+        plan = run(pair, problems, texts.n, max_kl, config, grid, *how, by, progress)
     plan.made.update(task=texts.task, preset=preset)
     plan.save(out)
     for line in in_words(plan):
@@ -230,7 +234,7 @@ def search(
 
 @app.command()
 def cost(
-    target: args.Target,
+    target: args.LocalTarget,
     sparse: Annotated[Path, typer.Option(help="Folder of the plan.")],
     at: Annotated[
         list[int] | None, typer.Option(help="Context length; may be repeated. Default: 4096, 16384, 65536.")

@@ -29,9 +29,7 @@ class Texts:
     data: args.Data = None
     seed: Annotated[int, typer.Option(help="Seed that chooses the problems.")] = 0
     k: K = 8
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; the task's by default.")] = (
-        None
-    )
+    max_new_tokens: args.MaxAnswer = None
 
     def problems(self) -> Task:
         from semspec import tasks
@@ -48,7 +46,7 @@ class MoreTexts(Texts):
 class TargetArguments:
     """A target without a draft, for one answer at a time."""
 
-    target: args.Target
+    target: args.LocalTarget
     device: args.Device = "auto"
     dtype: args.Dtype = "auto"
     context: args.Context = None

@@ -9,17 +9,22 @@ from typing import Annotated
 import typer
 
 from semspec.cli import arguments
+from semspec.engines.address import is_url
+from semspec.errors import BadRequest
 from semspec.loop.repetition import PERIOD, REPEATS
 
 _parallel = {"rich_help_panel": "Machines"}
 
 
 def vllm_args(
-    target: arguments.Target,
+    target: Annotated[str, typer.Argument(help="Target model as vLLM names it: a folder or a hub id.")],
     draft: Annotated[str | None, typer.Option(help="Draft model or EAGLE head; without one, n-gram lookups.")] = None,
     verifier: arguments.Verifier = "fly",
     drafter: Annotated[
-        str | None, typer.Option(help="vLLM's method: draft_model, eagle, eagle3, mtp or ngram.")
+        str | None,
+        typer.Option(
+            help="vLLM's method: draft_model (the default with --draft), eagle, eagle3, mtp or ngram (without)."
+        ),
     ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option("--num-draft-tokens", "-k", help="Draft length; by default the verifier's own.")
@@ -33,11 +38,15 @@ def vllm_args(
     dtype: Annotated[str | None, typer.Option(help="As vLLM's --dtype.", **_parallel)] = None,
     max_model_len: Annotated[int | None, typer.Option(help="As vLLM's --max-model-len.", **_parallel)] = None,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that share each layer.", **_parallel)] = 1,
-    pipeline_parallel: Annotated[int, typer.Option(help="Groups of GPUs, one after the other.", **_parallel)] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option(help="Pipeline stages: groups of GPUs, one after the other.", **_parallel)
+    ] = 1,
     nodes: Annotated[int, typer.Option(help="Above 1: machines of a Ray cluster.", **_parallel)] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Print how to start vLLM with this verifier: the line for a shell, and the arguments for Python."""
+    if is_url(target) or target == "pocket":
+        raise BadRequest(f"vLLM cannot load {target}; give a checkpoint folder or a hub id")
     from semspec.vllm.arguments import Launch
     from semspec.vllm.request import Settings
 

@@ -15,13 +15,14 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from semspec.engines.address import is_url
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import load
-from semspec.pair.remote import RemotePair, is_url
+from semspec.pair.remote import RemotePair
 from semspec.types import Acquire, Event, Runner, Score, ScoreOutput
 
 MAX_GEN_TOKS = 256  # as other models of the harness have it

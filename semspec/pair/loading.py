@@ -9,13 +9,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from semspec.engines.address import is_url
 from semspec.errors import BadRequest, ModelError, did_you_mean
 from semspec.model import ModelRunner, Source, memory_plan
 from semspec.model.memory_plan import MemoryPlan, check, describe, fitted
 from semspec.model.placement import choose_device
 from semspec.model.threads import choose_threads, row_cost
 from semspec.pair import Pair
-from semspec.pair.remote import connect, is_url
+from semspec.pair.remote import connect
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
 from semspec.text.exchange import Exchange, Side

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from semspec import verify
+from semspec.engines.address import is_url
 from semspec.engines.connection import Connection
 from semspec.engines.decoder import Servers, TextDecoder
 from semspec.engines.executor import CallExecutor
@@ -36,10 +37,6 @@ from semspec.verify.step_rule import StepRule
 KEYS = {"target": "SEMSPEC_TARGET_API_KEY", "draft": "SEMSPEC_DRAFT_API_KEY"}
 DRAFT_TRIES = 2  # the target can go on without it
 STEP_RULES = "semantic+, specreason, likely-step, the controls random-step and accept-all-steps, or none"
-
-
-def is_url(model: object) -> bool:
-    return str(model).lower().startswith(("http://", "https://"))
 
 
 def connect(

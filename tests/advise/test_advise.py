@@ -190,7 +190,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "MEASURE_SECONDS", 0.005)
     prompts, page = tmp_path / "prompts.txt", tmp_path / "page.html"
     prompts.write_text("Mia has 4 pens.\n\nTom has 5 books.\nAna has 12 bags.\n")
-    common = ["advise", "pocket", "--prompts", str(prompts), "--max-new-tokens", "40", "--rule", "margin"]
+    common = ["advise", "pocket", "--prompts", str(prompts), "--max-new-tokens", "40", "--verifier", "margin"]
     ran = CliRunner().invoke(app, [*common, "--html", str(page), "--json", "--quiet"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout[ran.stdout.index("{") :])
@@ -201,7 +201,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--loss", "much", "--task", "pocket"], "--loss is 'much'"),
+        (["--max-likelihood-loss", "much", "--task", "pocket"], "--max-likelihood-loss is 'much'"),
         ([], "give the prompts"),
         (["--task", "pocket", "--problems", "2"], "give 3 or more"),
         (["--prompts", "nowhere.txt"], "cannot be read"),

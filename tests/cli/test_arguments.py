@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from semspec.cli.arguments import GenerationArguments, PairArguments, SpeculationArguments, spread
+from semspec.cli.arguments import GenerationArguments, PairArguments, SpeculationArguments
 from semspec.cli.progress import bar
+from semspec.cli.spread import spread
 from semspec.options import Options
 
 

@@ -185,6 +185,44 @@ def test_options_have_their_former_names_for_one_release_with_a_warning(tmp_path
     assert json.loads(run(tmp_path, "", "show", "--", "--n").stdout)[0] == "--n", "an argument is left alone"
 
 
+def test_a_former_name_that_another_command_uses_today_is_that_commands(tmp_path: Path, monkeypatch):
+    """`--data` of `head train` are its prompts now; elsewhere it is the folder of the data sets."""
+    monkeypatch.setitem(settings.FORMER_OF, "show", {"width": "data"})
+    monkeypatch.setitem(settings.FORMER_OF, "group under", {"width": "number"})
+
+    def width(config: str = "", *words: str, **variables: str) -> str:
+        done = run(tmp_path, config, "show", *words, "x", variables=variables)
+        return json.loads(done.stdout)[1]
+
+    assert width("", "--data", "own") == width("[show]\ndata = 'own'") == width(SEMSPEC_SHOW_DATA="own") == "own"
+    assert width("data = 'own'") == width(SEMSPEC_DATA="own") == "own", "no command has it"
+    for config, words, variables, wanted in [
+        ("", ["--number", "own"], {}, "own"),
+        ("[group.under]\nnumber = 'own'", [], {}, "own"),
+        ("number = 3", [], {}, "default"),  # meant for `show`
+        ("", [], {"SEMSPEC_NUMBER": "3"}, "default"),
+    ]:
+        done = run(tmp_path, config, "group", "under", *words, variables=variables)
+        assert json.loads(done.stdout) == ["default", wanted]
+
+
+@pytest.mark.parametrize(("path", "before", "now"), [
+    (path, before, now) for path, names in settings.FORMER_OF.items() for now, before in names.items()
+])  # fmt: skip
+def test_every_renamed_option_is_taken_with_a_warning(path: str, before: str, now: str, monkeypatch) -> None:
+    command = typer.main.get_command(cli.app)
+    settings.name_variables(command, ())
+    for name in path.split():
+        command = command.commands[name]  # type: ignore[attr-defined]
+    seen: list[str] = []
+    old, new = ("--" + name.replace("_", "-") for name in (before, now))
+    assert new in {flag for parameter in command.params for flag in parameter.opts}
+    monkeypatch.setattr(settings, "_warn", lambda *words: seen.extend(words))
+    with pytest.raises(Exception, match="no-such-option"):
+        command.main([old, "0.5", "--no-such-option"], standalone_mode=False)
+    assert seen == [old, new]
+
+
 def test_flags_take_no_value_in_the_help(semspec):
     for words in (["generate"], ["bench"], ["serve"], ["sparse", "calibrate"], []):
         told = semspec(*words, "--help").stdout

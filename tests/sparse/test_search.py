@@ -131,10 +131,10 @@ def test_the_command(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--by",
         "flops",
     ]
-    done = semspec("sparse", "search", folder, "--out", tmp_path / "plan", "--loss", 10, *given)
+    done = semspec("sparse", "search", folder, "--out", tmp_path / "plan", "--max-kl", 10, *given)
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["made"]["search"]["best"]
     assert best["levels"] == [1, 1, 0] and "of the dense flops" in done.stderr
-    for wrong in (["--loss", 0], ["--loss", 1, "--by", "watts"]):
+    for wrong in (["--max-kl", 0], ["--max-kl", 1, "--by", "watts"]):
         refused = semspec("sparse", "search", folder, "--out", tmp_path / "plan", *given, *wrong)
         assert refused.returncode == 2 and "above 0, and bytes or flops" in refused.stderr
