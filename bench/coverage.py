@@ -135,7 +135,7 @@ def sample(
     }  # fmt: skip
     return {
         "arm": arm, "tokens": tokens, "correct": bool(right), "finish_reason": "length" if capped else "stop",
-        "seconds": float(seconds), "judged": judged, "stats": stats,
+        "seconds": float(seconds), "drafted_steps": judged, "stats": stats,
     }  # fmt: skip
 
 

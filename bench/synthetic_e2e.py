@@ -186,7 +186,7 @@ class SyntheticRun:
             with self.stage(f"probe {name}") as found:
                 probe = fit(Folder(self.out), model, how, self.device).probe
                 if name == "judge":
-                    found["threshold"] = probe.data["least"] = self.median_score(probe)
+                    found["threshold"] = probe.data["threshold"] = self.median_score(probe)
                 probe.save(self.out / name)
                 found |= {"rows": probe.data["rows"], "epochs": probe.data["training"]["epochs"]}
 

@@ -1,4 +1,4 @@
-"""How loose may a rule be? Its options are chosen so that the loss on prompts not seen stays under a bound.
+"""How lossy may a rule be? Its options are chosen so that the loss on prompts not seen stays under a bound.
 
 Learn then test (Angelopoulos et al. 2021) along a fixed sequence: candidates are ordered beforehand, from the strictest
 and slowest to the loosest and fastest. Of each, "the loss is the bound or more" is tested on the same problems, until

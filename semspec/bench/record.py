@@ -14,8 +14,8 @@ from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput, Sequ
 
 VERIFY = "verify"
 Pass = tuple[str, str, list[tuple[int, ...]]]
-"""A pass: the model, "score", "roll" or "keep", and for each sequence: tokens fed, tokens in its slot before, rows kept
-or tokens written; for a score of a tree also the parents of its tokens, see tree.py; for a roll also how many it was
+"""A pass: the model, "score", "decode" or "keep", and for each sequence: tokens fed, tokens in its slot before, rows
+kept or tokens written; for a score of a tree also the parents of its tokens, see tree.py; for a decode also how many it was
 allowed to write, whether it kept the logits of each, whether it was greedy, and whether it could stop. A "keep" leaves
 one path of a tree in a slot: nothing is fed; then come the tokens before the tree, and which of the tree's stay.
 A verification: "verify", the rule's name, and for each sequence: tokens drafted, rows scored, if the draft's logits
@@ -51,7 +51,7 @@ class Recorder(RunnerWrapper):
             (len(r.tokens), b, len(o.tokens), r.n, int(r.keep_logits), int(r.sampling.greedy), int(bool(r.stop)))
             for r, b, o in zip(requests, before, outputs, strict=True)
         ]
-        self.passes.append((self.name, "roll", rows))
+        self.passes.append((self.name, "decode", rows))
         return outputs
 
 

@@ -34,7 +34,8 @@ from semspec.types import GREEDY, Decode, Sampling, Score
 
 NAMES = ("target", "draft")
 PAST_STOP = 32  # room in a slot for tokens that are computed before a stop is seen
-WARM_UP_TOKENS = 20  # of a roll that is only made for its graphs
+DECODE = ("decode", "roll")  # the latter in files of older versions
+WARM_UP_TOKENS = 20  # of a decode that is only made for its graphs
 
 
 class Replay:
@@ -111,7 +112,7 @@ def _never(runner: ModelRunner, row: list[int]) -> frozenset[int]:
 
 
 def written(runner: ModelRunner, rows: list[list[int]]) -> list[int]:
-    """Tokens that each sequence of a roll computes: what it wrote; the longest also what follows before it stops."""
+    """Tokens that each sequence of a decode computes: what it wrote; the longest also what follows before it stops."""
     counts = [row[2] for row in rows]
     longest = counts.index(max(counts))
     allowed = max(max(row[2:4]) for row in rows)  # runs of older versions do not say; then it is what was written
@@ -123,7 +124,7 @@ def once_each(passes: list[list[Any]]) -> list[list[Any]]:
     """One pass and one verification of every size, so that all graphs are captured before anything is timed."""
     sizes: dict[str, list[Any]] = {}
     for name, kind, rows in passes:
-        short = [[*row[:2], min(row[2], WARM_UP_TOKENS), *row[3:]] for row in rows] if kind == "roll" else rows
+        short = [[*row[:2], min(row[2], WARM_UP_TOKENS), *row[3:]] for row in rows] if kind in DECODE else rows
         sizes.setdefault(json.dumps([name, kind, [_size(name, kind, row) for row in short]]), [name, kind, short])
     return list(sizes.values())
 

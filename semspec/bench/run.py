@@ -238,7 +238,7 @@ class Bench:
                     "prompt_tokens": sum(r.prompt_tokens for r in turns),
                     "verifier": arm.verifier,
                     "lossless": arm.lossless,
-                    "judged": self._drafted_steps(problem, turns),
+                    "drafted_steps": self._drafted_steps(problem, turns),
                     "stats": Stats.pooled(r.stats for r in turns).to_dict(),
                     "passes": passes if i == 0 else [],  # a batch's passes are everybody's
                     **({"likelihood": self._likelihood(arm, told)} if self.measured else {}),

@@ -280,7 +280,8 @@ def share(problems: Iterable[list[Sample]], what: Callable[[Sample], float | Non
 
 def share_of_steps(problems: list[list[Sample]], what: Callable[[Sample], bool | None]) -> Figures | None:
     """The same over the reasoning steps that a draft wrote."""
-    return share([[step for s in group for step in s.get("judged", ())] for group in problems], what)
+    drafted = "drafted_steps", "judged"  # the latter in files of older versions
+    return share([[step for s in group for key in drafted for step in s.get(key, ())] for group in problems], what)
 
 
 def accepted(step: dict[str, Any]) -> bool | None:

@@ -144,12 +144,12 @@ def calibrate(
     judge = Probe.load(probes / "judge", collection.run["models"]["target"])
     steps = scored_steps(judge, collection, bad)
     bound = choose_threshold(steps.scores, steps.bad, risk, confidence)
-    policy = collection.run.get("met")
+    policy = collection.run.get("collected_by")
     found: dict[str, Any] = {
-        "least": bound.threshold, "risk": risk, "confidence": confidence, "steps": bound.steps,
+        "threshold": bound.threshold, "risk": risk, "confidence": confidence, "steps": bound.steps,
         "accepted": bound.accepted, "bad": steps.meaning_of_bad, "accepted_bad": bound.bad,
     }  # fmt: skip
-    judge.data |= {"least": bound.threshold, "bound": found | ({"met": policy} if policy else {})}
+    judge.data |= {"threshold": bound.threshold, "bound": found | ({"collected_by": policy} if policy else {})}
     judge.save(probes / "judge")
     if doubt := reservation(judge, policy, bound.threshold):
         Console(stderr=True).print(f"the bound holds for steps like these; {doubt}", soft_wrap=True, markup=False)
@@ -241,7 +241,7 @@ def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -
 
     run, document = Folder(out).run, dict[str, Any]()
     for model, how in trainings.values():
-        learnable(run["config"].get("samples", 1), "met" in run, model, how)
+        learnable(run["config"].get("samples", 1), "collected_by" in run, model, how)
     for name, (model, how) in trainings.items():
         with bar(f"train {name}") as progress:
             fitted = fit(Folder(out), model, how, choose_device(device), progress)

@@ -1,6 +1,6 @@
 """Speculative decoding of the draft itself: a cheaper drafter proposes, the draft model verifies exactly.
 
-Loose rules accept long drafts, and then drafting token by token takes most of the time. So the draft model's own text
+Lossy rules accept long drafts, and then drafting token by token takes most of the time. So the draft model's own text
 is drafted: by lookup as in FLy, or by a smaller model, which may be a cascade itself. The result is, token for token,
 what the draft model generates greedily, or draws with the target's noise. Any other request for samples, and for logits
 or hidden states, uses the draft model only.

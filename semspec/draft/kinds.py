@@ -63,7 +63,7 @@ class Branching(DrafterKind):
 
     tree: int = field(default=0, metadata={"label": "tokens of a draft that branches; 0: drafts are chains"})
     depth: int = field(default=0, metadata={"label": "tokens on a path; 0: the draft length"})
-    top: int = field(default=TOP, metadata={"label": "branches of a token"})
+    top: int = field(default=TOP, metadata={"label": "branches per token"})
 
     def __post_init__(self) -> None:
         _ = self.branches  # refuses what is wrong
@@ -78,17 +78,14 @@ class Branching(DrafterKind):
 class Lookup(DrafterKind):
     """What kinds that look drafts up in the text share."""
 
-    longest: int = field(default=4, metadata={"label": "longest n-gram to look up"})
-    shortest: int = field(default=1, metadata={"label": "shortest one"})
+    longest: int = field(default=4, metadata={"label": "longest n-gram to look up", "min": 1, "max": MAX_NGRAM})
+    shortest: int = field(default=1, metadata={"label": "shortest n-gram to look up", "min": 1})
     earliest: bool = field(default=False, metadata={"label": "take the earliest occurrence, not the latest"})
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest <= MAX_NGRAM:
-            raise BadRequest(
-                f"n-gram lengths {self.shortest} to {self.longest}: the shortest must be 1 or more and not above "
-                f"the longest, the longest at most {MAX_NGRAM}"
-            )
         super().__post_init__()
+        if self.shortest > self.longest:
+            raise BadRequest(f"n-gram lengths {self.shortest} to {self.longest}: the shortest is above the longest")
 
     def lookup(self) -> NgramDrafter:
         return NgramDrafter(self.longest, self.shortest, self.earliest, self.branches)
@@ -141,7 +138,12 @@ class Head(DrafterKind):
     path: str = field(default="", metadata={"label": "the head's folder"})
     threshold: float = field(
         default=0.1,
-        metadata={"label": "share of tokens to guess right when loaded", "was": "least", "min": 0, "max": 1},
+        metadata={
+            "label": "refuse the head if its first guess is right less often (share)",
+            "was": "least",
+            "min": 0,
+            "max": 1,
+        },
     )
     head: StateRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
 

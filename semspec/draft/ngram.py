@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from semspec.draft.growing import CHAIN, TreeOptions, in_order
-from semspec.errors import BadRequest
 from semspec.tree import is_chain
 from semspec.types import Draft, DraftRequest, ProposalGenerator, Runner
 
@@ -23,10 +22,6 @@ MAX_PROMPT_TOKENS = 16384  # indexed at the start; indexing more would block all
 
 class NgramDrafter:
     def __init__(self, longest: int = 4, shortest: int = 1, earliest: bool = False, tree: TreeOptions = CHAIN) -> None:
-        if not 1 <= shortest <= longest:
-            raise BadRequest(
-                f"n-gram lengths {shortest} to {longest}: the shortest must be 1 or more, not above the longest"
-            )
         self.longest, self.shortest, self.earliest, self.tree = longest, shortest, earliest, tree
         self.runners: list[Runner] = []
         self._start = 0  # the first indexed position of the context

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from semspec.draft.model import ModelDrafter
 from semspec.text.exchange import Exchange
-from semspec.text.reader import Mark, Reader
+from semspec.text.reader import Checkpoint, Reader
 from semspec.types import Draft, Drafter, DraftRequest, ProposalGenerator
 
 PRIOR = 16  # tokens after which the observed ratio of both models' tokens counts as much as the guess of 1
@@ -33,7 +33,7 @@ class TranslatingDrafter:
         self.inner, self.exchange, self.shared = inner, exchange, shared
         self.runners = inner.runners
         self._reader = Reader(exchange, prompt, read)
-        self._marks: list[Mark] = []  # one for each proposal since tokens were last accepted, and the one before
+        self._checkpoints: list[Checkpoint] = []  # one for each proposal since tokens were accepted, and one before
         self._cached: list[int] = []  # what the drafter inside may have cached after the reader's firm tokens
         self._firm = 0  # how many of those there were then
         self._own = self._targets = PRIOR
@@ -42,12 +42,12 @@ class TranslatingDrafter:
         self.inner.begin(slots)
         if self.shared is not None:
             self.shared.begin(slots[:1])
-        self._marks = [self._reader.mark()]
+        self._checkpoints = [self._reader.checkpoint()]
 
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         reader = self._reader
         reader.extend(context[reader.read :])
-        self._marks.append(reader.mark())
+        self._checkpoints.append(reader.checkpoint())
         self._drop_cached()
         stop = self.exchange.stops(request.stop) if request.stop else request.stop
         rate = 1.0 if request.comparable else min(self._own / self._targets, MOST)
@@ -95,14 +95,14 @@ class TranslatingDrafter:
 
     def accept(self, length: int) -> None:
         """Return to the last state that has read accepted tokens only; the rest follows with the next proposal."""
-        while len(self._marks) > 1 and self._marks[-1].read > length:
-            self._marks.pop()
+        while len(self._checkpoints) > 1 and self._checkpoints[-1].read > length:
+            self._checkpoints.pop()
         if self._reader.read > length:
-            mark = self._marks[-1]
-            if mark.firm < self._firm:
-                self._firm, self._cached = mark.firm, self._reader.ids[mark.firm : self._firm] + self._cached
-            self._reader.rewind(mark)
-        self._marks = self._marks[-1:]
+            at = self._checkpoints[-1]
+            if at.firm < self._firm:
+                self._firm, self._cached = at.firm, self._reader.ids[at.firm : self._firm] + self._cached
+            self._reader.rewind(at)
+        self._checkpoints = self._checkpoints[-1:]
 
     def close(self) -> None:
         self.inner.close()

@@ -183,7 +183,7 @@ class TextDecoder:
 
     def check(self, step: Proposal, whole: bool) -> Calls:
         target, rule, job = self.servers.target, self.rule, self.job
-        cooled = replace(job.sampling, temperature=min(job.sampling.temperature, rule.bonus))
+        cooled = replace(job.sampling, temperature=min(job.sampling.temperature, rule.bonus_temperature))
         prompt, how = self.prompt.target + self.text + step.text + self.question, self.sampling(cooled)
         last = self.reach(step) if target.abilities.scores_last else None
         answer: Answer = yield Call(lambda: target.score(prompt, how, last))

@@ -27,9 +27,9 @@ from semspec.verify.step_rule import StepRule
 OTHERS = 0  # the token that stands for all that a row does not name
 MARKERS = frozenset(text for pair in THINKING for text in pair)
 NO_STATES = (
-    "this pair is two servers, which report log-probabilities and no hidden states; semantic+ with a judge of evidence "
-    "alone works (semspec probe fit without --judge-states, then semantic+:probes=DIR), as do specreason, likely-step "
-    "and the controls of steps"
+    "this pair is two servers, which report log-probabilities and no hidden states; semantic+ with a judge probe of "
+    "evidence alone works (semspec probe fit without --judge-states, then semantic+:probes=DIR), as do specreason, "
+    "likely-step and the controls of steps"
 )
 
 
@@ -44,13 +44,13 @@ class JudgeProbes:
         place = folder or self.own
         if not place:
             raise BadRequest(
-                "there is no judge for these servers, which semantic+ needs; make one of evidence alone with "
+                "there is no judge probe for these servers, which semantic+ needs; make one of evidence alone with "
                 "`semspec probe fit`, and name its folder: semantic+:probes=DIR"
             )
         if place not in self._read:
             probe = Probe.load(f"{place}/judge", None)
             if probe.layers:
-                raise BadRequest(f"the judge in {place} reads hidden states, and {NO_STATES}")
+                raise BadRequest(f"the judge probe in {place} reads hidden states, and {NO_STATES}")
             self._read[place] = probe
         return self._read[place]
 

@@ -66,7 +66,7 @@ class Decoder:
         self.undrafted = len(job.prompt)  # tokens that the drafter has not read
         self.undrafted_rounds = 0  # since the last one with a draft
         self.states: dict[int, Tensor | None] = {}  # of this sequence, by the id of a rule
-        self.strict = False  # a lossy rule repeated itself, and `exact` has taken over
+        self.exact_only = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
         self.reading = TargetReading(target, drafter)
 
@@ -237,7 +237,7 @@ class Decoder:
 
     def allowed(self, rule: Rule) -> Rule:
         """This rule, or `exact` where a lossy one is not allowed."""
-        return rule if rule.lossless or not (self.strict or self.outside_thinking()) else EXACT
+        return rule if rule.lossless or not (self.exact_only or self.outside_thinking()) else EXACT
 
     def outside_thinking(self) -> bool:
         """Whether only the thinking may be relaxed, and it has not started or has ended."""
@@ -266,7 +266,7 @@ class Decoder:
         # Repetition in the prompt does not count.
         loop = self.job.repetition_guard.find(self.context[len(self.job.prompt) :], new)
         if loop is not None:
-            self.strict = True
+            self.exact_only = True
             self.stats.loops += 1
             what = f"{self.job.rule.name} wrote {loop.period} tokens {loop.repeats} times in a row; going on with exact"
             text = self.job.text_of(list(loop.block))
@@ -302,7 +302,7 @@ class Decoder:
         self.context += tokens
         if self.thinking is not None:
             self.thinking.feed(tokens)
-        if not (self.job.rule.lossless or self.strict):
+        if not (self.job.rule.lossless or self.exact_only):
             self.check_repetition(len(tokens))
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
         self.reading.observe(self.context)

@@ -27,7 +27,7 @@ from semspec.verify.step_rule import StepRule
 
 Ending = StepEnd | Literal["unfinished", "no space", "not begun"]
 WHOLE = ("blank line", "length")
-UNDECIDED = 0.5  # the mark of a draft model that has no room left for the question
+UNDECIDED = 0.5  # the rating of a draft model that has no room left for the question
 
 
 class StepDecoder(Decoder):
@@ -49,7 +49,7 @@ class StepDecoder(Decoder):
         self.end_at: int | None = None  # where the text then ends at the latest
 
     def advance(self, left: int) -> Generator[Request, Any, Event]:
-        if self.target_only or self.strict or not self.drafting or self.outside_thinking():
+        if self.target_only or self.exact_only or not self.drafting or self.outside_thinking():
             return (yield from self.target_writes(left))
         draft, ending = yield from self.propose(left)
         if ending in (*WHOLE, "unfinished") or (ending == "not begun" and draft.tokens):
@@ -79,7 +79,7 @@ class StepDecoder(Decoder):
         """The draft's steps, perhaps with a part of another after the last whole one; and how the last of all ended."""
         rule, step = self.step_rule, copy.copy(self.step)
         left = min(left, self.target.capacity - len(self.context)) - 1  # the target's own token must fit as well
-        tokens, steps, ends, marks = list[int](), list[Draft](), list[int](), list[float]()
+        tokens, steps, ends, ratings = list[int](), list[Draft](), list[int](), list[float]()
         while True:
             written, ending = yield from self.propose_step(step, tokens, left)
             if written.tokens:
@@ -89,14 +89,14 @@ class StepDecoder(Decoder):
                 break
             ends.append(len(tokens))
             if rule.asks_draft:
-                marks.append((yield from self.ask_draft(tokens)))
+                ratings.append((yield from self.ask_draft(tokens)))
             if len(ends) == rule.steps or rule.confidence(written, self.job.sampling) < rule.ahead:
                 break
             step, left = Step(self.steps), min(left, rule.max_step_tokens)
         if ending == "no space" and ends:  # for another step in this draft, but perhaps in the next
             ending = "unfinished"
         draft = Draft.join(steps)
-        draft.step_ends, draft.marks = tuple(ends), tuple(marks)
+        draft.step_ends, draft.self_ratings = tuple(ends), tuple(ratings)
         return draft, ending
 
     def propose_step(self, step: Step, before: list[int], left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
@@ -132,7 +132,7 @@ class StepDecoder(Decoder):
         question = rule.layout(tokens)[len(tokens) :]
         answer: Draft = yield from self.drafter.propose(so_far + question, DraftRequest(1, GREEDY, keep_logits=True))
         self.drafter.accept(len(so_far))  # the question is forgotten again
-        return UNDECIDED if answer.logits is None else rule.mark_by_draft(answer.logits[0])
+        return UNDECIDED if answer.logits is None else rule.rate_by_draft(answer.logits[0])
 
     def check_steps(self, draft: Draft, left: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:
         """Verify the draft. With an ending, the target finishes what follows the whole steps."""

@@ -148,7 +148,7 @@ class Resources:
         place = self._folder(folder)
         if place is None:
             raise BadRequest(
-                "this pair has no judge, which semantic+ needs; make one with `semspec probe fit`, and name its "
+                "this pair has no judge probe, which semantic+ needs; make one with `semspec probe fit`, and name its "
                 "folder: semantic+:probes=DIR"
             )
         return self._probe(place / "judge", self.target, folder)

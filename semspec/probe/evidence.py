@@ -41,7 +41,7 @@ def evidence(logits: Tensor, rows: Tensor, ids: Tensor, exists: Tensor, numbers:
     rows[b, k] is the row that predicts token ids[b, k] of step b, where it exists. Log-probabilities are those of the
     step's tokens; a gap is how far one lies below the favourite's; numbers are tokens with a digit in them.
     """
-    logp, own, entropy = _beliefs(logits, rows, ids)
+    logp, own, entropy = _log_probs(logits, rows, ids)
     gap = logp.amax(-1)[rows] - own
     counts = exists.sum(-1).clamp_min(1)
     low = torch.where(exists, own, 0.0)
@@ -65,7 +65,7 @@ def confidence(logits: Tensor, rows: Tensor, ids: Tensor, exists: Tensor) -> Ten
     """[D, V], [B, K], [B, K], [B, K] bool -> [B, len(CONFIDENCE)] float32, without a host synchronisation.
 
     The logits are the draft's own, at temperature 1, with what its sampling leaves out at -inf (see `at_one`)."""
-    _, own, entropy = _beliefs(logits, rows, ids)
+    _, own, entropy = _log_probs(logits, rows, ids)
     columns = [
         torch.where(exists, own, 0.0).amin(-1),
         _mean(own, exists),
@@ -82,7 +82,7 @@ def at_one(processed: Tensor, temperature: Tensor) -> Tensor:
     return processed * torch.where(temperature == 0.0, 1.0, temperature)[:, None]
 
 
-def _beliefs(logits: Tensor, rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _log_probs(logits: Tensor, rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities [R, V], those of the step's tokens [B, K], and the entropies they were drawn with [B, K]."""
     logp = logits.float().log_softmax(-1)
     entropy = -(logp.exp() * logp.clamp_min(FAR)).sum(-1)

@@ -24,6 +24,7 @@ from semspec.errors import ModelError
 from semspec.probe.calibrate import Calibrator
 from semspec.probe.evidence import width_of
 from semspec.probe.features import Features
+from semspec.probe.former import current
 
 FORMAT = 3
 WEIGHTS, CARD = "probe.safetensors", "card.json"
@@ -172,7 +173,7 @@ class Probe:
             calibrator.load_state_dict(_part(tensors, "calibrator."))
         except RuntimeError as error:
             raise ModelError(f"the weights and the card in {folder} do not fit each other: {error}") from error
-        return Probe(head, features, card["model"], calibrator, card["data"], card["metrics"]).to(device)
+        return Probe(head, features, card["model"], calibrator, current(card["data"]), card["metrics"]).to(device)
 
 
 def head_for(features: Features, inputs: int, widths: tuple[int, ...] | None, dropout: float) -> Head:

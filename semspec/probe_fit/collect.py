@@ -46,7 +46,7 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
     models = {m: fingerprint(runner) for m, runner in sampler.runners.items()}
     layers = {m: list(sampler.layers[m]) for m in MODELS}
     depth = {m: runner.depth for m, runner in sampler.runners.items()}
-    policy = {} if sampler.policy is None else {"met": sampler.policy}
+    policy = {} if sampler.policy is None else {"collected_by": sampler.policy}
     folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers} | policy)
     traces = _traces(config, pair, folder, progress)
     reserved = config.max_step_tokens if config.samples else 0  # for what is sampled; a verified draft did fit

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from semspec.errors import BadRequest
+from semspec.probe.former import current
 
 MODELS = ("target", "draft")
 BEFORE = {"first_steps": False, "delimiters": "all", "poolings": ["mean", "last"]}  # from before there was a choice
@@ -106,7 +107,7 @@ class Folder:
                 f"{self.path} holds no collected samples ({error}); begin with `semspec probe collect`"
             ) from error
         assert isinstance(run, dict)
-        return run
+        return current(run)
 
     def open(self, run: dict[str, Any]) -> None:
         """Begin a collection, or go on with the same one."""
@@ -118,7 +119,7 @@ class Folder:
         config = BEFORE | before["config"]
         changed = [key for key in run["config"] if run["config"][key] != config.get(key)]
         changed += [key for key in MODELS if run["models"][key] != before["models"][key]]
-        changed += ["what wrote its traces"] if run.get("met") != before.get("met") else []
+        changed += ["what wrote its traces"] if run.get("collected_by") != before.get("collected_by") else []
         if changed:
             raise BadRequest(f"{self.path} holds another collection ({changed[0]} differs); give another --out")
 

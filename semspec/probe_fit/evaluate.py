@@ -41,13 +41,13 @@ def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: b
 
 def reservation(judge: Probe, policy: dict[str, Any] | None, threshold: float) -> str | None:
     """Why a threshold's bound may not hold for the steps that the judge will verify, if there is a reason. `policy` is
-    that of the rule by which the steps were collected; older ones call the threshold "least"."""
+    that of the rule by which the steps were collected."""
     if policy is None:
         return "they follow whole answers; collect with --traces semantic+:probes=... for those that it verifies"
     if policy.get("judge_probe") != judge.digest:
-        other = f"{policy['rule']} with another judge"
+        other = f"{policy['rule']} with another judge probe"
         return f"they were verified by {other}; collect with --traces semantic+:probes=... again"
-    collected_at = float(policy.get("threshold", policy.get("least", 0)))
+    collected_at = float(policy.get("threshold", 0))
     if threshold < collected_at:
         return (
             f"they were collected at a threshold of {collected_at:.4g}, and below that more is accepted; collect with "

@@ -68,7 +68,7 @@ def _check(folders: Sequence[Folder], runs: Sequence[dict[str, Any]], each: tupl
 
 def _same_in_all(run: dict[str, Any], each: tuple[str, ...]) -> dict[str, Any]:
     """What must be the same. The rule that wrote traces is told by what it did, not by where its probes lie."""
-    aside = (*each, *PLACES, *(("traces",) if "met" in run else ()))
+    aside = (*each, *PLACES, *(("traces",) if "collected_by" in run else ()))
     config = BEFORE | run["config"]
     return {key: value for key, value in config.items() if key not in aside} | {
         k: v for k, v in run.items() if k != "config"

@@ -95,7 +95,7 @@ class Sampler:
         layers = {"target": config.target_layers, "draft": config.draft_layers}
         self.sampling = Sampling(config.temperature, top_p=config.top_p)
         self.policy = None if config.rule is None else policy(config.rule, pair)
-        drawn = self.policy is None or self.policy["drawn"]
+        drawn = self.policy is None or self.policy["samples_drafts"]
         self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
         self.layers = {m: resolve_layers(layers[m], runner.depth) for m, runner in self.runners.items()}
         tokenizers = [pair.tokenizer, pair.exchange.draft.tokenizer if pair.exchange else pair.tokenizer]
@@ -107,7 +107,7 @@ class Sampler:
     def run(self, prefixes: Sequence[tuple[int, Prefix]]) -> tuple[list[Sample], dict[str, Tensor]]:
         """All samples of numbered prefixes, with their states in the same order.
 
-        Everything is written before anything is observed: while nothing is scored, all write in fused rolls, and the
+        Everything is written before anything is observed: while nothing is scored, all write in fused decodes, and the
         observations of all prefixes fall into the same passes. Steps of the same tokens are observed once."""
         written: list[list[Written]] = [self.given(prefix) for _, prefix in prefixes]
         seen: list[dict[Tokens, Seen]] = [{} for _ in prefixes]

@@ -41,7 +41,7 @@ def collect(config: Config, out: Path, pair: RemotePair, progress: Callable[[int
     if config.rule is None:
         raise BadRequest(
             "of servers only steps that a rule verifies can be collected; give --traces a rule of steps that needs no "
-            "judge, such as likely-step, or one with the judge you have"
+            "judge probe, such as likely-step, or one with the judge probe you have"
         )
     pair.check(Options(verifier=config.traces, referee=lambda so_far, step: True))
     folder = Folder(out)
@@ -49,7 +49,7 @@ def collect(config: Config, out: Path, pair: RemotePair, progress: Callable[[int
     names = {"target": pair.servers.target.abilities.name, "draft": pair.servers.draft.abilities.name}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
     nothing: dict[str, Any] = {"depth": dict.fromkeys(MODELS, 0), "layers": {model: [] for model in MODELS}}
-    folder.open({"config": plain, "models": names, "met": policy(config.rule, pair)} | nothing)
+    folder.open({"config": plain, "models": names, "collected_by": policy(config.rule, pair)} | nothing)
     task = tasks.make(config.task, Path(config.data) if config.data else None).for_fitting()
     problems = list(enumerate(task.problems(config.n, config.seed)))
     histories = list[Prefix]()

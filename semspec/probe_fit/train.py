@@ -111,7 +111,7 @@ def fit(
     kind = "own" if training.labels == "cross" and model == "draft" else training.labels
     features = Features(layers, training.pooling, training.evidence)
     rows = load_rows(folder, model, features, kind, training.leave_one_out, training.endings)
-    if "met" in run and kind in JUDGED:  # a judge scores the draft's steps; the target's only label them
+    if "collected_by" in run and kind in JUDGED:  # a judge scores the draft's steps; the target's only label them
         rows = rows.where(rows.cross)
     parts = split(rows, training.seed, training.split)
     head, epochs = train(parts["train"], parts["validation"], features, training, device, progress)
@@ -128,7 +128,7 @@ def fit(
         "rows": {name: len(part) for name, part in parts.items()},
         "problems": {name: len(set(part.problems)) for name, part in parts.items()},
         "seen": spans(rows.problems),
-    } | ({"met": run["met"]} if "met" in run else {})
+    } | ({"collected_by": run["collected_by"]} if "collected_by" in run else {})
     probe.metrics = measure(test, predicted, raw, parts["train"])
     return Fit(probe, raw, predicted, test.labels)
 

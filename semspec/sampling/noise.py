@@ -38,7 +38,7 @@ Round = TypeVar("Round", int, Tensor)
 
 
 def stream(purpose: int, round: Round) -> Round:
-    """The stream of a purpose in a round of propose-and-judge."""
+    """The stream of a purpose in a round of propose-and-verify."""
     return purpose + _PURPOSES * round
 
 

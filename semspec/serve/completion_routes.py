@@ -36,9 +36,9 @@ def add(app: FastAPI, service: Service) -> None:
         service.engine.check_capacity(client=client_of(request))
 
     capacity = [Depends(check_capacity)]  # runs before the body is validated
-    loose = service.settings.ignore_unknown
-    chat_kind: Any = taking_unknown(ChatRequest) if loose else ChatRequest
-    text_kind: Any = taking_unknown(CompletionRequest) if loose else CompletionRequest
+    lenient = service.settings.ignore_unknown
+    chat_kind: Any = taking_unknown(ChatRequest) if lenient else ChatRequest
+    text_kind: Any = taking_unknown(CompletionRequest) if lenient else CompletionRequest
 
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a chat."""

@@ -103,7 +103,7 @@ class Tally:
         return {
             "plan": name,
             "kl": _as_dict(ratio(self.kl, [1.0] * len(self.kl))),
-            "favourite_kept": Share.clustered(self.kept).as_dict(),
+            "top1_agreement": Share.clustered(self.kept).as_dict(),
             "same_text": Share(sum(self.same), len(self.same)).as_dict(),
             "right": Share.clustered((right, 1) for right in self.right).as_dict() if self.right else None,
             "right_against_dense": _as_dict(difference(self.right, dense.right)),

@@ -49,7 +49,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         row["plan"],
         "0" if dense else _ends(row["kl"], ".2g"),
-        "100" if dense else _percent(row["favourite_kept"]),
+        "100" if dense else _percent(row.get("top1_agreement") or row["favourite_kept"]),
         _percent(right) if right else "–",
         "–" if not loss else "0" if dense else _points(loss),
         f"{row['tau']:.2f}",

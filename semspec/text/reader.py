@@ -14,7 +14,7 @@ from semspec.text.exchange import Exchange
 from semspec.text.speller import cut
 
 
-class Mark(NamedTuple):
+class Checkpoint(NamedTuple):
     """A state that a reader can return to."""
 
     read: int
@@ -31,12 +31,12 @@ class Reader:
         self.firm = len(self.ids)
         self.tail, self.pending = "", b""
 
-    def mark(self) -> Mark:
-        return Mark(self.read, self.firm, self.tail, self.pending)
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.read, self.firm, self.tail, self.pending)
 
-    def rewind(self, mark: Mark) -> None:
-        """Forget what was read after a mark."""
-        self.read, self.firm, self.tail, self.pending = mark
+    def rewind(self, checkpoint: Checkpoint) -> None:
+        """Forget what was read after a checkpoint."""
+        self.read, self.firm, self.tail, self.pending = checkpoint
         del self.ids[self.firm :]
         self.ids += self.exchange.draft_speller.tokens(self.tail)
 

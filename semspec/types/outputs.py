@@ -58,7 +58,7 @@ class Draft:
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
     step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
     valid: tuple[bool, ...] = ()  # a referee's decision on each of these steps, if the rule needs one
-    marks: tuple[float, ...] = ()  # the draft model's own opinion of each of them, if the rule asks for it
+    self_ratings: tuple[float, ...] = ()  # the draft model's own rating of each of them, if the rule asks for it
     early_exit: bool = False  # the draft model stopped because it was not confident enough
     own: list[int] | None = None  # the draft model's own tokens, if it has another tokenizer; None: the same
     own_ends: tuple[int, ...] = ()  # how many of them are needed up to each of `tokens`
@@ -102,8 +102,8 @@ class Draft:
         logits = None if self.logits is None else self.logits[:rows]
         hidden = {layer: states[:rows] for layer, states in self.hidden.items()}
         own, ends = None if self.own is None else self.own[:rows], self.own_ends[:n]
-        valid, marks = self.valid[: len(steps)], self.marks[: len(steps)]
-        return Draft(self.tokens[:n], logits, hidden, steps, valid, marks, self.early_exit, own, ends)
+        valid, ratings = self.valid[: len(steps)], self.self_ratings[: len(steps)]
+        return Draft(self.tokens[:n], logits, hidden, steps, valid, ratings, self.early_exit, own, ends)
 
     @staticmethod
     def join(parts: Sequence[Draft]) -> Draft:

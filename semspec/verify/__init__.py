@@ -44,16 +44,16 @@ REGISTRY = Registry("verifier", "semspec.rules", Rule, {"k": _LENGTH, "num_draft
 register = REGISTRY.register
 
 LOSSLESS: tuple[type[Rule], ...] = (NoSpeculation, Exact, SpeculativeSampling, Block, Traversal)
-LOOSE: tuple[type[Rule], ...] = (
+LOSSY: tuple[type[Rule], ...] = (
     Fly, TopK, Typical, Margin, Threshold, Ensemble, SpeculativeCascade, Adaptive, Reflective, TopOrRatio,
     Regret, Mars, Ears, CorrectionMemory,
 )  # fmt: skip
-STEPWISE: tuple[type[Rule], ...] = (
+STEP_RULES: tuple[type[Rule], ...] = (
     Semantic, SemanticPlus, LikelyStep, SpecReason, SpecThinking, GlimpRouter, ConfSpec, TrigReason,
     RandomStep, AcceptAllSteps, AcceptNoStep, Oracle,
 )  # fmt: skip
 CONTROLS: tuple[type[Rule], ...] = (AcceptAll, Random)
-for _rule in (*LOSSLESS, *LOOSE, *CONTROLS, *STEPWISE):
+for _rule in (*LOSSLESS, *LOSSY, *CONTROLS, *STEP_RULES):
     register(_rule)
 
 

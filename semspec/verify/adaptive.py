@@ -35,7 +35,7 @@ class Adaptive(Rule):
     needs_draft_logits = True
 
     start: float = field(default=0.2, metadata={"label": "threshold at the start", "min": 0, "max": 1})
-    scale: float = field(default=1.0, metadata={"label": "times the threshold", "main": True, "min": 0})
+    scale: float = field(default=1.0, metadata={"label": "factor on the threshold", "main": True, "min": 0})
     memory: float = field(default=0.95, metadata={"label": "weight that older rounds keep", "min": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
@@ -43,7 +43,7 @@ class Adaptive(Rule):
         # [B, 4] sum and count of distances where tokens agreed, then where they did not
         state = self._initial_state(drafts) if drafts.state is None else drafts.state
         threshold = self.scale * (state[:, 0] / state[:, 1] + state[:, 2] / state[:, 3])[:, None] / 2
-        distance = js_distance(drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token())  # [B, K]
+        distance = js_distance(drafts.soft_target_probs[drafts.rows[:, :-1]], drafts.draft_probs_by_token())  # [B, K]
         allowed = (distance <= threshold) & (self.scale > 0)
         decisions = conclude(drafts, allowed, choice, passes, evidence=(distance, threshold.expand_as(distance)))
         decisions.state = self._update(drafts, state, decisions, passes, distance)

@@ -8,8 +8,10 @@ the padded view into the ragged one.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,14 @@ from torch import Tensor
 from semspec.sampling import noise
 from semspec.sampling.draw import Processed, SamplingRows, best, softmax
 from semspec.verify.branches import Branches
+
+FORMER = {
+    "beliefs": "soft_target_probs",
+    "belief_in_draft": "soft_target_prob_of_draft",
+    "draft_beliefs": "draft_probs",
+    "draft_beliefs_by_token": "draft_probs_by_token",
+    "marks": "self_ratings",
+}
 
 
 @dataclass
@@ -40,11 +50,18 @@ class DraftBatch:
     draft_hidden: dict[int, Tensor] | None = None  # layer -> [D, d] of the draft model
     whole: Tensor | None = None  # [B] which are whole reasoning steps; None: all
     valid: Tensor | None = None  # [B] which of those a referee accepts
-    marks: Tensor | None = None  # [B] the draft model's own opinion of each step, where a rule asks for it
+    self_ratings: Tensor | None = None  # [B] the draft model's own rating of each step, where a rule asks for it
     own_ids: Tensor | None = None  # [B, O] the draft model's own tokens, which D has rows of; None: the same as ids
     own_ends: Tensor | None = None  # [B, K] how many of them are needed up to each draft token
     branches: Branches | None = None  # of drafts that branch, whose tokens are in any order; None: chains
     places: Tensor | None = None  # [B, K + 1] of a path through such a draft: where its rows are
+
+    def __getattr__(self, name: str) -> Any:
+        """What rules of other packages call by its name in the last release."""
+        if name not in FORMER:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warnings.warn(f"{name} is now {FORMER[name]}; the old name goes with the next release", DeprecationWarning, 2)
+        return getattr(self, FORMER[name])
 
     @cached_property
     def positions(self) -> Tensor:
@@ -99,8 +116,9 @@ class DraftBatch:
         return self.target.probs
 
     @cached_property
-    def beliefs(self) -> Tensor:
-        """[R, V] the target's probabilities: as drawn from when sampling, at temperature 1 where it is greedy"""
+    def soft_target_probs(self) -> Tensor:
+        """[R, V] the target's probabilities: as drawn from when sampling, at temperature 1 where it is greedy (and
+        `target_probs` one-hot)"""
         if not self.target_sampling.use.some_greedy:
             return self.target_probs
         raw = softmax(self.target_logits)
@@ -108,9 +126,9 @@ class DraftBatch:
             return raw
         return torch.where((self.target_sampling.temperature == 0.0)[:, None], raw, self.target_probs)
 
-    def belief_in_draft(self) -> Tensor:
-        """[B, K] `beliefs` of each draft token"""
-        return self.beliefs[self.rows[:, :-1], self.safe_ids]
+    def soft_target_prob_of_draft(self) -> Tensor:
+        """[B, K] `soft_target_probs` of each draft token"""
+        return self.soft_target_probs[self.rows[:, :-1], self.safe_ids]
 
     @cached_property
     def safe_ids(self) -> Tensor:
@@ -157,23 +175,23 @@ class DraftBatch:
         return self.target_sampling.temperature[self.first_row] == 0.0
 
     @cached_property
-    def draft_beliefs(self) -> Tensor:
+    def draft_probs(self) -> Tensor:
         """[D, V] the draft model's probabilities: as drawn from when sampling, at temperature 1 where greedy"""
         assert self.draft_logits is not None
         return softmax(self.draft_logits)
 
-    def draft_beliefs_by_token(self) -> Tensor:
+    def draft_probs_by_token(self) -> Tensor:
         """[B, K, V] the drafter's probabilities at each draft token; a lookup gives 1 to the token it found"""
         if self.draft_logits is None:
             return self._one_hot(self.safe_ids)
-        return self.draft_beliefs[self.draft_rows]
+        return self.draft_probs[self.draft_rows]
 
     def draft_prob_of_draft(self) -> Tensor:
         """[B, K] the probability with which the drafter drew each draft token"""
         ones = torch.ones_like(self.safe_ids, dtype=torch.float32)
         if self.all_certain:
             return ones
-        return torch.where(self.greedy[:, None], ones, self.draft_beliefs[self.draft_rows, self.safe_ids])
+        return torch.where(self.greedy[:, None], ones, self.draft_probs[self.draft_rows, self.safe_ids])
 
     def draft_distribution(self, k: Tensor) -> Tensor:
         """[B, V] what draft token k[b] was drawn from; all zero after the draft's end, where nothing was drawn"""
@@ -183,7 +201,7 @@ class DraftBatch:
         at = k.clamp_max(self.ids.shape[1] - 1)[:, None]
         q = self._one_hot(self.safe_ids.gather(1, at)[:, 0])
         if not self.all_certain:
-            q = torch.where(self.greedy[:, None], q, self.draft_beliefs[self.draft_rows.gather(1, at)[:, 0]])
+            q = torch.where(self.greedy[:, None], q, self.draft_probs[self.draft_rows.gather(1, at)[:, 0]])
         return q * inside[:, None]
 
     def _one_hot(self, ids: Tensor) -> Tensor:

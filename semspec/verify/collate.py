@@ -21,8 +21,8 @@ from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.branches import Branches
 
 Array = np.ndarray[Any, Any]
-MARK_SCALE = 1_000_000  # marks travel as whole numbers, with the other columns
-NUMBERS = 9  # count, first row, first draft row, seed, position, round, whole, valid, mark
+RATING_SCALE = 1_000_000  # ratings travel as whole numbers, with the other columns
+NUMBERS = 9  # count, first row, first draft row, seed, position, round, whole, valid, rating
 PAD = (1.0, 0.0, 1.0, 0.0)  # sampling options of a row that belongs to nobody
 # A batch's big tensors: logits of both models, states of a rule, and hidden states by model and layer.
 Part = Literal["target", "draft", "state"] | tuple[Literal["target", "draft"], int]
@@ -84,8 +84,8 @@ def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Array, Ar
             padded = draft.tokens[begin:end] + [-1] * (layout.tokens - (end - begin))
             first = draft.own_count(begin)
             numbers = [end - begin, row + begin, draft_row + first, r.sampling.seed, r.position + begin, r.round]
-            mark = round(MARK_SCALE * sum(draft.marks[i : i + 1]))
-            numbers += [i < len(draft.step_ends), any(draft.valid[i : i + 1]), mark]
+            rating = round(RATING_SCALE * sum(draft.self_ratings[i : i + 1]))
+            numbers += [i < len(draft.step_ends), any(draft.valid[i : i + 1]), rating]
             if layout.own is not None:
                 own = draft.own_tokens[first : draft.own_count(end)]
                 ends = [draft.own_count(i + 1) - first for i in range(begin, end)]
@@ -131,7 +131,7 @@ def assemble(
 ) -> DraftBatch:
     """A batch of `tables` and big tensors that are on the device."""
     ids, rest = numbers[:, : layout.tokens], numbers[:, layout.tokens :]
-    counts, first_row, first_draft, seed, position, round, whole, valid, mark = rest[:, :NUMBERS].unbind(1)
+    counts, first_row, first_draft, seed, position, round, whole, valid, rating = rest[:, :NUMBERS].unbind(1)
     own = None if layout.own is None else rest[:, NUMBERS:].split([layout.own, layout.tokens], 1)
     return DraftBatch(
         ids=ids,
@@ -150,7 +150,7 @@ def assemble(
         draft_hidden=_hidden(tensors, "draft"),
         whole=whole > 0,
         valid=valid > 0,
-        marks=mark / MARK_SCALE,
+        self_ratings=rating / RATING_SCALE,
         own_ids=own and own[0],
         own_ends=own and own[1],
     )

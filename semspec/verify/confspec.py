@@ -1,14 +1,14 @@
-"""`confspec`: the draft model judges its own reasoning step; only where it is not sure, the target does. Lossy.
+"""`confspec`: the draft model rates its own reasoning step; only where it is not sure, the target does. Lossy.
 
-Both models are asked the question of `specreason` after the step. With s the draft's probability of a mark of at least
-`threshold`, among the ten digits:
+Both models are asked the question of `specreason` after the step. With s the draft's probability of a rating from
+`threshold` on, among the ten digits:
     s >= sure             accepted
     s <= 1 - sure         rejected
-    between               accepted if the target's own mark is at least `threshold`
+    between               accepted if the target's own rating is at least `threshold`
 Needs two models with the same tokenizer that follow instructions.
 Source: ConfSpec (arXiv 2602.18447), from its abstract: the cascade is its, the question and 0.9 are ours. It has the
-models judge whether the step is equivalent to the target's own, which is not written here. The target reads every step,
-as with all step rules here, with the question after it; so what the draft's judgement saves is not passes.
+models say whether the step is equivalent to the target's own, which is not written here. The target reads every step,
+as with all step rules here, with the question after it; so what the draft's rating saves is not passes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ from semspec.verify.specreason import SpecReason
 @dataclass(frozen=True)
 class ConfSpec(SpecReason):
     name = "confspec"
-    title = "Draft self-judgement"
+    title = "Draft self-rating"
     asks_draft = True
 
     sure: float = field(
-        default=0.9, metadata={"label": "probability that settles it", "main": True, "above": 0.5, "max": 1}
+        default=0.9,
+        metadata={
+            "label": "draft's probability of a good or bad rating that settles it",
+            "main": True,
+            "above": 0.5,
+            "max": 1,
+        },
     )
 
     def bind(self, pair: RuleResources) -> Rule:
@@ -43,13 +49,13 @@ class ConfSpec(SpecReason):
             )
         return super().bind(pair)
 
-    def mark_by_draft(self, answer: Tensor) -> float:
+    def rate_by_draft(self, answer: Tensor) -> float:
         return answer[list(self.digits)].float().softmax(-1)[self.threshold :].sum().item()
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        assert drafts.marks is not None, "the loop asks the draft first"
+        assert drafts.self_ratings is not None, "the loop asks the draft first"
         score = self._score(drafts.target_logits[drafts.first_row + drafts.counts + len(self.tokens)])
-        by_draft = drafts.marks
+        by_draft = drafts.self_ratings
         unsure = (by_draft < self.sure) & (by_draft > 1 - self.sure)
         passes = torch.where(unsure, score >= self.threshold, by_draft >= self.sure)
         return self.conclude(drafts, passes, (by_draft, score.float(), unsure.float()))

@@ -43,8 +43,8 @@ class CorrectionMemory(Rule):
         bucket = ((drafts.safe_ids * SPREAD[0] + choice[:, :-1] * SPREAD[1]) >> 16) % BUCKETS  # [B, K]
         memory = self._empty(drafts) if drafts.state is None else drafts.state  # [B, BUCKETS]
         met = memory.gather(1, bucket)
-        p = drafts.belief_in_draft()
-        other = drafts.beliefs[drafts.rows[:, :-1], choice[:, :-1]]
+        p = drafts.soft_target_prob_of_draft()
+        other = drafts.soft_target_probs[drafts.rows[:, :-1], choice[:, :-1]]
         decisions = conclude(drafts, (met >= self.count) & (p >= self.ratio * other), choice, evidence=(met, p, other))
         tested = mismatch & (drafts.positions[:-1] <= decisions.accepted[:, None])
         decisions.state = memory.scatter_add(1, bucket, tested.long())

@@ -1,4 +1,4 @@
-"""`ears`: speculative sampling with a coin that is kinder where the target is undecided. Lossy.
+"""`ears`: speculative sampling that accepts more often where the target is undecided. Lossy.
 
     accepted if u - tolerance * (1 - max p) < p(y_j) / q(y_j), u uniform
 With a tolerance of 0, and when greedy, it is `sampling`. What replaces a rejected token is drawn as there.
@@ -24,7 +24,10 @@ class Ears(Rule):
     lossless = False
     needs_draft_logits = True
 
-    tolerance: float = field(default=0.3, metadata={"label": "how much kinder", "main": True, "min": 0, "max": 1})
+    tolerance: float = field(
+        default=0.3,
+        metadata={"label": "added to the acceptance ratio, times 1 - max p", "main": True, "min": 0, "max": 1},
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)
@@ -37,4 +40,4 @@ class Ears(Rule):
 
     def reason(self, evidence: Sequence[float]) -> str:
         ratio, forgiven = evidence
-        return f"by a coin of {ratio:.2f}, and {forgiven:.2f} for being undecided"
+        return f"ratio {ratio:.2f} + tolerance {forgiven:.2f}"

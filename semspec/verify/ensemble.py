@@ -35,7 +35,7 @@ class Ensemble(Rule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)
-        own, others = drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token()  # [B, K, V]
+        own, others = drafts.soft_target_probs[drafts.rows[:, :-1]], drafts.draft_probs_by_token()  # [B, K, V]
         mixed = self.weight * own + (1 - self.weight) * others
         allowed = drafts.ids == mixed.argmax(-1)
         if not drafts.target_sampling.all_greedy:

@@ -44,17 +44,24 @@ class Fly(Rule):
     draft_tokens = 15  # the paper's: a window has to fit after a mismatch, or nothing is relaxed
 
     window: int = field(default=6, metadata={"label": "matches that must follow", "main": True, "min": 0})
-    theta: float = field(default=0.3, metadata={"label": "how undecided the target must be", "main": True, "min": 0})
-    entropy: str = field(default="partial", metadata={"label": "whose entropy", "choices": ("partial", "full")})
-    top: int = field(default=3, metadata={"label": "tokens whose entropy counts", "min": 1})
-    reading: str = field(default="paper", metadata={"label": "whose window", "choices": ("paper", "released", "vllm")})
+    theta: float = field(
+        default=0.3, metadata={"label": "lowest entropy at which a mismatch may pass", "main": True, "min": 0}
+    )
+    entropy: str = field(
+        default="partial",
+        metadata={"label": "entropy of the top tokens, or normalised of all", "choices": ("partial", "full")},
+    )
+    top: int = field(default=3, metadata={"label": "top tokens in the partial entropy", "min": 1})
+    reading: str = field(
+        default="paper", metadata={"label": "how the window is counted", "choices": ("paper", "released", "vllm")}
+    )
     gate: str = field(
-        default="tempered", metadata={"label": "probabilities of the gate", "choices": ("tempered", "raw")}
+        default="tempered", metadata={"label": "gate on tempered or raw probabilities", "choices": ("tempered", "raw")}
     )
     draws: int = field(default=2, metadata={"label": "draws of the target per token", "min": 1, "max": 2})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
     carry: int = field(default=0, metadata={"label": "matches that may come after the draft", "min": 0})
-    adapt: bool = field(default=False, metadata={"label": "shorter window where it is undecided"})
+    adapt: bool = field(default=False, metadata={"label": "shorten the window where the target's entropy is high"})
 
     def __post_init__(self) -> None:
         if self.reading == "code":
@@ -110,7 +117,8 @@ class Fly(Rule):
 
     def _entropy(self, drafts: DraftBatch) -> Tensor:
         """[B, K] how undecided the target is at each draft token"""
-        probs = drafts.beliefs if self.gate == "tempered" else drafts.target_logits.float().softmax(-1)  # [R, V]
+        raw = self.gate == "raw"
+        probs = drafts.target_logits.float().softmax(-1) if raw else drafts.soft_target_probs  # [R, V]
         entropy = partial_entropy(probs, self.top) if self.entropy == "partial" else normalised_entropy(probs)
         return entropy[drafts.rows[:, :-1]]
 

@@ -31,7 +31,7 @@ class GlimpRouter(StepRule):
     threshold: float = field(
         default=1.0, metadata={"label": "entropy from which the target writes", "main": True, "min": 0}
     )
-    top: int = field(default=20, metadata={"label": "tokens whose entropy counts", "min": 2})
+    top: int = field(default=20, metadata={"label": "top tokens in the entropy", "min": 2})
 
     def begins(self, first: Draft, sampling: Sampling) -> bool:
         logits = self.draft_logits(first, sampling)[0]

@@ -40,7 +40,7 @@ def conclude(
 
 def relaxable(drafts: DraftBatch, choice: Tensor) -> Tensor:
     """[B, K] where neither the draft's token nor the target's is protected, and the draft's is possible at all"""
-    possible = drafts.exists & (drafts.belief_in_draft() > 0)
+    possible = drafts.exists & (drafts.soft_target_prob_of_draft() > 0)
     if drafts.protected is None:
         return possible
     return possible & ~drafts.protected[drafts.safe_ids] & ~drafts.protected[choice[:, :-1]]

@@ -26,8 +26,8 @@ class Margin(Rule):
     )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        best = drafts.beliefs.amax(-1)[drafts.rows[:, :-1]]  # [B, K]
-        p = drafts.belief_in_draft()
+        best = drafts.soft_target_probs.amax(-1)[drafts.rows[:, :-1]]  # [B, K]
+        p = drafts.soft_target_prob_of_draft()
         return conclude(drafts, p >= self.ratio * best, evidence=(p, best))
 
     def reason(self, evidence: Sequence[float]) -> str:

@@ -44,7 +44,9 @@ class Reflective(Rule):
     def verify(self, drafts: DraftBatch) -> Decisions:
         fused = self._fused(drafts)
         allowed = drafts.ids == fused.target_choice()[:, :-1]
-        return conclude(drafts, allowed, evidence=(drafts.belief_in_draft(), fused.belief_in_draft()))
+        return conclude(
+            drafts, allowed, evidence=(drafts.soft_target_prob_of_draft(), fused.soft_target_prob_of_draft())
+        )
 
     def _fused(self, drafts: DraftBatch) -> DraftBatch:
         """The same drafts under the fused logits."""

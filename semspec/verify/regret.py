@@ -37,8 +37,8 @@ class Regret(Rule):
     def verify(self, drafts: DraftBatch) -> Decisions:
         choice = drafts.target_choice()  # [B, K + 1]
         mismatch = (drafts.ids != choice[:, :-1]) & drafts.exists
-        best = drafts.beliefs.amax(-1)[drafts.rows[:, :-1]]
-        regret = torch.where(mismatch, best.log() - drafts.belief_in_draft().log(), 0.0)  # [B, K]
+        best = drafts.soft_target_probs.amax(-1)[drafts.rows[:, :-1]]
+        regret = torch.where(mismatch, best.log() - drafts.soft_target_prob_of_draft().log(), 0.0)  # [B, K]
         unspent = torch.zeros_like(drafts.counts, dtype=torch.float32)[:, None]
         spent = unspent if drafts.state is None else drafts.state  # [B, 1]
         # Nothing after a rejected token is accepted, so a running sum may count rejected ones, too.

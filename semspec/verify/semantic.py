@@ -45,10 +45,16 @@ class Semantic(StepRule):
         "end_tokens": 2000,
     }
 
-    tau: float = field(default=0.0, metadata={"label": "threshold; 0: by chance", "main": True, "min": 0})
-    top: int = field(default=2, metadata={"label": "accept if all tokens are among the best", "min": 0})
+    tau: float = field(
+        default=0.0, metadata={"label": "accept if p >= tau q; 0: with probability p/q", "main": True, "min": 0}
+    )
+    top: int = field(
+        default=2, metadata={"label": "accept if all tokens are among the target's N likeliest; 0: off", "min": 0}
+    )
     floor: float = field(default=0.0, metadata={"label": "reject below this ratio", "min": 0})
-    min_prob: float = field(default=0.02, metadata={"label": "the draft's probability is at least", "min": 0})
+    min_prob: float = field(
+        default=0.02, metadata={"label": "the draft's probability counts as this or more", "min": 0}
+    )
     paper: bool = field(default=False, metadata={"label": "as released, see the documentation"})
     # Folder with the probes of both models; "": the pair's own. Clients of a server may not name one.
     probes: str = field(default="", metadata={"label": "folder of probes; empty: the pair's own", "path": True})

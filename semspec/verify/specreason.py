@@ -49,11 +49,12 @@ class SpecReason(StepRule):
 
     steps: int = field(default=1, metadata={"main": False})
     threshold: int = field(
-        default=7, metadata={"label": "lowest mark to accept", "main": True, "was": "least", "min": 0, "max": 9}
+        default=7,
+        metadata={"label": "lowest rating to accept, 0 to 9", "main": True, "was": "least", "min": 0, "max": 9},
     )
     question: str = field(default=QUESTION, metadata={"label": "question to the target"})
     form: str = field(default="inline", metadata={"label": "where it is asked", "choices": FORMS})
-    score: str = field(default="digit", metadata={"label": "what the mark is", "choices": SCORES})
+    score: str = field(default="digit", metadata={"label": "how the rating is read", "choices": SCORES})
     paper: bool = field(default=False, metadata={"label": "as published, but for the wording"})
     prompt: str = field(
         default="", metadata={"label": "file with another question", "path": True}
@@ -88,14 +89,14 @@ class SpecReason(StepRule):
     def _score(self, answer: Tensor) -> Tensor:
         """[B, V] logits after the question -> [B]"""
         own = torch.stack([answer[:, digit] for digit in self.digits], 1)  # [B, 10]; a list would wait for the device
-        marks = torch.arange(10, device=answer.device)
+        ratings = torch.arange(10, device=answer.device)
         if self.score == "digit":
             return own.argmax(-1)
         if self.score == "greedy":
             return torch.where(own.amax(-1) >= answer.amax(-1), own.argmax(-1), 0)
         tenth = answer.topk(min(10, answer.shape[-1]), dim=-1).values[:, -1:]
         weights = torch.where(own >= tenth, (own - answer.amax(-1, keepdim=True)).float().exp(), 0.0)
-        return (weights * marks).sum(-1) / weights.sum(-1).clamp_min(1e-30)
+        return (weights * ratings).sum(-1) / weights.sum(-1).clamp_min(1e-30)
 
     def reason(self, evidence: Sequence[float]) -> str:
         return f"the target gives the step {evidence[0]:.3g} of 9"

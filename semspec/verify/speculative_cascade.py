@@ -39,7 +39,9 @@ class SpeculativeCascade(Rule):
     defer: str = field(
         default="opt", metadata={"label": "when to defer", "main": True, "choices": ("chow", "diff", "opt", "token")}
     )
-    alpha: float = field(default=0.2, metadata={"label": "how seldom to defer", "main": True, "min": -1, "max": 1})
+    alpha: float = field(
+        default=0.2, metadata={"label": "deferral cost; larger defers less", "main": True, "min": -1, "max": 1}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,9 +50,9 @@ class SpeculativeCascade(Rule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         passes, choice = trial(drafts)
-        p, q = drafts.beliefs[drafts.rows[:, :-1]], drafts.draft_beliefs_by_token()  # [B, K, V]
+        p, q = drafts.soft_target_probs[drafts.rows[:, :-1]], drafts.draft_probs_by_token()  # [B, K, V]
         sure, draft_sure = p.amax(-1), q.amax(-1)  # [B, K]
-        of_token = drafts.belief_in_draft()
+        of_token = drafts.soft_target_prob_of_draft()
         if self.defer == "chow":
             defers = draft_sure < 1 - self.alpha
         elif self.defer == "diff":

@@ -41,7 +41,7 @@ class StepRule(Rule):
     refereed: ClassVar[bool] = False  # the loop asks a referee first, see `oracle`
     several: ClassVar[bool] = True  # it can verify more than one step in one pass
     glimpses: ClassVar[bool] = False  # the loop asks `begins` before the draft writes a step
-    asks_draft: ClassVar[bool] = False  # the draft model reads `layout`'s tokens after its own step: `mark_by_draft`
+    asks_draft: ClassVar[bool] = False  # the draft model reads `layout`'s tokens after its own step: `rate_by_draft`
 
     published: ClassVar[
         Mapping[str, Any]
@@ -51,13 +51,20 @@ class StepRule(Rule):
     lead: int = field(default=1, metadata={"label": "steps the target writes first", "min": 0})
     max_step_tokens: int = field(default=MAX_STEP_TOKENS, metadata={"label": "longest step, in tokens", "min": 1})
     steps: int = field(default=1, metadata={"label": "steps drafted ahead, at most", "main": True, "min": 1})
-    ahead: float = field(default=0.5, metadata={"label": "confidence to draft one more", "min": 0, "max": 1})
-    hand_over: bool = field(default=True, metadata={"label": "target finishes once the draft would"})
-    keep: bool = field(default=False, metadata={"label": "keep a rejected step's good beginning"})
+    ahead: float = field(
+        default=0.5,
+        metadata={"label": "draft another step while the draft's confidence is at least this", "min": 0, "max": 1},
+    )
+    hand_over: bool = field(
+        default=True, metadata={"label": "the target writes the rest once the draft wants to end the thinking"}
+    )
+    keep: bool = field(default=False, metadata={"label": "accept a rejected step as far as the target writes the same"})
     rewrite: str = field(default="", metadata={"label": "token rule for what the target writes"})
-    rewrite_tokens: int = field(default=4, metadata={"label": "draft length there", "min": 1})
+    rewrite_tokens: int = field(default=4, metadata={"label": "draft length for `rewrite`", "min": 1})
     sample: bool = field(default=True, metadata={"label": "the draft samples its steps"})
-    bonus: float = field(default=0.1, metadata={"label": "highest temperature after a step", "min": COLDEST})
+    bonus_temperature: float = field(
+        default=0.1, metadata={"label": "highest temperature of the token after a step", "min": COLDEST, "was": "bonus"}
+    )
     delimiters: str = field(default="all", metadata={"label": "what ends a step", "choices": DELIMITERS})
     end_tokens: int = field(default=0, metadata={"label": "most tokens after the thinking; 0: any", "min": 0})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
@@ -77,11 +84,10 @@ class StepRule(Rule):
     @property
     def policy(self) -> dict[str, Any]:
         """What decides which steps it verifies, for collections of them: its options, and the digests of its probes."""
-        # Under their former names, as collections and cards on disk have them.
-        own = {f.metadata.get("was", f.name): getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
         options = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
         probes = {name: value.digest for name, value in own.items() if isinstance(value, Probe)}
-        return {"rule": self.name, "drawn": self.samples_drafts, **options, **probes}
+        return {"rule": self.name, "samples_drafts": self.samples_drafts, **options, **probes}
 
     @property
     def keeps_draft_logits(self) -> bool:
@@ -99,8 +105,8 @@ class StepRule(Rule):
         """Whether the draft is to write this step, of which it has proposed one token, with logits."""
         return True
 
-    def mark_by_draft(self, answer: Tensor) -> float:
-        """What the draft thinks of its own step, from its logits [V] after the question."""
+    def rate_by_draft(self, answer: Tensor) -> float:
+        """The draft's rating of its own step, from 0 to 1, from its logits [V] after the question."""
         return 0.0
 
     def confidence(self, draft: Draft, sampling: Sampling) -> float:
@@ -152,11 +158,13 @@ class StepRule(Rule):
         )
 
     def _bonus(self, drafts: DraftBatch, choice: Tensor) -> Tensor:
-        """[B] the target's token after the step: its own choice, at a temperature of at most `bonus`"""
+        """[B] the target's token after the step: its own choice, at a temperature of at most `bonus_temperature`"""
         own = choice.gather(1, drafts.counts[:, None])[:, 0]
         if drafts.target_sampling.all_greedy:
             return own
         row = drafts.rows.gather(1, drafts.counts[:, None])[:, 0]
         asked = drafts.target_sampling.temperature[row]
-        cooled = process(drafts.target_logits[row], drafts.target_sampling.at(row, asked.clamp_max(self.bonus)))
+        cooled = process(
+            drafts.target_logits[row], drafts.target_sampling.at(row, asked.clamp_max(self.bonus_temperature))
+        )
         return choose(cooled, drafts.key(noise.TARGET).gather(1, drafts.counts[:, None])[:, 0])

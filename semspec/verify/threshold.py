@@ -32,14 +32,14 @@ class Threshold(Rule):
     single: float = field(
         default=0.3, metadata={"label": "probability that suffices", "main": True, "above": 0, "max": 1}
     )
-    acc: float = field(default=1.0, metadata={"label": "below 1: more by chance", "above": 0, "max": 1})
+    acc: float = field(default=1.0, metadata={"label": "accept with probability p / acc as well", "above": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        p, belief = drafts.target_prob_of_draft(), drafts.belief_in_draft()  # [B, K]
+        p, soft = drafts.target_prob_of_draft(), drafts.soft_target_prob_of_draft()  # [B, K]
         # Given that the target drew another token, a toss that brings the chance of y_j from p up to p / acc.
         toss = ((p / self.acc).clamp_max(1.0) - p) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
         tossed = drafts.uniform(ACCEPT)[:, :-1] < toss
-        return conclude(drafts, (belief >= self.single) | tossed, evidence=(belief,))
+        return conclude(drafts, (soft >= self.single) | tossed, evidence=(soft,))
 
     def reason(self, evidence: Sequence[float]) -> str:
         p = evidence[0]

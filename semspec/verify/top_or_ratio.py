@@ -29,7 +29,7 @@ class TopOrRatio(Rule):
     needs_draft_logits = True
     draft_tokens = 20
 
-    top: int = field(default=2, metadata={"label": "how many of the best", "main": True, "min": 1})
+    top: int = field(default=2, metadata={"label": "accept among the target's N likeliest", "main": True, "min": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         top = drafts.target_logits.topk(min(self.top, drafts.target_logits.shape[-1]), dim=-1).indices  # [R, top]

@@ -21,12 +21,16 @@ class TopK(Rule):
     title = "Top-k acceptance"
     lossless = False
 
-    top: int = field(default=10, metadata={"label": "of the target's best tokens", "main": True, "min": 1})
-    delta: float = field(default=0.6, metadata={"label": "most below the best one", "main": True, "min": 0, "max": 1})
+    top: int = field(default=10, metadata={"label": "accept among the target's N likeliest", "main": True, "min": 1})
+    delta: float = field(
+        default=0.6, metadata={"label": "largest gap to the likeliest one", "main": True, "min": 0, "max": 1}
+    )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        best = drafts.beliefs.topk(min(self.top, drafts.beliefs.shape[-1]), dim=-1).values[drafts.rows[:, :-1]]
-        p = drafts.belief_in_draft()  # [B, K]
+        best = drafts.soft_target_probs.topk(min(self.top, drafts.soft_target_probs.shape[-1]), dim=-1).values[
+            drafts.rows[:, :-1]
+        ]
+        p = drafts.soft_target_prob_of_draft()  # [B, K]
         allowed = (p >= best[..., -1]) & (p >= best[..., 0] - self.delta)
         return conclude(drafts, allowed, evidence=(p, best[..., 0]))
 

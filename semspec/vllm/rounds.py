@@ -30,7 +30,7 @@ RAISED = 1e9  # above any logit, and finite at any temperature
 
 
 @dataclass
-class Step:
+class EngineStep:
     """vLLM's rows for B requests. A request's row i predicts the token fed at its row i + 1."""
 
     slots: list[int]  # where vLLM keeps each request
@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass
-class Loose:
+class LossyRequest:
     """A request with a rule of ours."""
 
     rule: Rule
@@ -57,14 +57,14 @@ class Loose:
     prompt: int  # tokens
     round: int = 0
     state: Tensor | None = None
-    strict: bool = False  # it repeats itself, and vLLM's own sampler has taken over
+    exact_only: bool = False  # it repeats itself, and vLLM's own sampler has taken over
     followed: bool = False  # its markers of thinking are followed
     length: int = 0  # tokens of its text, at most
     resumed: int = 0  # tokens it came with, if it had to leave its slot before; 0 once that is settled
     text: Tensor | None = None  # on leaving its slot
     seeded: bool = False  # by the client
 
-    def same_request(self, other: Loose) -> bool:
+    def same_request(self, other: LossyRequest) -> bool:
         """As far as what was asked for tells."""
         seed = other.sampling.seed if not self.seeded else self.sampling.seed
         asked = (self.choice, self.prompt, self.seeded, replace(self.sampling, seed=seed))
@@ -80,11 +80,11 @@ class Rounds:
         another request's are written there; for engines that let requests leave their slots."""
         device = resources.target.device
         self.resources, self.draft_tokens = resources, draft_tokens
-        self.requests: dict[int, Loose] = {}
+        self.requests: dict[int, LossyRequest] = {}
         self.relaxed = torch.zeros((), dtype=torch.long, device=device)
         self._serial = 0
         self._text_in = text_in
-        self._left: deque[Loose] = deque(maxlen=slots)  # vLLM does not say which of them will come back
+        self._left: deque[LossyRequest] = deque(maxlen=slots)  # vLLM does not say which of them will come back
         self._open = torch.zeros(slots, dtype=torch.bool, device=device)  # inside the thinking
         self._seen = torch.zeros(slots, dtype=torch.long, device=device)  # committed tokens that this knows of
         self._watch = Watch(self.relaxed, reports)
@@ -102,7 +102,7 @@ class Rounds:
         if choice.thinking_only and self.resources.thinking is None:
             raise BadRequest("this model has no markers of thinking, so nothing may be relaxed")
         seeded = params(0).seed == params(1).seed
-        self.requests[slot] = Loose(rule, choice, params(self._serial), prompt, resumed=resumed, seeded=seeded)
+        self.requests[slot] = LossyRequest(rule, choice, params(self._serial), prompt, resumed=resumed, seeded=seeded)
         return True
 
     def end(self, slot: int) -> None:
@@ -111,7 +111,7 @@ class Rounds:
             request.text = self._text_in(slot)[: request.length].clone()
             self._left.append(request)
 
-    def _recall(self, step: Step) -> None:
+    def _recall(self, step: EngineStep) -> None:
         """A request that had to leave its slot goes on with what its rule knew: a budget is not given twice. vLLM does
         not say which request it was, so what was asked for and its text do; of several, that with the shortest text."""
         gone = [slot for slot in self.requests if slot not in step.slots]  # their slots are not taken yet
@@ -131,7 +131,7 @@ class Rounds:
             ]  # fmt: skip
             if known:
                 before = min(known, key=lambda one: one.length)
-                request.round, request.state, request.strict = before.round, before.state, before.strict
+                request.round, request.state, request.exact_only = before.round, before.state, before.exact_only
                 request.sampling = before.sampling
                 before.text = None  # it has come back: nobody else goes on from it
 
@@ -139,7 +139,7 @@ class Rounds:
         """Relaxed tokens, and requests that repeated themselves, since the engine was started."""
         return {"relaxed_tokens": int(self.relaxed), "loops": self._watch.loops}
 
-    def decide(self, step: Step) -> None:
+    def decide(self, step: EngineStep) -> None:
         groups: dict[tuple[Rule, bool], list[int]] = {}
         self._recall(step)
         for slot, length in zip(step.slots, step.lengths, strict=False):
@@ -147,7 +147,7 @@ class Rounds:
                 self.requests[slot].length = length
         for place, slot in enumerate(step.slots):
             request = self.requests.get(slot)
-            if request is None or request.strict or place in step.reading:
+            if request is None or request.exact_only or place in step.reading:
                 continue
             if step.draft_logits is not None or not request.rule.needs_draft_logits:
                 groups.setdefault((request.rule, request.state is None), []).append(place)
@@ -155,7 +155,7 @@ class Rounds:
             self._decide(step, rule, places)
         self._watch.look(step, [p for places in groups.values() for p in places], self.requests, self.draft_tokens)
 
-    def _decide(self, step: Step, rule: Rule, places: list[int]) -> None:
+    def _decide(self, step: EngineStep, rule: Rule, places: list[int]) -> None:
         requests = [self.requests[step.slots[p]] for p in places]
         batch, rows, drafted, may = self._batch(step, places, requests)
         decisions = rule.verify(batch)
@@ -174,7 +174,9 @@ class Rounds:
                 # A round without a draft leaves the state as it was.
                 request.state = new if request.state is None else torch.where(drafted[i], new, request.state)
 
-    def _batch(self, step: Step, places: list[int], requests: list[Loose]) -> tuple[DraftBatch, Tensor, Tensor, Tensor]:
+    def _batch(
+        self, step: EngineStep, places: list[int], requests: list[LossyRequest]
+    ) -> tuple[DraftBatch, Tensor, Tensor, Tensor]:
         """The drafts at these places, their rows [B, K + 1] of the step's logits, which requests have a draft [B] and
         which of them may be decided here [B]."""
         device = step.logits.device
@@ -208,8 +210,8 @@ class Rounds:
 
     def _thinking(
         self,
-        step: Step,
-        requests: list[Loose],
+        step: EngineStep,
+        requests: list[LossyRequest],
         at: Tensor,
         slots: Tensor,
         ids: Tensor,
@@ -234,7 +236,7 @@ class Rounds:
         upto = torch.where(ends.any(1), ends.long().argmax(1) + 1, counts)
         return torch.where(only, upto, counts), inside | ~only
 
-    def _begin_thinking(self, step: Step, place: int) -> None:
+    def _begin_thinking(self, step: EngineStep, place: int) -> None:
         """At a request's first round its whole text is read, once: the prompt may end inside the thinking."""
         slot = step.slots[place]
         request = self.requests[slot]

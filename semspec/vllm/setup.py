@@ -76,7 +76,7 @@ class Engine:
                 self._refuse_without_draft(choice)
             return self.rounds.begin(slot, choice, lambda serial: self._sampling(params, serial), prompt, resumed)
         except SemspecError as error:
-            log.warning("a request is decoded strictly: %s", error)
+            log.warning("a request is decoded losslessly: %s", error)
             self.rounds.end(slot)
             return False
 

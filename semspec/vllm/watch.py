@@ -14,20 +14,20 @@ from prometheus_client import Counter
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from semspec.vllm.rounds import Loose, Step
+    from semspec.vllm.rounds import EngineStep, LossyRequest
 
 log = logging.getLogger(__name__)
 EVERY = 8  # steps between two looks
 
 RELAXED = Counter("semspec:relaxed_tokens", "Draft tokens accepted although the target would have chosen another.")
-LOOPS = Counter("semspec:loops_detected", "Requests that repeated themselves and were decoded strictly from there on.")
+LOOPS = Counter("semspec:loops_detected", "Requests that repeated themselves and were decoded losslessly after it.")
 
 
 @dataclass
 class Copied:
     """Of an earlier step, perhaps still on its way."""
 
-    requests: list[Loose]
+    requests: list[LossyRequest]
     tokens: Tensor  # [B, T] the last ones of each text
     lengths: Tensor  # [B]
     relaxed: Tensor
@@ -41,7 +41,7 @@ class Watch:
         self._steps = self._counted = 0
         self._copied: Copied | None = None
 
-    def look(self, step: Step, places: list[int], requests: dict[int, Loose], draft_tokens: int) -> None:
+    def look(self, step: EngineStep, places: list[int], requests: dict[int, LossyRequest], draft_tokens: int) -> None:
         self._steps += 1
         if self._steps % EVERY:
             return
@@ -50,7 +50,7 @@ class Watch:
         watched = [p for p in places if requests[step.slots[p]].choice.guard.repeats]
         self._copied = self._copy(step, watched, [requests[step.slots[p]] for p in watched], draft_tokens)
 
-    def _copy(self, step: Step, places: list[int], requests: list[Loose], draft_tokens: int) -> Copied:
+    def _copy(self, step: EngineStep, places: list[int], requests: list[LossyRequest], draft_tokens: int) -> Copied:
         device = step.position.device
         at = torch.tensor(places, dtype=torch.long, device=device)
         longest = max([r.choice.guard.longest for r in requests], default=0) + EVERY * (draft_tokens + 1)
@@ -71,8 +71,8 @@ class Watch:
         for request, row, length in zip(copied.requests, copied.tokens.tolist(), copied.lengths.tolist(), strict=True):
             written = min(len(row), length - request.prompt)  # repetition in the prompt does not count
             loop = request.choice.guard.find(row[len(row) - written :], written) if written > 0 else None
-            if loop is not None and not request.strict:
-                request.strict = True
+            if loop is not None and not request.exact_only:
+                request.exact_only = True
                 self.loops += 1
                 if self.reports:
                     LOOPS.inc()

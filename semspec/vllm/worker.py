@@ -15,7 +15,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_worker import Worker
 
 from semspec.vllm.processor import TokenRules
-from semspec.vllm.rounds import Step
+from semspec.vllm.rounds import EngineStep
 from semspec.vllm.setup import Engine
 
 try:
@@ -74,7 +74,7 @@ class RuleSampler(rejection_sampler.RejectionSampler):
         committed = torch.from_numpy(batch.num_tokens_no_spec[: len(requests)]).long().to(device)
         tokens = torch.from_numpy(batch.token_ids_cpu)
         probs = self._draft_probs if self.engine.drafts == "sampled" else None
-        step = Step(
+        step = EngineStep(
             slots, whole, first, counts, ids, committed,
             tokens_at=lambda at, index: tokens[at.cpu()[:, None], index.cpu()].to(device),
             gaps=True, draft_logits=None if probs is None else probs.log(), first_draft=first_draft,

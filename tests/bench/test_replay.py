@@ -151,7 +151,8 @@ def test_warming_up_meets_a_size_of_tree_once():
     assert replaying.once_each(passes) == [passes[0], passes[2], passes[4]]
 
 
-def test_a_replay_computes_what_a_gpu_computes_past_a_stop():
+@pytest.mark.parametrize("kind", replaying.DECODE)
+def test_a_replay_computes_what_a_gpu_computes_past_a_stop(kind: str):
     player = replaying.Replay("tiny", 2, 64, "cpu")
     target = player.runners["target"]
     rows = [[1, 9, 3, 40], [1, 9, 5, 40]]
@@ -159,7 +160,7 @@ def test_a_replay_computes_what_a_gpu_computes_past_a_stop():
     target.computed = lambda wrote, n: min(n, wrote + 4)  # type: ignore[method-assign]
     assert replaying.written(target, rows) == [3, 9]
     assert replaying.written(target, [[1, 9, 5]]) == [5], "runs of older versions"
-    player.play([["target", "roll", rows]], ARM)
+    player.play([["target", kind, rows]], ARM)
     assert [target.length(slot) for slot in (0, 1)] == [9 + 1 + 3 - 1, 9 + 1 + 9 - 1]
 
 

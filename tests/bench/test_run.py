@@ -262,11 +262,11 @@ def test_a_step_rule_is_judged_by_its_steps(pocket: semspec.Pair, tmp_path: Path
     summary = Bench(replace(config, temperature=0.6, device="cpu", context=512), pocket).run(tmp_path / "run")
     _, rows = load_run(tmp_path / "run")
     for sample in rows:
-        outcomes = Counter(j["outcome"] for j in sample["judged"])
+        outcomes = Counter(j["outcome"] for j in sample["drafted_steps"])
         counted = {k: n for k, n in sample["stats"]["step_outcomes"].items() if k != "target"}
         assert outcomes == counted and (sample["arm"] in ("none", "draft")) <= (not outcomes)
         if sample["arm"].startswith("oracle"):
-            assert all((j["outcome"] == "accepted") <= j["valid"] for j in sample["judged"])
+            assert all((j["outcome"] == "accepted") <= j["valid"] for j in sample["drafted_steps"])
     arms = summary["arms"]
     assert arms["none"]["steps_accepted"] is None
     assert arms["random-step:rate=0"]["steps_accepted"]["share"] == 0

@@ -370,5 +370,5 @@ def test_the_targets_own_time_is_told_apart_from_the_drafts() -> None:
 @pytest.mark.parametrize("key", ["outcome", "fate"])
 def test_outcomes_of_steps_are_read_under_their_former_name_too(key: str) -> None:
     steps = [{key: outcome, "valid": None} for outcome in ("accepted", "rejected", "refused", "handed over")]
-    samples = many(4, none=plain, fly=lambda i: plain(i) | {"judged": steps})
+    samples = many(4, none=plain, fly=lambda i: plain(i) | {"drafted_steps": steps})
     assert figures(run_of("fly"), samples, "fly")["steps_accepted"]["share"] == pytest.approx(1 / 3)

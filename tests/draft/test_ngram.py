@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.draft import NgramDrafter, NoDrafter
+from semspec.draft import REGISTRY, NgramDrafter, NoDrafter
 from semspec.draft.kinds import Cascade
 from semspec.errors import BadRequest
 from semspec.types import Drafter, Sampling
@@ -127,8 +127,9 @@ def test_begin_forgets_the_last_sequence() -> None:
 
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (1, 2), (0, 0)])
 def test_impossible_lengths_are_refused(longest: int, shortest: int) -> None:
-    with pytest.raises(BadRequest, match="the shortest must be 1 or more, not above the longest"):
-        NgramDrafter(longest, shortest)
+    message = "'s (shortest|longest) is 0; give 1|the shortest is above the longest"
+    with pytest.raises(BadRequest, match=message):
+        REGISTRY.make(f"ngram:longest={longest},shortest={shortest}")
 
 
 def test_the_drafter_that_never_proposes_never_proposes() -> None:

@@ -354,7 +354,7 @@ def test_period_and_repeats_of_a_loop_are_options(guard: RepetitionGuard, period
     job = Job(PROMPT, verify.make("accept-all"), k, 600, repetition_guard=guard)
     decoder = Decoder(job, FakeRunner(language, VOCAB), ModelDrafter(FakeRunner(language, VOCAB)), Stats())
     task = executor.submit(decoder.decode(), decoder.stats)
-    while not task.done and not decoder.strict:
+    while not task.done and not decoder.exact_only:
         executor.tick()
     assert task.error is None and decoder.stats.loops == (found_after is not None)
     if found_after is not None:

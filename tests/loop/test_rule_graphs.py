@@ -130,8 +130,8 @@ class Likely(Rule):
     p: float = 0.1
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        belief = drafts.belief_in_draft()
-        return conclude(drafts, allowed=belief >= self.p, evidence=(belief,))
+        p = drafts.soft_target_prob_of_draft()
+        return conclude(drafts, allowed=p >= self.p, evidence=(p,))
 
 
 def test_a_users_own_rule_is_captured_as_well() -> None:

@@ -42,11 +42,13 @@ def test_the_same_problems_with_another_seed_are_others(tmp_path: Path) -> None:
     folders = [part(tmp_path / name, i, "a") for i, name in enumerate("ab")]
     for i, folder in enumerate(folders):
         config = {"seed": i, "n": 4, "data": f"/there/{i}", "shard": i, "traces": f"semantic+:probes={i}"}
-        write(folder.path / "run.json", json.dumps(folder.run | {"config": config, "met": {"judge_probe": "x"}}))
+        write(
+            folder.path / "run.json", json.dumps(folder.run | {"config": config, "collected_by": {"judge_probe": "x"}})
+        )
     joined = join(folders, tmp_path / "all").run
-    assert joined["config"]["seed"] == [0, 1] and joined["met"] == {"judge_probe": "x"}
-    write(folders[1].path / "run.json", json.dumps(folders[1].run | {"met": {"judge_probe": "y"}}))
-    with pytest.raises(BadRequest, match="met differs"):
+    assert joined["config"]["seed"] == [0, 1] and joined["collected_by"] == {"judge_probe": "x"}
+    write(folders[1].path / "run.json", json.dumps(folders[1].run | {"collected_by": {"judge_probe": "y"}}))
+    with pytest.raises(BadRequest, match="collected_by differs"):
         join(folders, tmp_path / "more")
 
 

@@ -15,6 +15,7 @@ import semspec
 from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.probe.features import Features
+from semspec.probe.former import FORMER
 from semspec.probe.head import Head, Probe
 from semspec.probe_fit.collect import collect
 from semspec.probe_fit.config import Config
@@ -134,7 +135,11 @@ def test_confidence_of_best_guesses_is_not_that_of_draws(pair: Pair, monkeypatch
         return Sampler(pair, Config(traces=traces, samples=0, top_p=0.5), steps()).drafting.temperature
 
     assert (temperature("semantic+"), temperature("semantic+:sample=true")) == (0.0, 0.6)
-    for learnt, expected in (({}, 0.6), ({"met": {"drawn": True}}, 0.6), ({"met": {"drawn": False}}, 0.0)):
+    for learnt, expected in (
+        ({}, 0.6),
+        ({"collected_by": {"samples_drafts": True}}, 0.6),
+        ({"collected_by": {"samples_drafts": False}}, 0.0),
+    ):
         sees = Probe(Head(4, (4,)), Features((), evidence=("draft",)), "some model", data=learnt)
         monkeypatch.setattr(pair.resources, "judge_probe", lambda folder, sees=sees: sees)
         assert temperature("semantic+") == expected
@@ -143,27 +148,37 @@ def test_confidence_of_best_guesses_is_not_that_of_draws(pair: Pair, monkeypatch
 def test_a_collection_knows_by_whom_its_steps_were_met(tmp_path: Path, pair: Pair) -> None:
     config = Config(traces="semantic+", n=2, samples=0, shard=4, target_layers=(6,))
     whole, part = collect(config, tmp_path / "whole", pair), collect(config, tmp_path / "part", pair)
-    met = whole.run["met"]
-    assert met["rule"] == "semantic+" and met["judge_probe"] == pair.resources.judge_probe().digest and met["least"] == pair.resources.judge_probe().data["least"]  # noqa: E501  # fmt: skip
+    met = whole.run["collected_by"]
+    assert met["rule"] == "semantic+" and met["judge_probe"] == pair.resources.judge_probe().digest and met["threshold"] == pair.resources.judge_probe().data["threshold"]  # noqa: E501  # fmt: skip
     (part.samples / "00001.jsonl").unlink()  # as if it had been killed; traces are read again
     collect(config, part.path, pair)
     assert [s for n in whole.shards for s in whole.read_samples(n)] == [s for n in part.shards for s in part.read_samples(n)]  # noqa: E501  # fmt: skip
     run = part.run
-    (part.path / "run.json").write_text(json.dumps(run | {"met": met | {"judge_probe": "another"}}))
+    (part.path / "run.json").write_text(json.dumps(run | {"collected_by": met | {"judge_probe": "another"}}))
     with pytest.raises(BadRequest, match="what wrote its traces differs"):
         collect(config, part.path, pair)
+
+
+def test_a_collection_of_an_older_version_is_gone_on_with(tmp_path: Path, pair: Pair) -> None:
+    """Its card calls who collected it `met`, a threshold `least`, sampled drafts `drawn` and a temperature `bonus`."""
+    config = Config(traces="semantic+", n=2, samples=0, shard=4, target_layers=(6,))
+    folder = collect(config, tmp_path / "old", pair)
+    run, before = folder.run, {now: old for old, now in FORMER.items()}
+    old = {before.get(key, key): value for key, value in run.pop("collected_by").items()}
+    assert {"least", "drawn", "bonus"} <= old.keys()
+    (folder.path / "run.json").write_text(json.dumps(run | {"met": old}))
+    (folder.samples / "00001.jsonl").unlink()
+    assert collect(config, folder.path, pair).run["collected_by"]["threshold"] == old["least"]
 
 
 def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
     judge, met = (
         pair.resources.judge_probe(),
-        {"rule": "semantic+", "judge_probe": pair.resources.judge_probe().digest, "least": 0.8},
+        {"rule": "semantic+", "judge_probe": pair.resources.judge_probe().digest, "threshold": 0.8},
     )
     assert reservation(judge, met, 0.8) is None and reservation(judge, met, 0.9) is None
     assert "threshold=0.7 again" in (reservation(judge, met, 0.7) or "")
-    renamed = {("threshold" if key == "least" else key): value for key, value in met.items()}
-    assert "threshold=0.7 again" in (reservation(judge, renamed, 0.7) or ""), "whatever the rule calls its threshold"
-    assert "another judge" in (reservation(judge, met | {"judge_probe": "x"}, 0.9) or "")
+    assert "another judge probe" in (reservation(judge, met | {"judge_probe": "x"}, 0.9) or "")
     assert "oracle" in (reservation(judge, {"rule": "oracle"}, 0.9) or "")
     assert "whole answers" in (reservation(judge, None, 0.9) or "")
 
@@ -228,7 +243,7 @@ def test_a_judge_is_fitted_to_what_it_meets_by_the_command_line(
     assert code == 2 and "--only judge" in err and not (tmp_path / "new").exists(), "before anything is collected"
     judge = semspec.load("pocket", device="cpu", slots=1, context=512).resources.judge_probe(str(joined))
     assert judge.features == Features((6,), "last", ("tokens", "numbers", "entropy", "length"))
-    assert judge.data["met"]["rule"] == "semantic+" and judge.data["seen"] == [["pocket/probe/", MOST, MOST + 7], ["pocket/probe/", 2 * MOST, 2 * MOST + 7]]  # noqa: E501  # fmt: skip
+    assert judge.data["collected_by"]["rule"] == "semantic+" and judge.data["seen"] == [["pocket/probe/", MOST, MOST + 7], ["pocket/probe/", 2 * MOST, 2 * MOST + 7]]  # noqa: E501  # fmt: skip
     code, _, err = command(
         monkeypatch, capsys, "probe", "collect", "pocket", "--out", tmp_path / "4", "--seed", 4, *what
     )

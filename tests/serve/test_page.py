@@ -158,7 +158,7 @@ def test_the_picker_is_in_view_with_names_for_people_and_few_options(page: Any, 
         assert fields.count() <= 3, name
         assert not any("_" in text for text in page.locator(".method label").all_text_contents())
     picker.select_option("semantic+")
-    page.get_by_label("probability the judge must give").fill("0.99")
+    page.get_by_label("lowest judge-probe probability").fill("0.99")
     page.locator(".more summary").click()
     page.get_by_label("keep a rejected step's good beginning").select_option("no")
     with page.expect_request("**/v1/chat/completions") as request:

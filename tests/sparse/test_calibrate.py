@@ -194,10 +194,10 @@ def test_a_full_budget_costs_nothing_and_a_small_one_something(pair: semspec.Pai
     *_, (dense, full, little) = measure(pair, Stories(), 3, plans, k=4)
     for same in (dense, full):
         assert (
-            same["kl"]["value"] == 0.0 and same["favourite_kept"]["share"] == 1.0 and same["same_text"]["share"] == 1.0
+            same["kl"]["value"] == 0.0 and same["top1_agreement"]["share"] == 1.0 and same["same_text"]["share"] == 1.0
         )
         assert same["tau_against_dense"]["value"] == 1.0 and same["right_against_dense"]["value"] == 0.0
-    assert little["kl"]["value"] > 0.01 and little["favourite_kept"]["share"] < 1.0 and little["drift"] > 0
+    assert little["kl"]["value"] > 0.01 and little["top1_agreement"]["share"] < 1.0 and little["drift"] > 0
 
 
 def test_problems_together_are_measured_as_one_by_one(pair: semspec.Pair) -> None:
@@ -216,7 +216,7 @@ def test_problems_together_are_measured_as_one_by_one(pair: semspec.Pair) -> Non
     assert one_by_one[1]["kl"]["value"] > 0.01
     for one, other in zip(one_by_one, together, strict=True):
         assert one.keys() == other.keys()
-        for name in ("kl", "favourite_kept", "right", "right_against_dense", "tau_against_dense", "same_text"):
+        for name in ("kl", "top1_agreement", "right", "right_against_dense", "tau_against_dense", "same_text"):
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
         assert one["tau"] == pytest.approx(other["tau"])
     assert one_by_one[1]["drift"] == pytest.approx(together[1]["drift"], rel=1e-4)
@@ -243,7 +243,7 @@ def test_experts_left_out_of_every_token(mixture: semspec.Pair) -> None:
 def test_runs_on_the_same_problems_are_one_table(tmp_path: Path) -> None:
     share = {"share": 0.5, "low": 0.4, "high": 0.6}
     loss = {"value": -0.01, "low": -0.02, "high": 0.0}
-    row = {"plan": "dense", "kl": {"value": 0.0, "low": 0.0, "high": 0.0}, "favourite_kept": share, "right": share}
+    row = {"plan": "dense", "kl": {"value": 0.0, "low": 0.0, "high": 0.0}, "top1_agreement": share, "right": share}
     row |= {"right_against_dense": loss, "tau": 3.0, "tau_against_dense": {"value": 1.0, "low": 0.99, "high": 1.01}}
     other = row | {"plan": "attention, rho 0.1", "kl": {"value": 0.0123, "low": 0.01, "high": 0.02}}
     unscored = other | {"right": None, "right_against_dense": None}

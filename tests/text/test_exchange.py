@@ -92,7 +92,7 @@ def read_in_parts(found: Exchange, tokens: list[int], rng: Random) -> Reader:
     while at < len(tokens):
         n = rng.randint(1, 4)
         if rng.random() < 0.3:
-            mark = reader.mark()
+            mark = reader.checkpoint()
             reader.extend([rng.choice(tokens) for _ in range(rng.randint(1, 5))])
             reader.rewind(mark)
         reader.extend(tokens[at : at + n])
@@ -173,7 +173,7 @@ def forget_tail(self: Reader, data: bytes, final: bool = False) -> None:
     self.tail = self.tail if len(self.tail) < 3 else self.tail[:-1]
 
 
-def keep_unfirm(self: Reader, mark: reader_module.Mark) -> None:
+def keep_unfirm(self: Reader, mark: reader_module.Checkpoint) -> None:
     self.read, self.firm, self.tail, self.pending = mark
 
 

@@ -40,7 +40,7 @@ class RuleResources:
 
     def judge_probe(self, folder: str) -> Probe:
         head = head_for(self._judge_features, inputs(self._judge_features), (4,), 0.0)
-        return Probe(head, self._judge_features, "fake", data={"least": 0.25})
+        return Probe(head, self._judge_features, "fake", data={"threshold": 0.25})
 
     def numbers(self) -> torch.Tensor:
         return torch.arange(50) >= 48

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from semspec import verify
 from semspec.errors import BadRequest
+from semspec.types import Sampling
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make, register
+from semspec.verify.batch import FORMER
 from semspec.verify.block import Block
 from semspec.verify.exact import Exact
 from semspec.verify.none import NoSpeculation
 from semspec.verify.sampling import SpeculativeSampling
-from tests.verify.build import One, hot, outcomes
+from tests.verify.build import One, build, hot, outcomes
 
 
 @dataclass(frozen=True)
@@ -152,5 +155,17 @@ def test_a_former_name_of_an_option_is_taken_with_a_warning(spec: str) -> None:
     with pytest.warns(DeprecationWarning, match="'least' of verifier .* is now called 'threshold'"):
         old = make(spec.format("least"))
     assert old == make(spec.format("threshold"))
+    with pytest.warns(DeprecationWarning, match="'bonus' of verifier .* is now called 'bonus_temperature'"):
+        assert make("random-step:bonus=0.5") == make("random-step:bonus_temperature=0.5")
     with pytest.warns(DeprecationWarning, match="threshold"), pytest.raises(BadRequest, match="given twice"):
         make(f"{spec.format('least')},threshold=1")
+
+
+def test_rules_written_for_the_last_release_find_what_they_call() -> None:
+    drafts = build(One([[0.0, 1.0, 2.0]] * 2, [1], [[0.0, 1.0, 0.5]], Sampling(0.7)))
+    for name, now in FORMER.items():
+        with pytest.warns(DeprecationWarning, match=f"{name} is now {now}"):
+            old = getattr(drafts, name)
+        assert old is getattr(drafts, now) or torch.equal(old(), getattr(drafts, now)())
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        drafts.nothing  # noqa: B018

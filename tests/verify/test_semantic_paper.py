@@ -54,7 +54,13 @@ def test_each_part_is_an_option_and_the_preset_sets_what_is_left_at_its_default(
     rule = make("semantic:paper=true")
     assert isinstance(rule, Semantic)
     assert {name: getattr(rule, name) for name in Semantic.published} == Semantic.published
-    assert (rule.lead, rule.max_step_tokens, rule.hand_over, rule.sample, rule.bonus) == (1, 500, True, True, 0.1)
+    assert (rule.lead, rule.max_step_tokens, rule.hand_over, rule.sample, rule.bonus_temperature) == (
+        1,
+        500,
+        True,
+        True,
+        0.1,
+    )
     assert (rule.keep, rule.rewrite, rule.steps, rule.top, rule.tau, rule.floor) == (False, "", 1, 2, 0.0, 0.0)
     other = make("semantic:paper=true,end_tokens=100,top=0")
     assert isinstance(other, Semantic) and (other.end_tokens, other.top, other.min_prob) == (100, 0, 0.0)

@@ -107,7 +107,7 @@ def confspec(**options: Any) -> ConfSpec:
 )
 def test_confspec_asks_the_target_where_the_draft_is_not_sure(by_draft: float, digit: int, accepted: int) -> None:
     rows = [[0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 4 + [[5.0 * (i == digit) for i in range(9)]]
-    drafts = replace(build(One(rows, [1, 1])), marks=torch.tensor([by_draft]))
+    drafts = replace(build(One(rows, [1, 1])), self_ratings=torch.tensor([by_draft]))
     decisions = confspec().verify(drafts)
     assert decisions.accepted.tolist() == [accepted]
     assert decisions.evidence is not None
@@ -118,7 +118,7 @@ def test_confspec_asks_the_target_where_the_draft_is_not_sure(by_draft: float, d
 def test_the_drafts_mark_is_its_probability_of_a_good_digit() -> None:
     logits = torch.tensor([0.0, 0, 0, 1.0, 2.0, 3.0, 0.5, 0, 0])
     good = sum(math.exp(x) for x in (2.0, 3.0, 0.5))
-    assert math.isclose(confspec().mark_by_draft(logits), good / (good + 7 * math.e), rel_tol=1e-5)
+    assert math.isclose(confspec().rate_by_draft(logits), good / (good + 7 * math.e), rel_tol=1e-5)
 
 
 def judging(own: Logits, digit: int) -> Logits:

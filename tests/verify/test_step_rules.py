@@ -145,8 +145,8 @@ def test_the_bonus_is_drawn_cooler_than_the_rest() -> None:
     hot_ones, cool_ones = set(), set()
     for seed in range(40):
         one = One(flat, [1], None, Sampling(1.0, seed=seed))
-        hot_ones.add(outcomes(make("random-step:rate=1,bonus=1"), one)[0][1])
-        cool_ones.add(outcomes(make("random-step:rate=1,bonus=0.02"), one)[0][1])
+        hot_ones.add(outcomes(make("random-step:rate=1,bonus_temperature=1"), one)[0][1])
+        cool_ones.add(outcomes(make("random-step:rate=1,bonus_temperature=0.02"), one)[0][1])
     assert cool_ones == {0} and len(hot_ones) > 3
     greedy = [outcomes(make("none"), One(flat[1:], [], None, Sampling(1.0, seed=s, top_k=1)))[0][1] for s in range(5)]
     assert greedy == [0] * 5
@@ -170,8 +170,8 @@ def test_specreason_reads_the_digit_after_its_question() -> None:
 
 
 @pytest.mark.parametrize("spec", [
-    "semantic:tau=-1", "semantic:top=-1", "semantic:lead=-1", "semantic:max_step_tokens=0", "semantic:bonus=0",
-    "random-step:rate=1.5", "specreason:threshold=10",
+    "semantic:tau=-1", "semantic:top=-1", "semantic:lead=-1", "semantic:max_step_tokens=0",
+    "semantic:bonus_temperature=0", "random-step:rate=1.5", "specreason:threshold=10",
 ])  # fmt: skip
 def test_bad_options_are_refused(spec: str) -> None:
     with pytest.raises(BadRequest, match="; give"):
@@ -280,5 +280,5 @@ def test_semantic_gets_number_tokens_only_if_its_probe_uses_them() -> None:
 def test_the_bonus_token_obeys_the_requests_filters(filters: dict[str, Any]) -> None:
     for seed in range(40):
         one = random_one(seed, 3, Sampling(1.5, **filters), VOCAB)
-        ((accepted, follows),) = outcomes(AcceptAllSteps(bonus=1.0), one)
+        ((accepted, follows),) = outcomes(AcceptAllSteps(bonus_temperature=1.0), one)
         assert accepted == 3 and follows == max(range(VOCAB), key=lambda i: one.target[3][i])

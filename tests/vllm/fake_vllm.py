@@ -13,7 +13,7 @@ from semspec.pair.resources import Resources
 from semspec.types import Sampling
 from semspec.verify import Rule
 from semspec.vllm.request import Choice
-from semspec.vllm.rounds import Rounds, Step
+from semspec.vllm.rounds import EngineStep, Rounds
 from tests.checkpoints import make_tokenizer
 from tests.fakes import Logits, greedy
 
@@ -73,7 +73,7 @@ class FakeVllm:
         self.texts |= self.staged
         self.staged = {}
         self.rounds.decide(
-            Step(
+            EngineStep(
                 slots,
                 logits,
                 torch.tensor(first),

@@ -1,4 +1,4 @@
-"""Sampling the tokens of a roll in Triton: `semspec.sampling.kernels` over the state that graphs keep.
+"""Sampling the tokens of a decode in Triton: `semspec.sampling.kernels` over the state that graphs keep.
 
 As single operations it is some forty, each a launch, and a draft model writes a token in the time of a few hundred.
 Here it is six, and some more for top-k and top-p.

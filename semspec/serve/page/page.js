@@ -47,10 +47,10 @@ async function start() {
   show(shared ?? stored(menu.model), Boolean(shared));
 }
 
-// What to show beside the default: a loose rule where one is allowed, else the target alone.
+// What to show beside the default: a lossy rule where one is allowed, else the target only.
 function other() {
-  const loose = menu.verifiers.find((rule) => rule.allowed && !rule.lossless);
-  return loose ? loose.name : "none";
+  const lossy = menu.verifiers.find((rule) => rule.allowed && !rule.lossless);
+  return lossy ? lossy.name : "none";
 }
 
 function show(kept, fromLink) {
