@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from typing import Any
 import httpx
 
 import semspec
+from semspec.bench.folder import cpu_name
 from semspec.pair import Pair
 from semspec.pair.remote import connect
 from semspec.pocket import problem, score
@@ -177,7 +177,7 @@ def report(arguments: argparse.Namespace, found: dict[str, dict[str, Any]]) -> d
     """What is known after some of the arms, without single answers."""
     document = {
         "problems": arguments.problems, "batch": arguments.batch, "engine": arguments.engine,
-        "cores": os.cpu_count(), "machine": platform.processor() or platform.machine(), "load": os.getloadavg()[0],
+        "cores": os.cpu_count(), "machine": cpu_name(), "load": os.getloadavg()[0],
         "arms": {name: {k: v for k, v in arm.items() if k not in ("right", "texts")} for name, arm in found.items()},
     }  # fmt: skip
     over, inside = found.get("semantic+ over servers"), found.get("semantic+ in process")

@@ -29,6 +29,7 @@ import httpx
 import torch
 
 import semspec
+from semspec.bench.folder import cpu_name
 from semspec.tasks.pocket import Pocket
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -232,17 +233,9 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)),
-        "processor": processor(),
+        "processor": cpu_name(),
         "load_average_before": os.getloadavg()[0],
     }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def main() -> None:

@@ -144,10 +144,7 @@ class Options:
                 f"verifier {rule.name!r} verifies reasoning steps, which need a draft model, not {kind.name!r}"
             )
         if not rule.lossless and not self.allow_lossy:
-            raise BadRequest(
-                f"verifier {rule.name!r} may change what the target would have written, and allow_lossy is off; "
-                "choose a lossless verifier (exact, sampling, block) or allow lossy ones"
-            )
+            raise lossy_refused(rule, "allow_lossy is off", "allow lossy ones")
 
     def for_sequence(self, max_new_tokens: int, seed: int | None) -> Options:
         """The same for one of a request's sequences, with these two, which are good; nothing is checked again."""
@@ -197,3 +194,10 @@ class Options:
 
 def _all_of(values: Any, kind: type) -> bool:
     return isinstance(values, list | tuple) and all(isinstance(v, kind) for v in values)
+
+
+def lossy_refused(rule: verify.Rule, why: str, what_to_do: str) -> BadRequest:
+    return BadRequest(
+        f"verifier {rule.name!r} may change what the target would have written, and {why}; "
+        f"choose a lossless verifier (exact, sampling, block) or {what_to_do}"
+    )

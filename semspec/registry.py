@@ -18,7 +18,7 @@ from semspec.errors import BadRequest, did_you_mean
 
 T = TypeVar("T")
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -159,5 +159,5 @@ def _read(what: str, key: str, text: str, default: Any) -> Any:
     try:
         return _TRUTH[text.lower()] if isinstance(default, bool) else type(default)(text)
     except (ValueError, KeyError):
-        example = f"{_KINDS[type(default)]}, e.g. {default}"
+        example = f"{KINDS[type(default)]}, e.g. {default}"
         raise BadRequest(f"option {key!r} of {what} is {text!r}; give {example}") from None

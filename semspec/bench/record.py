@@ -15,9 +15,9 @@ from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput, Sequ
 VERIFY = "verify"
 Pass = tuple[str, str, list[tuple[int, ...]]]
 """A pass: the model, "score", "decode" or "keep", and for each sequence: tokens fed, tokens in its slot before, rows
-kept or tokens written; for a score of a tree also the parents of its tokens, see tree.py; for a decode also how many it was
-allowed to write, whether it kept the logits of each, whether it was greedy, and whether it could stop. A "keep" leaves
-one path of a tree in a slot: nothing is fed; then come the tokens before the tree, and which of the tree's stay.
+kept or tokens written; for a score of a tree also the parents of its tokens, see tree.py; for a decode also how many it
+was allowed to write, whether it kept the logits of each, whether it was greedy, and whether it could stop. A "keep"
+leaves one path of a tree in a slot: nothing is fed; then come the tokens before the tree, and which of the tree's stay.
 A verification: "verify", the rule's name, and for each sequence: tokens drafted, rows scored, if the draft's logits
 are known, and after which tokens reasoning steps end; or, of a draft that branches, its tokens' parents, the first of
 which is -1."""

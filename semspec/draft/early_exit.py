@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from semspec.errors import BadRequest
+from semspec.sampling.draw import entropy
 
 CHUNK = 4  # tokens between two checks
 
@@ -39,5 +39,5 @@ class EarlyExit:
         probs = logits.float().softmax(-1)
         unsure = probs.amax(-1) < self.min_p
         if self.max_entropy is not None:
-            unsure |= -torch.special.xlogy(probs, probs).sum(-1) > self.max_entropy
+            unsure |= entropy(probs) > self.max_entropy
         return int((~unsure).long().cumprod(0).sum())

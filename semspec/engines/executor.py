@@ -29,7 +29,7 @@ class Call:
 
 
 class CallExecutor(LiveTasks):
-    """As many sequences as there are slots run at a time, each at its server's pace; others wait in order."""
+    """As many sequences as there are slots run at a time, each at its server's pace; others wait."""
 
     budget = 0  # tokens of a pass, and there are none
 
@@ -74,7 +74,9 @@ class CallExecutor(LiveTasks):
                 self._resume(task, None if error else future.result(), error)
         while self._waiting and self.free > 0:
             found = True
-            self._resume(self._waiting.popleft(), None, None)
+            self._waiting.remove(task := self._choose(self._waiting))
+            task.started = True
+            self._resume(task, None, None)
         return found
 
     def _resume(self, task: Task, answer: Answer | None, error: BaseException | None) -> None:
@@ -91,7 +93,6 @@ class CallExecutor(LiveTasks):
             return self._end(task, failure)
         finally:
             task.stats.seconds["host"] += self.clock() - start
-        task.requests = [asked]  # whoever asks whether it has begun looks here
         future = BACKGROUND.start(asked.make())
         self._calls[task] = (future, asked, self.clock())
         future.add_done_callback(lambda _: self._answered.set())

@@ -13,7 +13,6 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from semspec.loop.branches import legal_branches
@@ -22,7 +21,7 @@ from semspec.loop.job import Job as Job
 from semspec.loop.job import Referee as Referee
 from semspec.loop.stats import Stats
 from semspec.loop.target_reading import TargetReading
-from semspec.sampling.draw import logprobs_of
+from semspec.sampling.draw import entropy, logprobs_of
 from semspec.sampling.noise import TARGET
 from semspec.sampling.processors import History
 from semspec.types import (
@@ -201,7 +200,7 @@ class Decoder:
         if draft.parents:
             rows = self.reading.keep(rows, verdict.path)
         if job.count_entropy:
-            self.stats.entropy += float(torch.special.entr(rows.logits[:count].float().softmax(-1)).sum())
+            self.stats.entropy += float(entropy(rows.logits[:count].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
         relaxed = [i for i in verdict.relaxed if i < accepted]
         self.stats.observe(len(draft.tokens), accepted, len(relaxed), count - accepted, draft.longest)

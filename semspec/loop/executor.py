@@ -46,7 +46,6 @@ class Executor(LiveTasks):
         self.costs = PassCosts()
         self.lengths = BatchLengths(self.costs)
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
-        self.choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]  # who gets the next ones
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
 
@@ -98,7 +97,7 @@ class Executor(LiveTasks):
             task = ready.popleft()
             while not task.done and task.answered:
                 self._resume(task)
-            if not ready and self._slots and self._grant(chosen := self.choose(self._slots)):
+            if not ready and self._slots and self._grant(chosen := self._choose(self._slots)):
                 ready.append(chosen)
         if self._slots and len(self._slots) == len(self.tasks):  # no sequence is left that could free a slot
             self._end(self._slots[0], SemspecError("this needs more slots at once than there are; load more slots"))
@@ -153,7 +152,7 @@ class Executor(LiveTasks):
             return True
         self._slots.remove(task)
         task.results[0] = slots
-        task.slots = list(zip(request.runners, slots, strict=True))
+        task.slots, task.started = list(zip(request.runners, slots, strict=True)), True
         return True
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:

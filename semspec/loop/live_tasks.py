@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from semspec.loop.stats import Stats
@@ -20,6 +20,11 @@ class LiveTasks(ABC):
         self.tasks: list[Task] = []
         self._discarded, self._busy = deque[Task](), 0  # and how often the lock is held
         self.lock = threading.RLock()
+        self._choose: Callable[[Sequence[Task]], Task] = lambda waiting: waiting[0]
+
+    def choose_by(self, choose: Callable[[Sequence[Task]], Task]) -> None:
+        """Who is started next, of those that wait in order of arrival; by default the first."""
+        self._choose = choose
 
     def submit(self, decoding: SequenceGenerator, stats: Stats) -> Task:
         """Add a sequence. Nothing runs before the next tick."""

@@ -132,6 +132,7 @@ class Task:
         self.single = True  # the generator yielded one request, not a tuple
         self.events: deque[Event] = deque()
         self.slots: list[tuple[Runner, int]] = []  # that it was given
+        self.started = False  # it has what it waited for, and runs
         self.done = False
         self.error: Exception | None = None
 

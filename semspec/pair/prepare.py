@@ -15,7 +15,7 @@ from semspec.loop.draft_length import DraftLengthPolicy, DraftLengths, Repeatabl
 from semspec.loop.thinking import Thinking
 from semspec.model.restricted import RestrictedRunner
 from semspec.model.wrapper import unwrap
-from semspec.options import REPEATABLE, Options
+from semspec.options import REPEATABLE, Options, lossy_refused
 from semspec.pair.resources import Resources
 from semspec.profile import Profile
 from semspec.sampling.processors import Processors
@@ -102,10 +102,8 @@ class Preparer:
 
     def _check_lossy(self, rule: Rule, options: Options) -> None:
         if not (rule.lossless or self.allow_lossy):
-            raise BadRequest(
-                f"verifier {rule.name!r} may change what the target would have written, and this pair was loaded with "
-                "allow_lossy off; choose a lossless verifier (exact, sampling, block) or load it with allow_lossy on"
-            )
+            why = "this pair was loaded with allow_lossy off"
+            raise lossy_refused(rule, why, "load it with allow_lossy on")
         if plan_of(self.target) and rule.speculates and not (options.allow_lossy and self.allow_lossy):
             raise BadRequest(
                 "this target checks drafts by a sparse plan, so no verifier is lossless, and allow_lossy is off; load "

@@ -171,6 +171,11 @@ def softmax(logits: Tensor) -> Tensor:
     return made
 
 
+def entropy(probs: Tensor) -> Tensor:
+    """[..., V] -> [...] in nats"""
+    return -torch.special.xlogy(probs, probs).sum(-1)
+
+
 def largest(values: Tensor, n: int) -> Tensor:
     """[R, V] -> [R, n] the largest values of each row, in falling order"""
     kernels, n = noise.kernels_for(values), min(n, values.shape[-1])

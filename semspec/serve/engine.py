@@ -27,7 +27,6 @@ from semspec.serve.http_errors import HttpError, gave_way, too_late
 from semspec.serve.in_flight import InFlightRequest, SequenceState
 from semspec.serve.limits import Limits
 from semspec.serve.warm_up import measure_budget, warm_up
-from semspec.types import Acquire
 
 log = logging.getLogger("semspec.serve")
 State = Literal["loading", "ready", "draining", "failed", "stopped"]
@@ -186,7 +185,7 @@ class Engine:
             self.pair = self._load()
             self.slots = self.pair.target.free
             self._specials = special_tokens(self.pair)
-            self.pair.executor.choose = self._choose
+            self.pair.executor.choose_by(self._choose)
             self.target_seconds_per_token = warm_up(self.pair)
             measure_budget(self.pair)
             self.on_loaded(self.pair)
@@ -261,7 +260,7 @@ class Engine:
             if sequence.done:
                 continue
             task = sequence.ticket.task
-            if sequence.started is None and task.requests and not isinstance(task.requests[0], Acquire):
+            if sequence.started is None and task.started:
                 sequence.started = start
             for event in sequence.ticket.collect():
                 forms = request.prompt_forms

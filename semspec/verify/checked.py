@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 from semspec.errors import BadRequest
+from semspec.registry import KINDS
 from semspec.verify.base import Rule
 
 MAX_TEXT = 200  # characters of an option that is text
 MAX_FLOAT = 3e38  # about what float32 holds
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def option_fields(rule: type[Rule]) -> list[dataclasses.Field[Any]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from semspec.sampling.draw import entropy
 from semspec.types import Draft, Sampling
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.step_rule import StepRule
@@ -36,7 +37,7 @@ class GlimpRouter(StepRule):
     def begins(self, first: Draft, sampling: Sampling) -> bool:
         logits = self.draft_logits(first, sampling)[0]
         probs = logits.topk(min(self.top, len(logits))).values.softmax(-1)
-        return -torch.special.xlogy(probs, probs).sum().item() < self.threshold
+        return entropy(probs).item() < self.threshold
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, torch.ones_like(drafts.counts, dtype=torch.bool))

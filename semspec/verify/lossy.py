@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semspec.sampling.draw import largest
+from semspec.sampling.draw import entropy, largest
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
 
@@ -48,10 +48,9 @@ def relaxable(drafts: DraftBatch, choice: Tensor) -> Tensor:
 
 def partial_entropy(probs: Tensor, top: int) -> Tensor:
     """[R, V] -> [R] the part of the entropy, in nats, that the `top` likeliest tokens carry"""
-    best = largest(probs, top)
-    return -torch.special.xlogy(best, best).sum(-1)
+    return entropy(largest(probs, top))
 
 
 def normalised_entropy(probs: Tensor) -> Tensor:
     """[R, V] -> [R] entropy as a share of its largest possible value"""
-    return -torch.special.xlogy(probs, probs).sum(-1) / torch.log(torch.tensor(float(probs.shape[-1])))
+    return entropy(probs) / torch.log(torch.tensor(float(probs.shape[-1])))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from semspec.sampling.draw import entropy
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.lossy import conclude
@@ -31,8 +32,7 @@ class Typical(Rule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         probs = drafts.soft_target_probs
-        entropy = -torch.special.xlogy(probs, probs).sum(-1)  # [R]
-        floor = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)[drafts.rows[:, :-1]]  # [B, K]
+        floor = (self.alpha * torch.exp(-entropy(probs))).clamp_max(self.epsilon)[drafts.rows[:, :-1]]  # [B, K]
         p = drafts.soft_target_prob_of_draft()
         return conclude(drafts, p > floor, evidence=(p, floor))
 

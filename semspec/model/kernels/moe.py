@@ -38,6 +38,11 @@ class Cut:
         stages, depth = fit_shared(self.stages, self.depth, (wide + rows) * itemsize, card.shared)
         return replace(self, depth=depth, stages=stages)
 
+    def launch(self, rows: int) -> dict[str, int]:
+        """As a kernel's arguments."""
+        sizes = {"BLOCK_M": rows, "BLOCK_N": self.columns, "BLOCK_K": self.depth}
+        return sizes | {"num_warps": self.warps, "num_stages": self.stages}
+
 
 CUTS = (Cut(32, 128, 4), Cut(64, 64, 5))  # of gate and up, and of down; measured, see docs/lab-notes.md
 
@@ -99,8 +104,7 @@ def fused_moe(
         cut = cuts[0].fit(size, 2 * cuts[0].columns, card, x.element_size())
         _gate_up[(triton.cdiv(hidden, cut.columns), min(experts, picks))](
             x, gate_up, lists, listed, made, picks, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
-            SILU=activation == "silu", BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
-            num_warps=cut.warps, num_stages=cut.stages,
+            SILU=activation == "silu", **cut.launch(size),
         )  # fmt: skip
     if isinstance(down, QuantisedLinear):
         quantised_moe.product(made, down, lists, listed, parts, rows, chosen, size, weights)
@@ -109,8 +113,7 @@ def fused_moe(
         cut = cuts[1].fit(size, cuts[1].columns, card, x.element_size())
         _down[(triton.cdiv(width, cut.columns), min(experts, picks))](
             made, down, weights, lists, listed, parts, picks, rows, experts, WIDTH=width, HIDDEN=hidden, CHOSEN=chosen,
-            BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
-            num_warps=cut.warps, num_stages=cut.stages,
+            **cut.launch(size),
         )  # fmt: skip
     return parts
 

@@ -65,8 +65,7 @@ def sparse_mlp(
     _up[(triton.cdiv(channels, cut.columns),)](
         x, up, up if up_bias is None else up_bias, active, listed, number, made, rows,
         WIDTH=width, CHANNELS=channels, BIASED=up_bias is not None,
-        BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
-        num_warps=cut.warps, num_stages=cut.stages,
+        **cut.launch(size),
     )  # fmt: skip
     cut = cuts[1].fit(size, cuts[1].columns, card, x.element_size())
     across = triton.cdiv(width, cut.columns)
@@ -75,8 +74,7 @@ def sparse_mlp(
     _down[(across, splits)](
         made, down, down if down_bias is None else down_bias, listed, number, parts, rows,
         WIDTH=width, CHANNELS=channels, SPLITS=splits, BIASED=down_bias is not None,
-        BLOCK_M=size, BLOCK_N=cut.columns, BLOCK_K=cut.depth,
-        num_warps=cut.warps, num_stages=cut.stages,
+        **cut.launch(size),
     )  # fmt: skip
     return parts
 

@@ -18,6 +18,7 @@ from semspec.serve.schema.base import (
     at_most,
     at_most_inside,
     joined,
+    text_of,
     without_neutral,
 )
 from semspec.serve.schema.messages import MAX_INSIDE, MAX_MESSAGES, MAX_PARTS
@@ -94,7 +95,7 @@ class Turn(Lenient):
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [
-            {"role": "tool", "tool_call_id": b.tool_use_id, "content": _text(b.content)}
+            {"role": "tool", "tool_call_id": b.tool_use_id, "content": text_of(b.content)}
             for b in self.content
             if isinstance(b, ToolResult)
         ]
@@ -159,7 +160,7 @@ class MessagesRequest(Lenient):
     def chat(self, kind: type[ChatRequest]) -> ChatRequest:
         given: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": "system", "content": _text(self.system)}] if self.system else [],
+            "messages": [{"role": "system", "content": text_of(self.system)}] if self.system else [],
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences or None,
             "stream": self.stream,
@@ -189,7 +190,3 @@ class CountRequest(MessagesRequest):
     """The same, before anybody has decided how long the answer may be."""
 
     max_tokens: Count | None = None  # type: ignore[assignment]
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)

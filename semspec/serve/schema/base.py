@@ -7,7 +7,8 @@ event loop.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -27,6 +28,15 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("the text has half a character in it (a lone surrogate); send whole ones") from None
     return text
+
+
+class HasText(Protocol):
+    text: str
+
+
+def text_of(content: str | Sequence[HasText]) -> str:
+    """Of a message's content: a text, or parts that have texts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def at_most(count: int) -> BeforeValidator:

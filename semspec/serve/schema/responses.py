@@ -16,11 +16,12 @@ from semspec.serve.schema.base import (
     at_most,
     at_most_inside,
     joined,
+    text_of,
     without_neutral,
 )
 from semspec.serve.schema.messages import MAX_INSIDE, MAX_MESSAGES, MAX_PARTS
 from semspec.serve.schema.requests import IGNORED, ChatRequest, StreamOptions
-from semspec.serve.schema.tools import MAX_TOOLS, Name
+from semspec.serve.schema.tools import MAX_TOOLS, Function, Name, Named
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -100,19 +101,12 @@ Items = Annotated[
 ]
 
 
-class ResponsesTool(Lenient):
-    model_config = STRICT
+class ResponsesTool(Function):
     type: Literal["function"]
-    name: Name
-    description: Text | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
 
 
-class NamedFunction(Lenient):
-    model_config = STRICT
+class NamedFunction(Named):
     type: Literal["function"]
-    name: Name
 
 
 class Reasoning(Lenient):
@@ -208,11 +202,11 @@ def _messages(items: str | list[Any]) -> list[dict[str, Any]]:
     thought = ""
     for item in items:
         if isinstance(item, ReasoningItem):
-            thought += _text(item.content or item.summary or "")
+            thought += text_of(item.content or item.summary or "")
         elif isinstance(item, MessageItem):
-            messages.append({"role": item.role, "content": _text(item.content)})
+            messages.append({"role": item.role, "content": text_of(item.content)})
         elif isinstance(item, ResultItem):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -222,7 +216,3 @@ def _messages(items: str | list[Any]) -> list[dict[str, Any]]:
             messages[-1].setdefault("reasoning_content", thought)
             thought = ""
     return messages
-
-
-def _text(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
