@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from semspec.pair.result import Result
 
 HELP = {
-    "/method SPEC": "change the verifier, e.g. none, fly:window=4 or exact:k=4,drafter=ngram; without SPEC: list them",
+    "/verifier SPEC": "change the verifier, e.g. none, fly:window=4, exact:k=4,drafter=ngram; without SPEC: list them",
     "/stats": "figures of this chat so far",
     "/save FILE": "write the chat to a file: .json with all figures, anything else as text",
     "/new": "start a new chat",
@@ -156,14 +156,17 @@ class Chat:
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        methods = (self.method, self.stats, self.save, self.new, self.help)
+        methods = (self.verifier, self.stats, self.save, self.new, self.help)
         known = {f"/{method.__name__}": method for method in methods}
+        if name == "/method":
+            self.say("/method is now /verifier; the old name goes with the next release")
+            name = "/verifier"
         if name not in known:
             commands = f"the commands are: {', '.join(known)}, /quit"
             raise BadRequest(f"there is no command {name!r}; {commands}. To send this as a message: /{line}")
         known[name](rest.strip())
 
-    def method(self, spec: str) -> None:
+    def verifier(self, spec: str) -> None:
         from semspec.bench.arms import parse_arm
 
         if spec:
@@ -173,9 +176,9 @@ class Chat:
             self.options = replace(self.options, **{name: getattr(arm, name) for name in names})
         self.say(f"{self.options.verifier}, draft length {self.options.draft_length()}, drafter {self.options.drafter}")
         if not spec:
-            self.list_methods()
+            self.list_verifiers()
 
-    def list_methods(self) -> None:
+    def list_verifiers(self) -> None:
         from semspec.catalogue import catalogue
         from semspec.cli.listing import rule_tables
 
@@ -238,7 +241,7 @@ def equip_input() -> None:
         import readline
     except ImportError:
         return
-    rules = [f"/method {name}" for name in args.verifiers()]
+    rules = [f"/verifier {name}" for name in args.verifiers()]
     known = [*rules, *(name.partition(" ")[0] for name in HELP)]
 
     def complete(text: str, state: int) -> str | None:

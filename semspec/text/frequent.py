@@ -16,7 +16,7 @@ def most_frequent(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], size
     """Ids in order: special tokens first, then by frequency; what the texts do not have follows by id, since tokenizers
     that merge pairs number them by their frequency."""
     if not 0 < size <= vocab:
-        raise BadRequest(f"a head of {size} tokens; the model has 1 to {vocab}")
+        raise BadRequest(f"a head of {size} tokens; give 1 to {vocab}, as many as the model has")
     counts: Counter[int] = Counter()
     for text in texts:
         counts.update(tokenizer(text, add_special_tokens=False)["input_ids"])

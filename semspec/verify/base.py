@@ -66,7 +66,7 @@ class Rule(ABC):
     unit: ClassVar[Literal["token", "step"]] = "token"
     lossless: ClassVar[bool]
     needs_draft_logits: ClassVar[bool] = False  # False: draft ids suffice, and the draft is greedy
-    same_text: ClassVar[bool] = False  # whatever is drafted; so its draft lengths may follow a clock, as `auto` does
+    same_text: ClassVar[bool] = False  # whatever is drafted, so lengths may be learnt from time (`auto`)
     speculates: ClassVar[bool] = True  # False: target only, no drafts
     captured: ClassVar[bool] = True  # on a GPU into graphs; False: `verify` has effects, or mixes sequences
     draft_tokens: ClassVar[int] = 8  # default draft length

@@ -139,7 +139,7 @@ class DraftBatch:
         """[B, K + 1] noise for each draft position and the one after; fresh in every round but for TARGET"""
         stream = noise.stream(purpose, self.round * (purpose != noise.TARGET))
         at = self.positions
-        if self.places is not None:  # each token of a tree has its own: siblings toss apart, whichever path they are on
+        if self.places is not None:  # each token of a tree has its own, so siblings are decided apart
             at = torch.cat([self.places[:, 1:] - 1, self.places[:, -1:]], 1)
         return noise.uniform(self.seed[:, None], self.position[:, None] + at, stream[:, None])
 

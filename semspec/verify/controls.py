@@ -34,7 +34,7 @@ class AcceptAll(Rule):
 
 @dataclass(frozen=True)
 class Random(Rule):
-    """A mismatch is accepted by the toss of a coin."""
+    """A mismatch is accepted at random."""
 
     name = "random"
     title = "Random acceptance"
@@ -46,8 +46,8 @@ class Random(Rule):
     )
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        coin = drafts.uniform(ACCEPT)[:, :-1]
-        return conclude(drafts, coin < self.rate, evidence=(coin,))
+        u = drafts.uniform(ACCEPT)[:, :-1]
+        return conclude(drafts, u < self.rate, evidence=(u,))
 
     def reason(self, evidence: Sequence[float]) -> str:
-        return f"coin {evidence[0]:.2f} < {self.rate:g}"
+        return f"random number {evidence[0]:.2f} < {self.rate:g}"

@@ -20,7 +20,7 @@ from semspec.verify.step_rule import StepRule
 
 @dataclass(frozen=True)
 class RandomStep(StepRule):
-    """A reasoning step is accepted by the toss of a coin."""
+    """A reasoning step is accepted at random."""
 
     name = "random-step"
     title = "Random steps"
@@ -29,11 +29,11 @@ class RandomStep(StepRule):
     rate: float = field(default=0.7, metadata={"label": "share of steps accepted", "main": True, "min": 0, "max": 1})
 
     def verify(self, drafts: DraftBatch) -> Decisions:
-        coin = drafts.uniform(ACCEPT)[:, 0]
-        return self.conclude(drafts, coin < self.rate, (coin,))
+        u = drafts.uniform(ACCEPT)[:, 0]
+        return self.conclude(drafts, u < self.rate, (u,))
 
     def reason(self, evidence: Sequence[float]) -> str:
-        return f"coin {evidence[0]:.2f} < {self.rate:g}"
+        return f"random number {evidence[0]:.2f} < {self.rate:g}"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """`threshold`: a draft token is accepted if the target gives it enough probability, or by chance. Lossy.
 
-    p(y_j) >= single,   or   u <= p(y_j) / acc   for a coin u
+    p(y_j) >= single,   or   u <= p(y_j) / acc   with u uniform
 Source: SGLang's speculative_accept_threshold_single and _acc, which start at 1 and 1, where nothing is relaxed. There
-p accumulates over a tree's siblings; here each token has its own. The coin is the target's own
-draw and, if that is another token, a second toss, so that together they accept y_j with probability p / acc, and a
+p accumulates over a tree's siblings; here each token has its own. u is the target's own
+draw and, if that is another token, a second number, so that together they accept y_j with probability p / acc, and a
 rejected token is replaced by what the target drew: p without y_j. When greedy, only `single` counts, and p is the
 target's probability at temperature 1 (SGLang's greedy path has no thresholds at all).
 May break: a low `single` accepts any token that is possible, however confident the target is of another.
@@ -36,11 +36,11 @@ class Threshold(Rule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         p, soft = drafts.target_prob_of_draft(), drafts.soft_target_prob_of_draft()  # [B, K]
-        # Given that the target drew another token, a toss that brings the chance of y_j from p up to p / acc.
-        toss = ((p / self.acc).clamp_max(1.0) - p) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
-        tossed = drafts.uniform(ACCEPT)[:, :-1] < toss
-        return conclude(drafts, (soft >= self.single) | tossed, evidence=(soft,))
+        # Given that the target drew another token, the chance that brings that of y_j from p up to p / acc.
+        chance = ((p / self.acc).clamp_max(1.0) - p) / (1.0 - p).clamp_min(torch.finfo(p.dtype).tiny)
+        by_chance = drafts.uniform(ACCEPT)[:, :-1] < chance
+        return conclude(drafts, (soft >= self.single) | by_chance, evidence=(soft,))
 
     def reason(self, evidence: Sequence[float]) -> str:
         p = evidence[0]
-        return f"p {p:.2f} >= {self.single:g}" if p >= self.single else f"coin at p {p:.2f} / {self.acc:g}"
+        return f"p {p:.2f} >= {self.single:g}" if p >= self.single else f"by chance at p / acc = {p:.2f} / {self.acc:g}"

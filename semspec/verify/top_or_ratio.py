@@ -1,4 +1,4 @@
-"""`top-or-ratio`: a draft token is accepted if it is among the target's 2 likeliest, or else by a coin of p/q. Lossy.
+"""`top-or-ratio`: a draft token is accepted among the target's 2 likeliest, or else with probability p/q. Lossy.
 
 The token-level baseline in SemanticSpec's tables. Drafts of 20 tokens are sampled; q is the draft's probability, p the
 target's at temperature 1. A rejected token is replaced by the target's likeliest, not by a draw; after a whole draft
@@ -43,4 +43,4 @@ class TopOrRatio(Rule):
 
     def reason(self, evidence: Sequence[float]) -> str:
         in_top, p, q = evidence
-        return f"among the target's {self.top} likeliest" if in_top else f"by a coin of {p:.3f} / {q:.3f}"
+        return f"among the target's {self.top} likeliest" if in_top else f"by chance at p / q = {p:.3f} / {q:.3f}"

@@ -46,7 +46,7 @@ def test_commands(chat, tmp_path: Path):
     done = chat(
         "--system", "be brief",
         typed=f"the quick\n/method none\none two\n/stats\n/save {tmp_path}/a.json\n/save {notes}\n/save {notes}\n/new\n"
-        f"/method exact:k=3,drafter=ngram\n/method\n/help\n//x\n/save {tmp_path}/b.json\n/quit\nnever read\n",
+        f"/verifier exact:k=3,drafter=ngram\n/verifier\n/help\n//x\n/save {tmp_path}/b.json\n/quit\nnever read\n",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "a.json").read_text())
@@ -59,6 +59,7 @@ def test_commands(chat, tmp_path: Path):
     assert max(map(int, after["turns"][0]["stats"]["drafts"])) <= 3
     for said in (
         "turns            2",
+        "/method is now /verifier",
         "none, draft length 8, drafter auto",
         "a new chat",
         "exact, draft length 3, drafter ngram",
@@ -70,10 +71,10 @@ def test_commands(chat, tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/sing", "there is no command '/sing'; the commands are: /method, /stats,"),
-        ("/method magic", "there is no verifier 'magic'"),
-        ("/method exact:k=0", "k is '0'"),
-        ("/method oracle", "asks a referee"),
+        ("/sing", "there is no command '/sing'; the commands are: /verifier, /stats,"),
+        ("/verifier magic", "there is no verifier 'magic'"),
+        ("/verifier exact:k=0", "k is '0'"),
+        ("/verifier oracle", "asks a referee"),
         ("/save", "/save FILE"),
         ("/save .", ". exists; give another name"),
         ("/save ./nowhere/x", "nowhere/x cannot be written: No such file"),
@@ -146,7 +147,7 @@ def test_in_a_terminal(target_folder: Path):
         terminal.type("\x03")
         assert "^C" not in terminal.expect("stopped · "), "an echo would move the cursor that rows are redrawn from"
         terminal.expect("> ")
-        terminal.type("/method no\t\n")
+        terminal.type("/verifier no\t\n")
         terminal.expect("none, draft length 8", "> ")
         terminal.type("half a line")
         terminal.expect("half a line")

@@ -96,7 +96,7 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match=r"draft_vocab .*ids\.json"):
             head_ids(file, tokenizer, VOCAB)
     for number in (0, 321, "0"):
-        with pytest.raises(BadRequest, match="the model has 1 to 320"):
+        with pytest.raises(BadRequest, match=r"a head of .* tokens; give 1 to 320"):
             head_ids(number, tokenizer, VOCAB)
     with pytest.raises(BadRequest, match="is no number and no file"):
         head_ids(tmp_path / "none.json", tokenizer, VOCAB)

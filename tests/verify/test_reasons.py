@@ -77,7 +77,7 @@ def test_relaxed_tokens_and_no_others_have_a_reason(name: str, sampling: Samplin
         ("mars:ratio=0.8", "second best, logit 2.00, at least 0.8 of 2.40"),
         ("csd:count=0", "met 0 times, p 0.330 at least 0.01 of 0.492"),
         ("accept-all", "every draft token is accepted"),
-        ("random:rate=1", r"coin 0\.\d\d < 1"),
+        ("random:rate=1", r"random number 0\.\d\d < 1"),
     ],
 )
 def test_the_numbers_are_those_of_the_rows(spec: str, reason: str):

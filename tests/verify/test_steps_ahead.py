@@ -167,7 +167,7 @@ def test_of_a_rejected_step_the_part_before_its_least_likely_token_is_accepted(
     (verdict,) = verdicts(decisions)
     assert verdict.relaxed == tuple(i for i in (1, 2) if i < wanted[0])
     if verdict.relaxed:
-        assert "to 0.90" in made.reason(verdict.evidence[0]), "the reason is about the accepted part"
+        assert "judge probe 0.90 >= 0.50" in made.reason(verdict.evidence[0]), "the reason is about the accepted part"
     protected = torch.zeros(6, dtype=torch.bool)
     protected[1] = True  # the target's choice at the second position
     strict = made.verify(replace(build(one), protected=protected))
