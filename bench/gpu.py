@@ -1,16 +1,16 @@
 """What passes cost on this GPU, against what its memory allows. Weights are noise; only shapes matter for time.
 
     python bench/gpu.py --check                      # is everything right? PASS or FAIL for each item
-    python bench/gpu.py --only pass,roll,step        # a part of the table
+    python bench/gpu.py --only pass,decode,round     # a part of the table
     python bench/gpu.py --only transformers          # the same steps in transformers, by itself: both do not fit
     python bench/gpu.py --only sparse                # checks of drafts with blocks of the cache left out
     python bench/gpu.py --only paper                 # the paper's sparse plan at 32B/1.5B, with operations and bytes
     python bench/gpu.py --only experts,ffn           # the same with experts and with channels left out
-    python bench/gpu.py --only trees,long_trees      # drafts that branch, and a draft head
+    python bench/gpu.py --only trees,long_trees      # tree drafts, and a draft head
     python bench/gpu.py --only breakdown             # kernels by name, and the gaps between them
-    python bench/gpu.py --only arms,step,batch       # which of several ways is fastest, and steps made with it
+    python bench/gpu.py --only arms,round,batch      # which of several ways is fastest, and rounds made with it
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
-    python bench/gpu.py --only judgement             # rules after a pass: in graphs or not, filters bisected or sorted
+    python bench/gpu.py --only rules                 # rules after a pass: in graphs or not, filters bisected or sorted
     python bench/gpu.py --only load                  # pages of the cache, batches up to 64, prompts in pieces
     python bench/gpu.py --only quantised_experts     # a layer of a mixture in bfloat16, fp8, int4 and fp4
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from bench.gpu_arms import parse, told, told_arm
-from bench.gpu_sections import ASIDE, SECTIONS, Bench
+from bench.gpu_sections import ASIDE, FORMER, SECTIONS, Bench
 from semspec.bench.shapes import SHAPES
 from semspec.model.kernels import DEFAULT_FLAGS
 
@@ -70,7 +70,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for the JSON")
     asked = parser.parse_args()
-    if unknown := [one for one in asked.only.split(",") if one not in (*SECTIONS, *ASIDE)]:
+    sections = [FORMER.get(name, name) for name in asked.only.split(",")]
+    if unknown := [name for name in sections if name not in (*SECTIONS, *ASIDE)]:
         parser.error(f"there is no section {unknown[0]!r}; give some of: {', '.join((*SECTIONS, *ASIDE))}")
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here; --device cpu runs the script on a CPU, where its figures mean nothing")
@@ -90,12 +91,12 @@ def main() -> None:
             report["bandwidth_GBps"] = bench.bandwidth / 1e9
             print(f"{report['device']}, copies at {bench.bandwidth / 1e12:.2f} TB/s, {asked.shape} at {asked.context}")
             print(f"{'what':40} {'ms':>9} {'limit':>9} {'ratio':>8} {'must':>9}")
-            for section in asked.only.split(","):
+            for section in sections:
                 if time.perf_counter() - began > asked.seconds:
                     print(f"{section} left out: {asked.seconds:.0f} s are over")
                     continue
                 started = time.perf_counter()
-                getattr(bench, f"section_{section}")()
+                bench.section(section)
                 print(f"    ({section} took {time.perf_counter() - started:.0f} s)", flush=True)
                 report |= {"rows": bench.rows, "winners": {which: told_arm(arm) for which, arm in bench.arms.items()}}
                 write(report, asked.out)  # whatever becomes of the sections that follow

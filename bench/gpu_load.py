@@ -26,7 +26,7 @@ def load(bench: Bench) -> None:
         for name, shape in CASES.items():
             pages(bench, name, Case(bench, *shape))
     for batch in BATCHES:
-        bench.section_step(batch, name=f"load: batch {batch}, one K=8 step")
+        bench.section_round(batch, name=f"load: batch {batch}, one K=8 step")
         if bench.device.type == "cuda":
             print(f"    {torch.cuda.max_memory_allocated() / 1e9:.1f} GB at most", flush=True)
     bench.drop("draft")

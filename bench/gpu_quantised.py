@@ -35,15 +35,15 @@ def quantised(bench: Bench) -> None:
             bench.drop("target")
     bench.precisions["draft"] = "fp8"
     draft_tokens(bench)
-    bench.section_step(name="32B fp8, 1.5B fp8 with small head: one K=8 step")
+    bench.section_round(name="32B fp8, 1.5B fp8 with small head: one K=8 step")
     bench.drop("target")
     bench.precisions["target"] = "plain"
-    bench.section_step(name="32B bf16, 1.5B fp8 with small head: one K=8 step")
+    bench.section_round(name="32B bf16, 1.5B fp8 with small head: one K=8 step")
     bench.drop("target", "draft")
     shape, bench.asked.shape = bench.asked.shape, "70B/8B"
     bench.vocab.clear()
     passes(bench, "70B", "fp8", (1, 9, 16))
-    bench.section_step(k=15, name="70B fp8, 8B fp8: one K=15 step")
+    bench.section_round(k=15, name="70B fp8, 8B fp8: one K=15 step")
     bench.drop("target", "draft")
     bench.asked.shape = shape
     bench.precisions.clear()

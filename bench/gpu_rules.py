@@ -1,4 +1,4 @@
-"""Section `judgement` of bench/gpu.py: what rules cost after a pass, from logits to verdicts on the host.
+"""Section `rules` of bench/gpu.py: what rules cost after a pass, from logits to verdicts on the host.
 
 Four ways in turns: with the kernels of semspec/sampling or with what they replace (sorting, and some forty operations a
 draw), each in graphs and one operation at a time. Logits are like a language model's: few likely tokens, a long tail.
@@ -75,7 +75,7 @@ def without_kernels(off: bool = True) -> Iterator[None]:
         noise.kernels_for = found
 
 
-def judgement(bench: Bench) -> None:
+def rules(bench: Bench) -> None:
     vocab = min(bench.config(which).vocab_size for which in ("target", "draft"))
     parts(bench, vocab)
     for sequences in (8, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from importlib import import_module
 
 import torch
 
@@ -17,30 +18,40 @@ from semspec.model.graphs import GraphCache
 from semspec.types import Decode, Sampling, Score
 from semspec.verify.exact import Exact
 
-SECTIONS = ("start", "pass", "roll", "step", "batch", "long", "llama")  # start first: later, kernels are compiled
-ASIDE = (
-    "sparse",
-    "paper",
-    "experts",
-    "ffn",
-    "arms",
-    "long_arms",
-    "long_fp8",
-    "breakdown",
-    "tune",
-    "products",
-    "quantised",
-    "judgement",
-    "quantised_experts",
-    "trees",
-    "long_trees",
-    "transformers",
-    "load",
-)  # only if asked for
+SECTIONS = ("start", "pass", "decode", "round", "batch", "long", "llama")  # start first: later, kernels are compiled
+# Only if asked for: the file, its function, and the models dropped before and after it.
+ASIDE: dict[str, tuple[str, str, str, str]] = {
+    "sparse": ("gpu_sparse", "sparse", "target draft", "8B"),
+    "paper": ("gpu_sparse_paper", "paper", "target draft 8B mixture", "target"),
+    "experts": ("gpu_grouped", "experts", "target draft", "mixture"),
+    "ffn": ("gpu_grouped", "ffn", "", ""),
+    "arms": ("gpu_arms", "all_arms", "", ""),
+    "long_arms": ("gpu_arms", "long_arms", "", ""),
+    "long_fp8": ("gpu_sections", "long_fp8", "", ""),
+    "breakdown": ("gpu_breakdown", "break_down", "", ""),
+    "tune": ("gpu_tune", "tune_attention", "", ""),
+    "products": ("gpu_tune", "tune_products", "", ""),
+    "quantised": ("gpu_quantised", "quantised", "", ""),
+    "rules": ("gpu_rules", "rules", "", ""),
+    "quantised_experts": ("gpu_quantised", "quantised_experts", "", ""),
+    "trees": ("gpu_trees", "trees", "", ""),
+    "long_trees": ("gpu_trees", "long_trees", "", ""),
+    "transformers": ("gpu_transformers", "time_transformers", "", ""),
+    "load": ("gpu_load", "load", "", ""),
+}
+FORMER = {"roll": "decode", "step": "round", "judgement": "rules"}  # as sections were called before
 
 
 class Bench(Table):
-    """`section_NAME` for each name above."""
+    """`section_NAME` for each of SECTIONS."""
+
+    def section(self, name: str) -> None:
+        if name not in ASIDE:
+            return getattr(self, f"section_{name}")()
+        file, function, before, after = ASIDE[name]
+        self.drop(*before.split())
+        getattr(import_module(f"bench.{file}"), function)(self)
+        self.drop(*after.split())
 
     def score_at(
         self, runner: ModelRunner, context: int, tokens: int, slots: int = 1, repeats: int | None = None
@@ -75,7 +86,7 @@ class Bench(Table):
             plural = "s" if tokens > 1 else ""
             self.add(f"target pass, {tokens} token{plural}", self.score_at(runner, context, tokens), read)
 
-    def section_roll(self) -> None:
+    def section_decode(self) -> None:
         context = self.asked.context
         runner = self.runner("draft", 1, context + 128)
         short, long = (self.roll_at(runner, context, n) for n in (8, 72))
@@ -85,8 +96,8 @@ class Bench(Table):
         short, long = (self.roll_at(runner, context, n, temperature=0.6) for n in (8, 72))
         self.add("draft token inside a roll, sampled", (long - short) / 64, read)
 
-    def section_step(self, batch: int = 1, k: int = 8, name: str | None = None) -> None:
-        """Whole steps as the Executor makes them: roll, score, judge, commit."""
+    def section_round(self, batch: int = 1, k: int = 8, name: str | None = None) -> None:
+        """Whole rounds as the Executor makes them: decode, score, verify, commit."""
         context, steps = self.asked.context, self.asked.steps
         capacity = context + max((k + 2) * (steps + 4), 128)
         target, draft = (self.runner(which, batch, capacity) for which in ("target", "draft"))
@@ -154,7 +165,7 @@ class Bench(Table):
             self.add("host time of a step", ms - busy, device_ms=busy)
 
     def section_batch(self) -> None:
-        self.section_step(batch=self.asked.batch)
+        self.section_round(batch=self.asked.batch)
 
     def section_long(self) -> None:
         self.passes_at("target", self.asked.long, "target pass", "long context")
@@ -188,101 +199,16 @@ class Bench(Table):
         )
         self.add("start to first token", (time.perf_counter() - began) * 1000, capture_ms=captured * 1000)
 
-    def section_arms(self) -> None:
-        from bench.gpu_arms import all_arms
 
-        all_arms(self)
-
-    def section_long_arms(self) -> None:
-        from bench.gpu_arms import long_arms
-
-        long_arms(self)
-
-    def section_long_fp8(self) -> None:
-        """Long contexts with keys and values in fp8 beside bfloat16, in turns: the same weights, two caches."""
-        wide, arms = self.runner("target", 1, self.asked.long + 32), dict[str, list[float]]()
-        narrow = ModelRunner(wide.transformer, 1, wide.capacity, fp8_cache=True)
-        for _ in range(3):
-            for name, runner in (("bfloat16", wide), ("fp8", narrow)):
-                for tokens in (1, 16):
-                    ms = self.score_at(runner, self.asked.long, tokens)
-                    arms.setdefault(f"target pass, {tokens} tokens, long context, KV in {name}", []).append(ms)
-        for name, times in arms.items():
-            read = self.kv("target", self.asked.long) * (0.5 * (1 + 4 / wide.shape.head_dim) if "fp8" in name else 1)
-            self.add(name, statistics.median(times), self.weights("target") + read, context=self.asked.long)
-
-    def section_breakdown(self) -> None:
-        from bench.gpu_breakdown import break_down
-
-        break_down(self)
-
-    def section_tune(self) -> None:
-        from bench.gpu_tune import tune_attention
-
-        tune_attention(self)
-
-    def section_products(self) -> None:
-        from bench.gpu_tune import tune_products
-
-        tune_products(self)
-
-    def section_sparse(self) -> None:
-        from bench.gpu_sparse import sparse
-
-        self.drop("target", "draft")
-        sparse(self)
-        self.drop("8B")
-
-    def section_paper(self) -> None:
-        from bench.gpu_sparse_paper import paper
-
-        self.drop("target", "draft", "8B", "mixture")
-        paper(self)
-        self.drop("target")
-
-    def section_experts(self) -> None:
-        from bench.gpu_grouped import experts
-
-        self.drop("target", "draft")
-        experts(self)
-        self.drop("mixture")
-
-    def section_ffn(self) -> None:
-        from bench.gpu_grouped import ffn
-
-        ffn(self)
-
-    def section_quantised(self) -> None:
-        from bench.gpu_quantised import quantised
-
-        quantised(self)
-
-    def section_quantised_experts(self) -> None:
-        from bench.gpu_quantised import quantised_experts
-
-        quantised_experts(self)
-
-    def section_judgement(self) -> None:
-        from bench.gpu_rules import judgement
-
-        judgement(self)
-
-    def section_trees(self) -> None:
-        from bench.gpu_trees import trees
-
-        trees(self)
-
-    def section_long_trees(self) -> None:
-        from bench.gpu_trees import long_trees
-
-        long_trees(self)
-
-    def section_transformers(self) -> None:
-        from bench.gpu_transformers import time_transformers
-
-        time_transformers(self)
-
-    def section_load(self) -> None:
-        from bench.gpu_load import load
-
-        load(self)
+def long_fp8(bench: Bench) -> None:
+    """Long contexts with keys and values in fp8 beside bfloat16, in turns: the same weights, two caches."""
+    wide, arms = bench.runner("target", 1, bench.asked.long + 32), dict[str, list[float]]()
+    narrow = ModelRunner(wide.transformer, 1, wide.capacity, fp8_cache=True)
+    for _ in range(3):
+        for name, runner in (("bfloat16", wide), ("fp8", narrow)):
+            for tokens in (1, 16):
+                ms = bench.score_at(runner, bench.asked.long, tokens)
+                arms.setdefault(f"target pass, {tokens} tokens, long context, KV in {name}", []).append(ms)
+    for name, times in arms.items():
+        read = bench.kv("target", bench.asked.long) * (0.5 * (1 + 4 / wide.shape.head_dim) if "fp8" in name else 1)
+        bench.add(name, statistics.median(times), bench.weights("target") + read, context=bench.asked.long)

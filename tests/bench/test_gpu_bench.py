@@ -91,8 +91,8 @@ def test_experts_and_channels_are_measured_and_their_limits_count_what_is_read(
     )  # fmt: skip
     with torch.inference_mode():
         made = Bench(asked)  # type: ignore[arg-type]
-        made.section_experts()
-        made.section_ffn()
+        made.section("experts")
+        made.section("ffn")
     rows = {row["what"]: row for row in made.rows}
     dense, thin = (rows[f"30B-A3B check of 16 tokens, {arm}"] for arm in ("dense", "3 of 8 skipped"))
     assert dense["distinct"] > thin["distinct"] > 0 and dense["limit_ms"] > thin["limit_ms"] > 0

@@ -60,6 +60,16 @@ def outcomes(rule: Rule, *ones: One) -> list[tuple[int, int]]:
     return list(zip(decisions.accepted.tolist(), decisions.next.tolist(), strict=True))
 
 
+def decide(rule: Rule, ones: list[One], protected: frozenset[int] = frozenset()) -> list[tuple[int, int, list[int]]]:
+    """(accepted, next, the relaxed ones) of each."""
+    drafts = build(*ones)
+    drafts.protected = torch.tensor([v in protected for v in range(drafts.target_logits.shape[1])])
+    d = rule.verify(drafts)
+    assert d.relaxed is not None
+    relaxed = [[i for i, r in enumerate(row) if r] for row in d.relaxed.tolist()]
+    return list(zip(d.accepted.tolist(), d.next.tolist(), relaxed, strict=True))
+
+
 def hot(token: int, vocab: int = 6) -> list[float]:
     """Logits of a model that is sure of one token."""
     return [9.0 * (i == token) for i in range(vocab)]

@@ -15,7 +15,7 @@ from semspec.verify import Rule, make
 from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
 from tests.race import key, race
-from tests.verify.build import One, build, hot, random_one
+from tests.verify.build import One, build, decide, hot, random_one
 
 WARM = Sampling(temperature=0.9)
 MIXED = [Sampling(), WARM]
@@ -71,15 +71,6 @@ def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozense
                 return j, reading.replacement(j), relaxed
             relaxed.append(j)
     return len(one.ids), reading.replacement(len(one.ids)), relaxed
-
-
-def decide(rule: Rule, ones: list[One], protected: frozenset[int] = frozenset()) -> list[tuple[int, int, list[int]]]:
-    drafts = build(*ones)
-    drafts.protected = torch.tensor([v in protected for v in range(drafts.target_logits.shape[1])])
-    d = rule.verify(drafts)
-    assert d.relaxed is not None
-    marks = [[i for i, r in enumerate(row) if r] for row in d.relaxed.tolist()]
-    return list(zip(d.accepted.tolist(), d.next.tolist(), marks, strict=True))
 
 
 def ensemble(rule: Rule, one: One) -> list[bool]:

@@ -20,8 +20,7 @@ from semspec.types import Sampling
 from semspec.verify import make
 from semspec.verify.fly import Fly
 from tests.race import key, race
-from tests.verify.build import One, build, hot
-from tests.verify.test_lossy import decide
+from tests.verify.build import One, build, decide, hot
 
 HOT = Sampling(temperature=0.6)
 Outcome = tuple[int, int]  # accepted, and the token that follows

@@ -12,9 +12,9 @@ import torch
 from semspec.errors import BadRequest
 from semspec.sampling.noise import ACCEPT, SECOND, TARGET, stream, uniform
 from semspec.types import Sampling
-from semspec.verify import REGISTRY, DraftBatch, Rule, make
+from semspec.verify import REGISTRY, Rule, make
 from tests.race import key, race
-from tests.verify.build import One, build, hot, random_one
+from tests.verify.build import One, decide, hot, random_one
 
 Allowed = Callable[[Rule, list[list[float]], list[int], int], bool]  # rule, probabilities, draft, position
 
@@ -46,15 +46,6 @@ def expected(one: One, allowed: list[bool], protected: frozenset[int] = frozense
             relaxed.append(j)
         accepted += 1
     return accepted, draw(one, accepted, TARGET), relaxed
-
-
-def decide(rule: Rule, ones: list[One], protected: frozenset[int] = frozenset()) -> list[tuple[int, int, list[int]]]:
-    drafts: DraftBatch = build(*ones)
-    drafts.protected = torch.tensor([v in protected for v in range(drafts.target_logits.shape[1])])
-    d = rule.verify(drafts)
-    assert d.relaxed is not None
-    marks = [[i for i, r in enumerate(row) if r] for row in d.relaxed.tolist()]
-    return list(zip(d.accepted.tolist(), d.next.tolist(), marks, strict=True))
 
 
 def fly(rule: Rule, one: One) -> list[bool]:
