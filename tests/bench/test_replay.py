@@ -133,7 +133,7 @@ def test_a_replay_of_trees_makes_their_passes_and_their_paths_again(
     for s in samples(tmp_path / "run"):
         player.play(s["passes"], ARM | {"name": s["arm"], "verifier": s["verifier"]})
     wanted = [[kind, rows] for model, kind, rows in recorded if kind in ("score", "keep") and rows[0][3:]]
-    assert [made for made in done if made[1][0][3:]] == wanted, "of trees; others are parts of rolls, too"
+    assert [made for made in done if made[1][0][3:]] == wanted, "of trees; others are parts of decodes, too"
     branching = [rows[0] for model, kind, rows in recorded if model == "target" and kind == "score" and rows[0][3:]]
     assert branching and all(row[0] >= row[2] == len(row[3:]) + 1 for row in branching), "the first after the prompt"
     assert any(rows[0][3:] for model, kind, rows in recorded if model == "draft" and kind == "score")
@@ -169,7 +169,7 @@ def test_a_replay_draws_as_the_run_did(monkeypatch: pytest.MonkeyPatch):
     rolled = []
     monkeypatch.setattr(player.runners["draft"], "decode", rolled.extend)
     player.play(
-        [["draft", "roll", [row]] for row in ([1, 9, 3, 40, 1, 0], [1, 9, 3, 40, 0, 0], [1, 9, 3, 40, 0, 1])], ARM
+        [["draft", "decode", [row]] for row in ([1, 9, 3, 40, 1, 0], [1, 9, 3, 40, 0, 0], [1, 9, 3, 40, 0, 1])], ARM
     )
     assert [(r.sampling.temperature, r.keep_logits) for r in rolled] == [(0.6, True), (0.6, False), (0.0, False)]
 
@@ -196,7 +196,7 @@ def test_recorded_passes_account_for_every_token(finished: Path):
             assert sum(keep > 0 for rows in scored for _, _, keep in rows) == s["stats"]["target_passes"]
             assert sum(keep - 1 for rows in scored for _, _, keep in rows) == s["stats"]["drafted"]
         if s["arm"] == "none":
-            written = sum(out for model, kind, rows in s["passes"] for _, _, out, *_ in rows if kind == "roll")
+            written = sum(out for model, kind, rows in s["passes"] for _, _, out, *_ in rows if kind == "decode")
             assert len(s["tokens"]) <= written + 1
 
 
