@@ -64,7 +64,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=170.0, help="begin no section after so much time")
     parser.add_argument("--plain", action="store_true", help="one operation at a time, without graphs and kernels")
-    parser.add_argument("--choices", type=parse, default=DEFAULT_FLAGS, help="as in gate=0,turn=0 or small=0")
+    parser.add_argument(
+        "--flags", "--choices", dest="choices", type=parse, default=DEFAULT_FLAGS,
+        help="kernels in place of the defaults, as in fused_activation=0,fused_rope=0 or skinny_gemm_bytes=0",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, default=8, help="sequences of the section batch")
     parser.add_argument("--cuts", type=Path, help="what bench/gpu_tune_quantised.py found, for the section quantised")
     parser.add_argument("--device", default="cuda")

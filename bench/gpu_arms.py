@@ -35,9 +35,9 @@ class Arm:
 
 DRAFT = [
     Arm(),
-    Arm(replace(DEFAULT_FLAGS, small=0)),
-    Arm(replace(DEFAULT_FLAGS, gate=False)),
-    Arm(replace(DEFAULT_FLAGS, turn=False)),
+    Arm(replace(DEFAULT_FLAGS, skinny_gemm_bytes=0)),
+    Arm(replace(DEFAULT_FLAGS, fused_activation=False)),
+    Arm(replace(DEFAULT_FLAGS, fused_rope=False)),
     Arm(DEFAULT_FLAGS, (16, 64, 32, 4, 3)),  # half as many splits, which are half as much to join
 ]
 TARGET = [  # 45 rows of one key head, in a tile of 64
@@ -55,7 +55,7 @@ ROUNDS = 4
 
 
 def parse(text: str) -> KernelFlags:
-    """From "turn=0,small=0", say; nothing means the defaults."""
+    """From "fused_rope=0,skinny_gemm_bytes=0", say; nothing means the defaults."""
     chosen, kinds = DEFAULT_FLAGS, {f.name: type(getattr(DEFAULT_FLAGS, f.name)) for f in fields(KernelFlags)}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
@@ -67,7 +67,7 @@ def parse(text: str) -> KernelFlags:
 
 def told(choices: KernelFlags) -> str:
     on = [f.name for f in fields(KernelFlags) if getattr(choices, f.name) is True]
-    products = {0: "cuBLAS", DEFAULT_FLAGS.small: "ours if small"}.get(choices.small, "ours")
+    products = {0: "cuBLAS", DEFAULT_FLAGS.skinny_gemm_bytes: "ours if small"}.get(choices.skinny_gemm_bytes, "ours")
     return "+".join([products, *on])
 
 

@@ -172,7 +172,7 @@ def rolls_check(family: str, device: torch.device, choices: KernelFlags) -> None
 for name, way, as_told in (
     ("qwen2", DEFAULT_FLAGS, "as measured"),
     ("gemma3", DEFAULT_FLAGS, "as measured"),
-    ("gemma3", KernelFlags(gate=False, turn=False), "without gate and turn"),
+    ("gemma3", KernelFlags(fused_activation=False, fused_rope=False), "without fused activation and RoPE"),
 ):
     CHECKS[f"rolls of {name} write what the plain way writes, {as_told}"] = lambda device, family=name, way=way: (
         rolls_check(family, device, way)

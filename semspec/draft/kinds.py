@@ -129,7 +129,7 @@ class Cascade(Lookup):
 
 
 @dataclass(frozen=True)
-class Head(DrafterKind):
+class HeadKind(DrafterKind):
     """What kinds that draft with a head for this target share."""
 
     reads_target = True
@@ -138,12 +138,7 @@ class Head(DrafterKind):
     path: str = field(default="", metadata={"label": "the head's folder"})
     threshold: float = field(
         default=0.1,
-        metadata={
-            "label": "refuse the head if its first guess is right less often (share)",
-            "was": "least",
-            "min": 0,
-            "max": 1,
-        },
+        metadata={"label": "refuse a head whose first guess is right less often", "was": "least", "min": 0, "max": 1},
     )
     head: StateRunner | None = field(default=None, compare=False, repr=False, metadata={"option": False})
 
@@ -164,14 +159,14 @@ class Head(DrafterKind):
 
 
 @dataclass(frozen=True)
-class Eagle(Branching, Head):
+class Eagle(Branching, HeadKind):
     """An EAGLE-3 head drafts from the target's hidden states."""
 
     name = "eagle"
 
 
 @dataclass(frozen=True)
-class Dflash(Head):
+class Dflash(HeadKind):
     """A DFlash block head proposes a whole draft in one pass."""
 
     name = "dflash"

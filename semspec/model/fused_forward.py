@@ -46,7 +46,9 @@ def covers(shape: Shape) -> bool:
 class FusedForward:
     def __init__(self, transformer: Transformer, cache: Cache, kernels: Kernels, flags: KernelFlags) -> None:
         self.flags = flags
-        self.small = all(sum(m.nbytes for m in _matrices(layer)) <= flags.small for layer in transformer.layers)
+        self.small = all(
+            sum(m.nbytes for m in _matrices(layer)) <= flags.skinny_gemm_bytes for layer in transformer.layers
+        )
         if kernels.prepare is not None:
             for linear in (transformer.head, *(m for layer in transformer.layers for m in _matrices(layer))):
                 if isinstance(linear, QuantisedLinear):
@@ -93,7 +95,7 @@ class FusedForward:
             spec = layer.attention_spec
             rope = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps)
             scale_and_window = (s.attention_scale, spec.window)
-            if queries == 1 and self.flags.turn and metadata.tree is None:
+            if queries == 1 and self.flags.fused_rope and metadata.tree is None:
                 attended = k.rope_cache_attend(
                     qkv, keys, values, *where, *rope, *scale_and_window, tables=tables, scales=scales
                 )
@@ -164,7 +166,7 @@ class FusedForward:
     def _product(self, linear: Linear, x: Tensor, parts: bool = False, activation: str | None = None) -> Tensor:
         """By a kernel of ours for few rows and small weights, else by cuBLAS; `parts`: the reader adds them up."""
         made = None
-        within = activation if self.flags.gate else None
+        within = activation if self.flags.fused_activation else None
         if self.small or isinstance(linear, QuantisedLinear):
             made = linear.fused(self.kernels, x, parts, within)
         if made is None:

@@ -35,7 +35,7 @@ def paper_widths(inputs: int) -> tuple[int, ...]:
     return (2048, 512, 256) if inputs >= 4096 else (1024, 512, 256)
 
 
-class Head(nn.Module):
+class ProbeNetwork(nn.Module):
     """[B, features] -> logits [B]"""
 
     def __init__(
@@ -88,7 +88,7 @@ class Head(nn.Module):
 class Probe:
     """Says how probable it is that its model, given the same context, writes a step of this meaning."""
 
-    head: Head
+    head: ProbeNetwork
     features: Features
     model: str  # fingerprint of the one model whose states it can read
     calibrator: Calibrator = field(default_factory=Calibrator)
@@ -176,12 +176,12 @@ class Probe:
         return Probe(head, features, card["model"], calibrator, current(card["data"]), card["metrics"]).to(device)
 
 
-def head_for(features: Features, inputs: int, widths: tuple[int, ...] | None, dropout: float) -> Head:
+def head_for(features: Features, inputs: int, widths: tuple[int, ...] | None, dropout: float) -> ProbeNetwork:
     """A head for what these features are, `inputs` numbers in all."""
     if not features.attends:
-        return Head(inputs, widths, dropout)
+        return ProbeNetwork(inputs, widths, dropout)
     layers = len(features.layers)
-    return Head(inputs, widths, dropout, (layers, (inputs - width_of(features.evidence)) // layers))
+    return ProbeNetwork(inputs, widths, dropout, (layers, (inputs - width_of(features.evidence)) // layers))
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from semspec.errors import ModelError
 from semspec.probe import Features, Probe, fingerprint
-from semspec.probe.head import Head
+from semspec.probe.head import ProbeNetwork
 from semspec.types import Runner, Score
 
 NAME = re.compile(r"fc([1-9][0-9]{0,3})\.(weight|bias)\Z")
@@ -34,7 +34,7 @@ def import_probe(file: Path, runner: Runner, pooling: str = "mean") -> Probe:
             f"{file} reads states of width {inputs}, but this model's have {width}; give the files in the order "
             "target, draft, and the models that they were trained for"
         )
-    head = Head(inputs, widths)
+    head = ProbeNetwork(inputs, widths)
     linear = [layer for layer in head.layers if isinstance(layer, nn.Linear)]
     with torch.no_grad():
         for own, (weight, bias) in zip(linear, layers, strict=True):

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from semspec.errors import BadRequest
 from semspec.probe.calibrate import KINDS, Calibrator
 from semspec.probe.features import Features, pool, resolve_layers
-from semspec.probe.head import Head, Probe, head_for
+from semspec.probe.head import Probe, ProbeNetwork, head_for
 from semspec.probe_fit.data import Folder
 from semspec.probe_fit.measure import measure
 from semspec.probe_fit.rows import JUDGED, PARTS, Rows, Tokens, load_rows, split
@@ -140,7 +140,7 @@ def train(
     training: Training,
     device: torch.device,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Head, int]:
+) -> tuple[ProbeNetwork, int]:
     """The head with the least squared error on the validation rows, and the epoch it is from."""
     y, known = rows.labels.to(device), validation.labels.to(device)
     seen = Seen.of(rows, device)
@@ -185,7 +185,7 @@ class Seen:
     def of(rows: Rows, device: torch.device) -> Seen:
         return Seen(rows.features.to(device), None if rows.tokens is None else rows.tokens.to(device))
 
-    def by(self, head: Head, at: Tensor) -> Tensor:
+    def by(self, head: ProbeNetwork, at: Tensor) -> Tensor:
         """[n, inputs] of the rows at these places"""
         fixed = self.fixed[at]
         if self.tokens is None or head.queries is None:
@@ -201,7 +201,7 @@ class Seen:
 
 
 @torch.no_grad()
-def predict(head: Head, rows: Rows) -> Tensor:
+def predict(head: ProbeNetwork, rows: Rows) -> Tensor:
     """Logits [N], on the host."""
     seen = Seen.of(rows, head.shift.device)
     return torch.cat([head(seen.by(head, some)).cpu() for some in seen.batches()])

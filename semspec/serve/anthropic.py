@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semspec.serve.answers import parsed
-from semspec.serve.blocks import Block, BlockAnswer, Events
+from semspec.serve.content_blocks import Block, BlockAnswer, Events
 from semspec.serve.http_errors import HttpError
 from semspec.serve.report import metrics_of, usage_of
 

@@ -34,8 +34,10 @@ def test_names_without_what_changes() -> None:
 
 
 def test_choices_are_read_and_told() -> None:
-    assert parse("") == KernelFlags() and parse("gate=0,small=16") == KernelFlags(gate=False, small=16)
-    assert told(parse("small=0,gate=0")) == "cuBLAS+turn"
+    assert parse("") == KernelFlags() and parse("fused_activation=0,skinny_gemm_bytes=16") == KernelFlags(
+        fused_activation=False, skinny_gemm_bytes=16
+    )
+    assert told(parse("skinny_gemm_bytes=0,fused_activation=0")) == "cuBLAS+fused_rope"
     for wrong in ("fast=1", "gate", "small=-1"):
         with pytest.raises(ValueError, match="is no choice"):
             parse(wrong)
@@ -68,12 +70,12 @@ def test_an_arm_that_fails_is_left_out_and_the_first_round_not_counted(capsys: p
     def broken() -> float:
         raise RuntimeError("no such instruction")
 
-    slow, fast = Arm(), Arm(KernelFlags(gate=False))
-    wrong = Arm(KernelFlags(gate=False), (16, 128, 32, 4, 2))
+    slow, fast = Arm(), Arm(KernelFlags(fused_activation=False))
+    wrong = Arm(KernelFlags(fused_activation=False), (16, 128, 32, 4, 2))
     times = in_turns({slow: arm("slow", 9, 2), fast: arm("fast", 50, 1), wrong: broken})
     assert times == {slow: 2, fast: 1} and calls[:4] == ["slow", "fast", "slow", "fast"]
     assert (
-        "ours if small+turn, 32 splits, 2 x 128 keys, 4 warps: RuntimeError: no such instruction"
+        "ours if small+fused_rope, 32 splits, 2 x 128 keys, 4 warps: RuntimeError: no such instruction"
         in capsys.readouterr().out
     )
 

@@ -181,10 +181,10 @@ def test_long_and_short_feeds_in_one_pass_keep_their_order(plain: ModelRunner) -
 
 FLAGS = [
     KernelFlags(),
-    KernelFlags(small=0),
-    KernelFlags(gate=False),
-    KernelFlags(turn=False),
-    KernelFlags(small=0, turn=False),
+    KernelFlags(skinny_gemm_bytes=0),
+    KernelFlags(fused_activation=False),
+    KernelFlags(fused_rope=False),
+    KernelFlags(skinny_gemm_bytes=0, fused_rope=False),
 ]
 
 
@@ -215,7 +215,11 @@ def test_only_small_layers_are_multiplied_by_our_kernel(plain: ModelRunner) -> N
         twin = ModelRunner(plain.transformer, 1, 96)
         twin.use(
             GraphRunner(
-                plain.transformer, twin.cache, replace(kernels, product=product), NoGraphs(), KernelFlags(small=small)
+                plain.transformer,
+                twin.cache,
+                replace(kernels, product=product),
+                NoGraphs(),
+                KernelFlags(skinny_gemm_bytes=small),
             )
         )
         called.clear()
@@ -377,7 +381,7 @@ def test_stop_sets_are_in_the_table_when_they_are_asked_for(calls: list[list[fro
     ("family", "flags"),
     [
         # most of what can be had: windows, norms of heads and of sums, two rotations
-        ("gemma3", KernelFlags(small=0, turn=False)),
+        ("gemma3", KernelFlags(skinny_gemm_bytes=0, fused_rope=False)),
         ("gemma3", KernelFlags()),
         ("qwen2", KernelFlags()),
     ],

@@ -12,13 +12,13 @@ from semspec.errors import ModelError
 from semspec.model import ModelRunner
 from semspec.probe import Features, Probe, evidence, fingerprint
 from semspec.probe.calibrate import Calibrator
-from semspec.probe.head import CARD, WEIGHTS, Head, head_for, paper_widths
+from semspec.probe.head import CARD, WEIGHTS, ProbeNetwork, head_for, paper_widths
 from tests.fakes import FakeRunner, chain
 
 
 def made(kind: str = "isotonic") -> Probe:
     torch.manual_seed(0)
-    head = Head(6, (8, 4))
+    head = ProbeNetwork(6, (8, 4))
     head.standardise(torch.randn(50, 6) * 3 + 1)
     logits = torch.randn(40)
     calibrator = Calibrator.fit(kind, logits, (2 * logits).sigmoid())
@@ -33,7 +33,7 @@ def steps() -> tuple[dict[int, torch.Tensor], torch.Tensor, torch.Tensor]:
 
 def test_the_network_is_the_papers() -> None:
     assert (paper_widths(5120), paper_widths(1536)) == ((2048, 512, 256), (1024, 512, 256))
-    kinds = [type(layer).__name__ for layer in Head(1536).layers]
+    kinds = [type(layer).__name__ for layer in ProbeNetwork(1536).layers]
     assert kinds == ["Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout", "Linear", "ReLU", "Linear"]
 
 
@@ -48,7 +48,7 @@ def test_a_batch_equals_its_steps_one_by_one() -> None:
 
 def test_features_are_standardised() -> None:
     torch.manual_seed(0)
-    features, head = torch.randn(100, 4) * 1000 + 500, Head(4, (3,), dropout=0.0)
+    features, head = torch.randn(100, 4) * 1000 + 500, ProbeNetwork(4, (3,), dropout=0.0)
     head.standardise(features)
     normal = (features - features.mean(0)) / features.std(0, correction=0)
     torch.testing.assert_close(head(features), head.layers(normal)[:, 0])
@@ -77,7 +77,7 @@ def test_attention_is_saved_with_the_probe(tmp_path: Path) -> None:
     assert back.card["evidence"] == ["numbers", "length"]
     said = probe(*steps(), seen)
     assert torch.equal(back(*steps(), seen), said)
-    plain = Probe(Head(8, (8,), 0.0), Features((2, 4), "mean", ("numbers", "length")), "model-a")
+    plain = Probe(ProbeNetwork(8, (8,), 0.0), Features((2, 4), "mean", ("numbers", "length")), "model-a")
     plain.head.load_state_dict({k: v for k, v in head.state_dict().items() if k not in ("asked", "spread")})
     assert not torch.allclose(plain(*steps(), seen), said), "the queries count"
 

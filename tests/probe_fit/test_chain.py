@@ -20,7 +20,7 @@ from semspec.pair import Pair
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
-from semspec.probe.head import Head
+from semspec.probe.head import ProbeNetwork
 from semspec.probe_fit.collect import collect
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import Folder, Prefix, Sample
@@ -155,15 +155,15 @@ def test_a_first_step_is_collected_as_semantic_plus_sees_it(tmp_path: Path, monk
         order = ("target.3.mean", "target.8.mean", "target.evidence", "draft.confidence")
         return torch.cat([named[name] for name in order], -1)[0]
 
-    def noted(self: Head, seen: torch.Tensor) -> torch.Tensor:
+    def noted(self: ProbeNetwork, seen: torch.Tensor) -> torch.Tensor:
         shown.append(seen[0])
         return torch.full((len(seen),), 9.0)
 
     problems = Pocket().for_fitting().problems(3, seed=8)
     prompts = [encode(pair.tokenizer, problem.prompt) for problem in problems]
     inputs = len(look(prompts[0], (1, 2)))
-    Probe(Head(inputs, (4,)), features, fingerprint(pair.target)).save(tmp_path / "judge")
-    monkeypatch.setattr(Head, "forward", noted)
+    Probe(ProbeNetwork(inputs, (4,)), features, fingerprint(pair.target)).save(tmp_path / "judge")
+    monkeypatch.setattr(ProbeNetwork, "forward", noted)
     options = {"temperature": 0.6, "top_p": 0.95, "seed": 2, "max_new_tokens": 80}
     for problem, prompt in zip(problems, prompts, strict=True):
         shown.clear()

@@ -16,7 +16,7 @@ from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.probe.features import Features
 from semspec.probe.former import FORMER
-from semspec.probe.head import Head, Probe
+from semspec.probe.head import Probe, ProbeNetwork
 from semspec.probe_fit.collect import collect
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import Drafted, Folder, Trace
@@ -140,7 +140,7 @@ def test_confidence_of_best_guesses_is_not_that_of_draws(pair: Pair, monkeypatch
         ({"collected_by": {"samples_drafts": True}}, 0.6),
         ({"collected_by": {"samples_drafts": False}}, 0.0),
     ):
-        sees = Probe(Head(4, (4,)), Features((), evidence=("draft",)), "some model", data=learnt)
+        sees = Probe(ProbeNetwork(4, (4,)), Features((), evidence=("draft",)), "some model", data=learnt)
         monkeypatch.setattr(pair.resources, "judge_probe", lambda folder, sees=sees: sees)
         assert temperature("semantic+") == expected
 

@@ -17,7 +17,7 @@ from torch import nn
 from semspec.cli.probe_options import Teaching, read_count
 from semspec.errors import BadRequest, ModelError
 from semspec.probe.features import pool
-from semspec.probe.head import Head, paper_widths
+from semspec.probe.head import ProbeNetwork, paper_widths
 from semspec.probe_fit.cluster import Pairwise, Source
 from semspec.probe_fit.data import Sample
 from semspec.probe_fit.imported import import_probe
@@ -263,4 +263,4 @@ def test_the_released_poolings_are_rows_of_a_steps_states() -> None:
 
 
 def test_a_head_without_hidden_layers_is_possible_too() -> None:
-    assert Head(3, ()).layers[0].in_features == 3  # the older forms of the released code are shallower
+    assert ProbeNetwork(3, ()).layers[0].in_features == 3  # the older forms of the released code are shallower

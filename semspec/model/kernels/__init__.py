@@ -30,9 +30,11 @@ class KernelFlags:
     """Alternatives. The defaults were measured to be fastest (docs/lab-notes.md); `bench/gpu.py --only arms` measures
     them against the others, interleaved."""
 
-    small: int = 128_000_000  # bytes of a layer's weights up to which skinny products use our kernel, not cuBLAS
-    gate: bool = True  # the activation fused into our gate-up product
-    turn: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
+    skinny_gemm_bytes: int = (
+        128_000_000  # bytes of a layer's weights up to which skinny products use our kernel, not cuBLAS
+    )
+    fused_activation: bool = True  # the activation fused into our gate-up product
+    fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
 
 
 DEFAULT_FLAGS = KernelFlags()
