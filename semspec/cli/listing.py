@@ -81,7 +81,7 @@ def describe(kind: str, one: dict[str, Any], console: Console) -> None:
     if kind == "verifiers":
         facts += ["lossless" if one["lossless"] else "lossy", f"verifies {one['unit']}s"]
         if one["unit"] == "token" and one["num_draft_tokens"] is not None:
-            facts.append(f"{one['num_draft_tokens']} draft tokens by default")
+            facts.append(f"draft length {one['num_draft_tokens']}")
     console.print(Text.assemble((one["name"], "bold cyan"), f": {one['about']}"))
     console.print(Text(" · ".join(facts), "dim"))
     if not one["options"]:

@@ -37,7 +37,7 @@ def test_every_name_is_in_a_table_once():
 
 def test_one_of_them_is_shown_with_its_options():
     text = told("fly")
-    assert "lossy · verifies tokens · 15 draft tokens" in text and "Given as fly:window=6" in text
+    assert "lossy · verifies tokens · draft length 15" in text and "Given as fly:window=6" in text
     own = [f.name for f in dataclasses.fields(verify.REGISTRY["fly"])]
     assert [line.split()[0] for line in text.splitlines() if line.split()[0] in own] == own
     assert "0 or more" in text and "paper, released or vllm" in text
@@ -48,7 +48,7 @@ def test_one_of_them_is_shown_with_its_options():
 
 
 def test_the_default_draft_length_is_what_a_request_gets():
-    assert "auto draft tokens by default" in told("exact") and "draft tokens by default" not in told("none")
+    assert "draft length auto" in told("exact") and "draft length" not in told("none")
     lengths = {one["name"]: one["num_draft_tokens"] for one in json.loads(told("verifiers", "--json"))["verifiers"]}
     assert (lengths["exact"], lengths["none"], lengths["fly"], lengths["typical"]) == ("auto", None, 15, 8)
     assert "Given as exact:couple=false" in told("exact"), "as the parser reads it"

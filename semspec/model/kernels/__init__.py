@@ -30,9 +30,7 @@ class KernelFlags:
     """Alternatives. The defaults were measured to be fastest (docs/lab-notes.md); `bench/gpu.py --only arms` measures
     them against the others, interleaved."""
 
-    skinny_gemm_bytes: int = (
-        128_000_000  # bytes of a layer's weights up to which skinny products use our kernel, not cuBLAS
-    )
+    skinny_gemm_bytes: int = 128_000_000  # of a layer's weights, up to which skinny products use ours, not cuBLAS
     fused_activation: bool = True  # the activation fused into our gate-up product
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
 
