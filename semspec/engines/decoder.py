@@ -34,7 +34,7 @@ from semspec.types import GREEDY, DraftedStep, Event, FinishReason, Relaxed, Sam
 from semspec.verify.step_rule import StepRule
 
 log = logging.getLogger(__name__)
-TARGET_ONLY_TOKENS = 128  # that the target writes in one call where no step has to end
+TARGET_CALL_TOKENS = 128  # that the target writes in one call where no step has to end
 REST_SECONDS = 15.0  # that a draft's server which failed is left alone
 CLOSING = tuple(end for _, end in THINKING)
 LONGEST_MARKER = max(map(len, CLOSING))
@@ -245,7 +245,7 @@ class TextDecoder:
         """The rest of its step, or of the text."""
         target, how = self.servers.target, self.sampling(self.job.sampling)
         stop = [] if self.target_only else [BLANK]
-        tokens = min(self.left, TARGET_ONLY_TOKENS if self.target_only else max(1, self.rule.max_step_tokens))
+        tokens = min(self.left, TARGET_CALL_TOKENS if self.target_only else max(1, self.rule.max_step_tokens))
         prompt = self.prompt.target + self.text
         answer: Answer = yield Call(lambda: target.write(prompt, tokens, how, stop))
         text, ending = yield from self.settled(target, prompt, answer, "target", bool(stop))
