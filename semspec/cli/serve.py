@@ -103,7 +103,7 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
     """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
-    from semspec.serve.forwarded import PARENT, SECRET, inherited
+    from semspec.serve.forwarded import SECRET, inherited, starter
 
     if (listener := inherited()) is None:
         check_free(host, port)  # before anything is loaded
@@ -173,7 +173,7 @@ def serve(
     )
     if store is not None and hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: store.expire())
-    parent = int(os.environ.get(PARENT, os.getppid())) if settings.ingress_secret else None
+    parent = starter() if settings.ingress_secret else None
     config = configure(app, host, port, settings.limits, tls_cert, tls_key)
     Server(config, engine, settings.limits, about, parent).run(None if listener is None else [listener])
     if engine.error is None or not engine.stopped:

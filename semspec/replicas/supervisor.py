@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -28,6 +29,24 @@ ASK_SECONDS = 5.0  # in which it has to tell its health
 FIRST_REST, LONGEST_REST = 0.5, 30.0  # seconds before one that ended at once is started again
 STEADY_SECONDS = 60.0  # one that ran for so long has not ended at once
 PATIENCE = 1800.0  # seconds without health, loading included, after which a replica is ended
+
+
+def bound() -> socket.socket:
+    """A socket at a free port, bound by its number: a port that the kernel has chosen itself is given to others as soon
+    as a replica shuts its copy of the socket down."""
+    while True:
+        with socket.socket() as trial:
+            trial.bind(("127.0.0.1", 0))
+            port = trial.getsockname()[1]
+        listener = socket.socket()
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:  # somebody was faster
+                raise
+        else:
+            return listener
 
 
 @dataclass
@@ -103,9 +122,8 @@ class Supervisor:
         self.on_replaced(replica.number)
 
     async def _launch(self, replica: Replica) -> Process:
-        listener = socket.socket()
+        listener = bound()
         try:
-            listener.bind(("127.0.0.1", 0))
             replica.port, number = listener.getsockname()[1], listener.fileno()
             replica.starts += 1
             replica.began = time.monotonic()

@@ -9,6 +9,8 @@ import socket
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from semspec.errors import BadRequest
+
 SECRET = "SEMSPEC_INGRESS_SECRET"  # in the environment of a replica
 PARENT = "SEMSPEC_INGRESS_PID"  # the same: the process that started it
 LISTENER = "SEMSPEC_INGRESS_SOCKET"  # the same: a socket, bound so that nobody else can be at its port meanwhile
@@ -17,12 +19,30 @@ HEADER = "x-semspec-client"
 
 def inherited() -> socket.socket | None:
     """The socket that this process was started with, which is nobody else's."""
-    number = os.environ.pop(LISTENER, None)
-    if number is None:
+    given = os.environ.pop(LISTENER, None)
+    if given is None:
         return None
-    listener = socket.socket(fileno=int(number))
+    try:
+        listener = socket.socket(fileno=int(given))
+    except (ValueError, OverflowError, OSError):
+        raise _not_handed_over(LISTENER, given, "socket") from None
     listener.set_inheritable(False)
     return listener
+
+
+def starter() -> int:
+    """The process that started this replica."""
+    given = os.environ.get(PARENT, str(os.getppid()))
+    try:
+        return int(given)
+    except ValueError:
+        raise _not_handed_over(PARENT, given, "process") from None
+
+
+def _not_handed_over(name: str, given: str, what: str) -> BadRequest:
+    return BadRequest(
+        f"{name} is {given!r:.80}, which is no {what} of this server's; it is set by --replicas alone: unset it"
+    )
 
 
 def introduced(secret: str, address: str) -> tuple[bytes, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -56,6 +57,14 @@ class Server(uvicorn.Server):
         **where: Any,
     ) -> asyncio.Server:  # fmt: skip
         return await listen(lambda: Handshake(make, ssl, self.limits.header_seconds), **where)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """A socket that was handed over is open in the process in front, too: closed here alone, it would go on taking
+        connections that nobody answers."""
+        for listener in sockets or ():
+            with contextlib.suppress(OSError):  # not everywhere can one that listens be shut down
+                listener.shutdown(socket.SHUT_RDWR)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends what still runs with an error."""

@@ -15,11 +15,12 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from semspec.errors import BadRequest
 from semspec.replicas.backend import Answer, NoneReady, Sent
 from semspec.replicas.ingress import LOST, LOST_TWICE, Ingress
-from semspec.replicas.supervisor import Supervisor
+from semspec.replicas.supervisor import Supervisor, bound
 from semspec.serve.engine import Engine
-from semspec.serve.forwarded import HEADER, LISTENER, ForwardedClient, inherited, introduced
+from semspec.serve.forwarded import HEADER, LISTENER, PARENT, ForwardedClient, inherited, introduced, starter
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.server import Server
 from tests.replicas import running as replicas
@@ -109,18 +110,18 @@ def test_a_replica_that_cannot_start_or_never_gets_healthy_is_tried_again() -> N
     assert asyncio.run(run()) and supervisor.replicas[0].starts == 3
 
 
+def taken(port: int) -> bool:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+        return False
+
+
 def test_nobody_else_can_be_at_a_replicas_port() -> None:
     """From before its process has begun, which may take minutes to listen, until it is known to have ended."""
-
-    def taken(port: int) -> bool:
-        with socket.socket() as other:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                other.bind(("127.0.0.1", port))
-            except OSError as error:
-                return error.errno == errno.EADDRINUSE
-            return False
-
     seen: list[tuple[int, bool]] = []
 
     def command(port: int) -> list[str]:
@@ -145,6 +146,33 @@ def test_nobody_else_can_be_at_a_replicas_port() -> None:
     asyncio.run(run())
 
 
+def test_a_replica_that_stops_listening_refuses_at_once() -> None:
+    """Its socket is open in the process in front, too, while it still takes a while to end; nobody may wait for it, and
+    nobody else be at its port."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def run() -> None:
+        with bound() as held:
+            address = held.getsockname()
+            config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+            server = Server(config, Engine(lambda: None, Limits()), Limits())  # type: ignore[arg-type]
+            serving = asyncio.create_task(server.serve([held.dup()]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}", timeout=5) as client:
+                assert (await client.get("/health")).status_code == 200
+                server.should_exit = True
+                await serving
+                with pytest.raises(httpx.ConnectError):
+                    await client.get("/health")
+            assert taken(address[1])
+
+    asyncio.run(run())
+
+
 def test_a_server_listens_on_the_socket_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -152,6 +180,22 @@ def test_a_server_listens_on_the_socket_it_was_given(monkeypatch: pytest.MonkeyP
         with inherited() as listener:  # type: ignore[union-attr]
             assert listener.getsockname() == bound.getsockname() and not listener.get_inheritable()
         assert inherited() is None, "nobody is given it twice"
+
+
+@pytest.mark.parametrize("given", ["abc", "", "-1", "99999", "1" * 30])
+def test_a_socket_or_process_that_was_not_handed_over_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv(LISTENER, given)
+    with pytest.raises(BadRequest, match=rf"{LISTENER} is '{given}', .* unset it"):
+        inherited()
+    with open(os.devnull) as file:
+        monkeypatch.setenv(LISTENER, str(file.fileno()))
+        with pytest.raises(BadRequest, match="no socket"):
+            inherited()
+    monkeypatch.setenv(PARENT, "1.5")
+    with pytest.raises(BadRequest, match="no process"):
+        starter()
+    monkeypatch.delenv(PARENT)
+    assert starter() == os.getppid()
 
 
 def test_hangups_reload_keys_everywhere_and_replicas_are_told_of_with_a_key(tmp_path: Path) -> None:
