@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -94,6 +95,17 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
     arm = Arm(spec, "method", verifier, lossless, num_draft_tokens, drafter, **bounds)
     arm.options(referee=_no_referee)  # refuses unknown names before anything is loaded
     return arm
+
+
+def shown(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A run's arms as tables have them: one row for the target with other seeds, however many samples there are."""
+    return [arm for arm in run["arms"] if arm["role"] != "resampled" or arm["name"] == RESAMPLED]
+
+
+def on_trial(run: Mapping[str, Any], arm: Mapping[str, Any]) -> bool:
+    """Whether an arm is compared with the target, and counts among the comparisons. The target's other samples are not
+    where the run is greedy: drawn at another temperature, they show how far its own texts spread."""
+    return arm["role"] != "resampled" or bool(run.get("config", {}).get("temperature"))
 
 
 def arms_for(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import fsum
 from typing import Any
 
+from semspec.bench.arms import on_trial, shown
 from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.pairs import Figures, by_problem, paired, plain
 from semspec.bench.summary import batch_of, paired_test, times_faster
@@ -26,7 +27,7 @@ def compare_to(run: dict[str, Any], samples: list[Sample], baseline: str) -> dic
     theirs = [s for s in samples if s["arm"] == baseline]
     drafts = {arm["name"] for arm in run["arms"] if arm["role"] == "draft"}
     found: dict[str, Figures] = {}
-    for name in names:
+    for name in (arm["name"] for arm in shown(run) if on_trial(run, arm)):
         if name == baseline:
             continue
         pairs = paired([s for s in samples if s["arm"] == name], theirs)

@@ -12,7 +12,7 @@ from math import sqrt
 from typing import Any
 
 from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_words, key_of, references
-from semspec.bench.arms import RESAMPLED
+from semspec.bench.arms import on_trial, shown
 from semspec.bench.folder import Sample
 from semspec.bench.pairs import Figures, both_sides, paired, plain
 from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
@@ -57,8 +57,7 @@ def compare_measures(
         by_arm[sample["arm"]].append(sample)
     target = next(arm["name"] for arm in run["arms"] if arm["role"] == "target")
     draft = draft_of(run)
-    shown = [arm["name"] for arm in run["arms"] if arm["role"] != "resampled" or arm["name"] == RESAMPLED]
-    others = [name for name in shown if name != target]
+    others = [arm["name"] for arm in shown(run) if arm["name"] != target and on_trial(run, arm)]
     elsewhere = references(samples, {arm["name"]: arm["role"] for arm in run["arms"]})
     found: dict[str, dict[str, Figures]] = {name: {} for name in by_arm}
     about: Figures = {}

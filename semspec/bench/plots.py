@@ -158,7 +158,7 @@ def speed(style: _Style, axes: Any) -> bool:
     heading = speed_heading(style.summary)
     rows = []
     for name, arm in style.arms.items():
-        if name == style.summary["baseline"] or not (times := arm["time_ratio"]):
+        if name == style.summary["baseline"] or arm["quality"] == "spread" or not (times := arm["time_ratio"]):
             continue
         value = times["value"]
         low, high = (value if times[end] is None else times[end] for end in ("low", "high"))

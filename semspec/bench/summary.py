@@ -16,7 +16,7 @@ from math import fsum
 from typing import Any
 
 from semspec.bench.agreement import Values
-from semspec.bench.arms import GREEDY_SPREAD, RESAMPLED
+from semspec.bench.arms import GREEDY_SPREAD, on_trial, shown
 from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.measures import compare_measures, deciding
 from semspec.bench.names import natural
@@ -55,25 +55,24 @@ def summarise(
     baseline = next((name for name, arm in arms.items() if arm["role"] == "target"), None)
     if baseline is None:
         raise BadRequest("the run has no arm with the target alone, so there is nothing to compare with")
-    # One row for the target with other seeds, however many samples its spread is known from.
-    shown = [name for name, arm in arms.items() if arm["role"] != "resampled" or name == RESAMPLED]
+    names = [arm["name"] for arm in shown(run)]
     loops = {id(s): find_loop(s["tokens"]) is not None for s in ordered}
-    pairs = {name: paired(by_arm[name], by_arm[baseline]) for name in shown}
-    draft = next((name for name in shown if arms[name]["role"] == "draft"), None)
+    pairs = {name: paired(by_arm[name], by_arm[baseline]) for name in names}
+    draft = next((name for name in names if arms[name]["role"] == "draft"), None)
     lost = difference(*right_answers(pairs[draft])) if draft else None
     limit = margin.of_accuracy(lost.value if lost else None)
     figures = {
         name: describe(arms[name], by_arm[name], loops, batch) | compare(arms[name], pairs[name], batch, limit)
-        for name in shown
+        for name in names
     }
-    others = [name for name in shown if name != baseline]
+    others = [name for name in names if name != baseline and on_trial(run, arms[name])]
     for p in ("mcnemar_p", "equivalence_p"):
         correct(figures, others, p)
     measures: Figures = {}
     chosen, measured = None, any(arm["role"] == "resampled" or s.get("likelihood") for arm, s in _examples(run, by_arm))
     if measured:
         by_measure, measures = compare_measures(run, ordered, margin, extra, encoder)
-        for name in shown:
+        for name in names:
             figures[name]["measures"] = by_measure[name]
         scored = any(s["correct"] is not None for s in ordered)
         chosen = None if scored else deciding(measures, len({s["problem"] for s in ordered}))
@@ -86,9 +85,8 @@ def summarise(
     for i, name in enumerate(others):
         excesses = {what: often for what, found in problems.items() if (often := found[i])}
         figures[name] |= verdict(figures[name], excesses, chosen, measures)
-        if arms[name]["role"] == "resampled" and not run.get("config", {}).get("temperature"):
-            # Sampled where the others are greedy: it shows how far the target's own texts spread, and is not on trial.
-            figures[name] |= {"quality": "spread", "quality_reasons": [], "sampled_at": GREEDY_SPREAD}
+    for name in (name for name in names if not on_trial(run, arms[name])):
+        figures[name] |= {"quality": "spread", "sampled_at": GREEDY_SPREAD}
     return {
         "label": run.get("label", ""),
         "task": run.get("config", {}).get("task"),
@@ -99,7 +97,7 @@ def summarise(
         "margin": {"points": limit, "words": margin.words()},
         "measures": measures,
         "deciding_measure": chosen,
-        "pareto": pareto(figures),
+        "pareto": pareto({name: figures[name] for name in (baseline, *others)}),
         "arms": figures,
     }
 

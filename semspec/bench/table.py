@@ -115,6 +115,8 @@ def _quality(arm: Arm) -> Cell:
 
 def _speed(arm: Arm) -> Cell:
     """In a column of speedups, a ratio that is not one says so."""
+    if arm["quality"] == "spread":
+        return EMPTY
     if arm["role"] == "target" or not arm["time_ratio"]:
         return Cell("1") if arm["time_ratio"] else EMPTY
     if arm["speedup"] or arm["speed_heading"] != "speedup":

@@ -122,6 +122,10 @@ def test_the_target_sampled_beside_greedy_arms_shows_a_spread_and_has_no_verdict
     assert found["quality"] == ("worse" if temperature else "spread") and bool(found["quality_reasons"]) == bool(
         temperature
     )
+    for own in found["measures"].values():
+        assert ("verdict" in own) == ("p_holm" in own) == bool(temperature)
+    tests = [p for a in summary["arms"].values() if (p := a["measures"]["number"].get("p_holm")) is not None]
+    assert len(tests) == 3 + bool(temperature), "the draft, fly and random"
     shown = Grid.of_run(summary).rows()["resampled"]
     assert shown["arm"].more == ("target, other seeds" if temperature else "target at temperature 0.7")
     assert shown["quality"].text.partition(",")[0] == found["quality"]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from semspec.bench.compare_to import compare_to
 from semspec.bench.folder import load_run
 from semspec.bench.summary import rounds_of, summarise
-from semspec.bench.table import Grid
+from semspec.bench.table import Grid, notes
 from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
 
@@ -122,6 +123,29 @@ def test_the_same_needs_a_loss_to_be_ruled_out() -> None:
     assert figures(run_of("fly"), few, "fly")["quality"] == "unclear", "four lost, four gained, of forty"
     lots = many(2000, none=lambda i: {"correct": i % 100 != 1}, fly=flips(100))
     assert figures(run_of("fly"), lots, "fly")["quality"] == "equivalent", "the same shares, of two thousand"
+
+
+@pytest.mark.parametrize(("n", "lost"), [(130, 1), (240, 3)])
+def test_the_target_sampled_beside_greedy_arms_takes_no_verdict_from_them(n: int, lost: int) -> None:
+    """It is no comparison: with one more, these losses would no longer be ruled out."""
+    fly = lambda i: {"correct": i >= lost, "tokens": [i, 3], "seconds": 0.5}  # noqa: E731
+    other = lambda i: {"correct": i % 5 > 0, "finish_reason": "length", "tokens": LOOP, "seconds": 0.1}  # noqa: E731
+    alone = summarise(run_of("fly"), many(n, none=plain, fly=fly))
+    run = run_of("fly")
+    run["arms"] += [arm("resampled", "resampled"), arm("resampled 2", "resampled")]
+    samples = many(n, none=plain, fly=fly, resampled=other, **{"resampled 2": other})
+    found = summarise(run, samples)
+    fly_alone, fly_beside = ({**s["arms"]["fly"], "measures": None} for s in (alone, found))
+    assert fly_beside == fly_alone and fly_alone["quality"] == "equivalent"
+    assert found["pareto"] == alone["pareto"] == ["fly", "none"]
+    spread = found["arms"]["resampled"]
+    assert spread["quality"] == "spread" and spread["speedup"] is None and "mcnemar_p_holm" not in spread
+    assert not any("comparisons" in note or "resampled" in note for note in notes(found))
+    assert list(compare_to(run, samples, "fly")) == ["none"]
+    run["config"]["temperature"] = 0.7
+    sampled = summarise(run, samples)
+    assert sampled["arms"]["fly"]["quality"] == "unclear" and sampled["arms"]["resampled"]["quality"] == "worse"
+    assert list(compare_to(run, samples, "fly")) == ["none", "resampled"], "one row, however many samples"
 
 
 def test_a_looping_arm_is_flagged_and_gets_no_speedup() -> None:
