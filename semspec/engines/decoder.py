@@ -294,6 +294,8 @@ class TextDecoder:
         if any(marker in self.text[before:] for marker in CLOSING):
             self.target_only = True  # what follows the thinking is the target's
         self.tokens += tokens
+        if self.job.thinking is not None:
+            self.job.thinking.feed(tokens)
         finish: FinishReason | None = None
         if halted is not None or (ended and whole):
             finish = "stop"

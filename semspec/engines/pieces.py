@@ -17,6 +17,8 @@ MOST = 1 << 20  # different texts; no model has so many tokens
 KEPT = 64  # first numbers, which are never forgotten
 NOTHING = 0  # the number of the empty text
 WIDEST = " " * 32  # as long as the longest tokens of most models
+MARKERS = frozenset(text for pair in THINKING for text in pair)
+MARKED = re.compile(f"({'|'.join(map(re.escape, MARKERS))})")
 WORDS = re.compile(r"\s*\S+|\s+")
 
 
@@ -64,8 +66,8 @@ class TextPrompt(list[int]):
 
 
 def words(text: str) -> list[str]:
-    """A text in pieces about the size of tokens, where a server does not report tokens."""
-    return WORDS.findall(text)
+    """A text in pieces about the size of tokens, where a server does not report tokens. A marker of thinking is one."""
+    return [piece for part in MARKED.split(text) for piece in ([part] if part in MARKERS else WORDS.findall(part))]
 
 
 class RemoteTokenizer:
@@ -88,8 +90,16 @@ class RemoteTokenizer:
         able = self._target.abilities
         return "the server's" if able.tokenizes or able.templates else None
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the target is known to: it has tokens for the markers."""
+        return self._target.abilities.thinking is not None
+
     def get_vocab(self) -> dict[str, int]:
-        return self._markers | {WIDEST: self.pieces.number(WIDEST)}
+        """The markers that the target has tokens for; of a server that does not tell, all."""
+        able = self._target.abilities
+        known = (able.thinking or ()) if able.tokenizes else self._markers
+        return {text: self._markers[text] for text in known} | {WIDEST: self.pieces.number(WIDEST)}
 
     def get_added_vocab(self) -> dict[str, int]:
         return {}

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from semspec.engines.answers import Answer, Malformed, read_answer
 from semspec.engines.connection import Connection, Refused
 from semspec.errors import BadRequest, EngineError
+from semspec.text.tokenizer import THINKING
 from semspec.types import Sampling
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Abilities:
     names_stop: bool = False  # or it says which one it met; else a stop string and the end of the text look the same
     tokenizes: bool = False  # /tokenize and /detokenize, as vLLM has them
     templates: bool = False  # /apply-template, as llama.cpp has it
+    thinking: tuple[str, str] | None = None  # the markers of thinking that it has tokens for, if it can be asked
 
 
 class RemoteModel:
@@ -87,6 +89,7 @@ class RemoteModel:
             able.tokenizes = bool(await model._detokenize(await model._tokenize({"prompt": "one"})))
         except EngineError:
             able.templates = await model._try_template()
+        able.thinking = await model._find_thinking()
         return model
 
     async def _tries(self, scored: str | None = None, **more: Any) -> Answer | None:
@@ -115,6 +118,18 @@ class RemoteModel:
             return bool(await self._template([{"role": "user", "content": "one"}]))
         except EngineError:
             return False
+
+    async def _find_thinking(self) -> tuple[str, str] | None:
+        """Markers that are one token each: written three times, they are the same two tokens three times."""
+        for begin, end in THINKING if self.abilities.tokenizes else ():
+            try:
+                tokens = await self._tokenize({"prompt": 3 * (begin + end)})
+            except EngineError:
+                return None
+            starts = range(len(tokens) - 5 if len(tokens) <= 8 else 0)  # it may put a token of its own at either end
+            if any(tokens[i : i + 6] == 3 * tokens[i : i + 2] and tokens[i] != tokens[i + 1] for i in starts):
+                return begin, end
+        return None
 
     # -- prompts
 

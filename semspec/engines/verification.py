@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from semspec.engines.answers import Piece
+from semspec.engines.pieces import MARKERS
 from semspec.errors import BadRequest
 from semspec.probe.evidence import confidence, evidence
 from semspec.probe.head import Probe
-from semspec.text.tokenizer import THINKING
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify.base import Rule
 from semspec.verify.decide import decide
 from semspec.verify.step_rule import StepRule
 
 OTHERS = 0  # the token that stands for all that a row does not name
-MARKERS = frozenset(text for pair in THINKING for text in pair)
 NO_STATES = (
     "this pair is two servers, which report log-probabilities and no hidden states; semantic+ with a judge probe of "
     "evidence alone works (semspec probe fit without --judge-states, then semantic+:probes=DIR), as do specreason, "

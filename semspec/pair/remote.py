@@ -22,6 +22,7 @@ from semspec.engines.verification import NO_STATES, JudgeProbes
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job
 from semspec.loop.stats import Stats
+from semspec.loop.thinking import Thinking
 from semspec.options import AUTO, Options
 from semspec.pair.pair import Pair
 from semspec.pair.prepare import DEFAULT_NEW_TOKENS
@@ -30,7 +31,7 @@ from semspec.pocket.shipped import JUDGE_OF_EVIDENCE
 from semspec.sampling.logit_options import LogitOptions
 from semspec.text.stream import TextStream
 from semspec.text.structured import Compiled
-from semspec.text.tokenizer import Prompt, encode, thinking_markers
+from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
 from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
 
@@ -188,8 +189,14 @@ class RemotePair(Pair):
             sampling=options.sampling(),
             halt=text.feed,
             repetition_guard=options.repetition_guard(),
+            thinking=self._thinking(tokens),
         )
         return job, text, options
+
+    def _thinking(self, prompt: TextPrompt) -> Thinking | None:
+        """Which is only counted."""
+        markers = self.resources.thinking
+        return None if markers is None else Thinking(*markers, opens_thinking(self.tokenizer, prompt, markers))
 
     def load_drafter(self, options: Options) -> None:
         """The draft's server has what it needs."""

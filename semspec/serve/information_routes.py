@@ -56,7 +56,7 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
             "model": settings.name,
             "target_seconds_per_token": engine.target_seconds_per_token,
             "has_draft_model": engine.pair is not None and engine.pair.draft is not None,
-            "thinks": engine.pair is not None and engine.pair.resources.thinking is not None,
+            "thinks": engine.state == "ready" and service.tokenization.limits_thinking,
         }
 
     @app.get("/v1/examples")

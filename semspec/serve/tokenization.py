@@ -44,7 +44,14 @@ class Tokenization:
     def abilities(self) -> list[str]:
         """What the model can do, in Ollama's words."""
         tools = ["tools"] if knows(self._tokenizer, "tools") else []
-        return ["completion", *tools, *(["thinking"] if self.markers is not None else [])]
+        servers = isinstance(self._tokenizer, RemoteTokenizer)  # which may not tell, and are then believed to
+        thinks = self._tokenizer.thinks if servers else self.markers is not None
+        return ["completion", *tools, *(["thinking"] if thinks else [])]
+
+    @property
+    def limits_thinking(self) -> bool:
+        """Whether max_thinking_tokens can be had; servers have no such thing."""
+        return self.markers is not None and not isinstance(self._tokenizer, RemoteTokenizer)
 
     def plan(self, body: ChatRequest) -> ChatPlan:
         return plan(self._tokenizer, self.style, body)

@@ -90,3 +90,18 @@ def test_evidence_over_servers_is_the_evidence_of_the_rows(over_servers: RemoteP
         result = pair.generate(chat, verifier=f"{JUDGED},threshold=0.0", max_new_tokens=200)
         why[pair] = [r.reason for event in result.events for r in event.relaxed.values()]
     assert why[over_servers] == why[here] and why[here]
+
+
+def test_a_server_of_servers_counts_the_thinking_as_their_own_does(servers: tuple[Live, Live]) -> None:
+    chat = [{"role": "user", "content": pocket.problem(2, 3, "test").text}]
+    settings = Settings(name="pocket", defaults=Options(verifier="none"), limits=Limits(new_tokens=300))
+    with serving(lambda: connect(f"{servers[0].url}/v1", None, slots=4), settings) as front:
+        body = {"model": "pocket", "messages": chat, "max_tokens": 200, "temperature": 0}
+        own, there = (live.post("/v1/chat/completions", body).json() for live in (servers[0], front))
+        thought = own["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert there["usage"]["completion_tokens_details"]["reasoning_tokens"] == thought > 20
+        told, here = (one["choices"][0]["message"] for one in (own, there))
+        assert here["reasoning_content"] == told["reasoning_content"] and here["content"] == told["content"]
+        assert front.post("/api/show", {"model": "pocket"}).json()["capabilities"] == ["completion", "thinking"]
+        assert servers[0].get("/v1/methods").json()["thinks"] is True
+        assert front.get("/v1/methods").json()["thinks"] is False, "how long servers think cannot be limited"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import semspec
-from semspec.engines.pieces import KEPT, Pieces
+from semspec.engines.pieces import KEPT, Pieces, words
 from semspec.errors import BadRequest
 from tests.engines.conftest import CHAT, QUESTION, RIGHT, WRONG
 from tests.engines.fake import Fake, tokens
@@ -146,6 +146,14 @@ def test_stop_strings_lengths_and_seeds(target: Fake, draft: Fake) -> None:
     pair.generate(CHAT, verifier="likely-step", max_new_tokens=60, temperature=0.7, top_p=0.9, seed=3)
     assert all(body["temperature"] == (0.1 if body.get("echo") else 0.7) for body in target.asked)
     assert len({body["seed"] for body in target.asked}) == len(target.asked)
+
+
+def test_markers_of_thinking_are_pieces_of_their_own() -> None:
+    """Where a server reports no tokens: else the thinking would never be seen to end."""
+    text = "<think>\nOne and two.\n</think>\n\nThree <thinker> [THINK]x"
+    assert words(text) == ["<think>", "\nOne", " and", " two.", "\n", "</think>", "\n\nThree", " <thinker>", " ",
+                           "[THINK]", "x"]  # fmt: skip
+    assert words("") == [] and "".join(words(" a  b\n")) == " a  b\n"
 
 
 def test_only_the_target_ends_the_thinking(target: Fake, draft: Fake) -> None:

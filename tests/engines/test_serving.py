@@ -75,6 +75,11 @@ def test_usage_metrics_and_trace_are_those_of_any_pair(live: Live) -> None:
     assert live.get("/v1/models").json()["data"][0]["max_model_len"] == 4096
 
 
+def test_a_model_without_markers_is_not_said_to_think(live: Live) -> None:
+    assert live.post("/api/show", {"model": "pair"}).json()["capabilities"] == ["completion"]
+    assert ask(live).usage.completion_tokens_details.reasoning_tokens == 0
+
+
 def test_what_servers_cannot_do_is_the_requests_mistake(live: Live) -> None:
     for verifier, word in (("exact", "single tokens"), ("semantic", "no hidden states")):
         with pytest.raises(openai.BadRequestError, match=word):
