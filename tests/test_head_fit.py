@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import Result
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import semspec
 from semspec.cli.main import app
 from semspec.errors import BadRequest
+from semspec.head_fit import texts as written
+from semspec.head_fit.checkpoint import Checkpoint, Training
 from semspec.head_fit.export import export, frequent, layers_of, size_of, tau_of
 from semspec.head_fit.texts import Text, read
-from semspec.head_fit.train import Trainer, Training
+from semspec.head_fit.train import Trainer
 from semspec.model import ModelRunner
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.runner import HeadRunner
@@ -177,6 +182,133 @@ def test_the_command_trains_exports_and_resumes(folder: Path, tmp_path: Path):
     options = {"max_new_tokens": 12, "num_draft_tokens": 3}
     drafted = pair.generate("the quick", drafter=f"eagle:{out},threshold=0", **options)
     assert drafted.text == pair.generate("the quick", verifier="none", max_new_tokens=12).text and drafted.stats.drafted
+
+
+@pytest.fixture
+def counting(folder: Path, texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`counting(problems, *options)` runs the command on so many prompts; what the "target writes" is counting, and
+    with other prompts it counts elsewhere, so that the most frequent tokens are others."""
+
+    def write(pair: object, asked: list[str], *_: object) -> list[Text]:
+        return [texts[i % 24] if i < 24 else Text([i % 7 + 60] * 30, 2) for i in range(len(asked))]
+
+    monkeypatch.setattr(written, "write", write)
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(60)))
+
+    def run(problems: int, *more: str) -> Result:
+        command = ["head", "train", str(folder), "--prompts", str(data), "--out", str(tmp_path / "head"), "--batch", "4"]
+        command += ["--depth", "2", "--device", "cpu", "--context", "128", "--rate", "0.003", "--length", "32"]
+        options = ["--problems", str(problems), "--draft-vocab", "12", "--layers", "1,2,2", "--steps", "30", *more]
+        return CliRunner().invoke(app, [*command, *options])
+
+    return run
+
+
+def ids_of(head: Path) -> list[int]:
+    return (load_file(head / "model.safetensors")["d2t"] + torch.arange(12)).tolist()
+
+
+def tau_said(result: Result) -> float:
+    assert result.exit_code == 0, result.exception
+    return float(re.findall(r"(\S+) tokens a round; use", result.output)[0])
+
+
+def test_more_texts_give_a_trained_head_no_other_tokens(counting, texts: list[Text], tmp_path: Path):
+    """The tokens are chosen once. More texts alone change nothing and say so; with more steps they are learnt from."""
+    head = tmp_path / "head"
+    first = counting(24)
+    ids, weights, card = ids_of(head), load_file(head / "model.safetensors"), (head / "README.md").read_text()
+    assert set(range(20, 29)) <= set(ids)
+    same = counting(60)
+    assert "36 further texts teach it nothing; give more --steps" in same.output and tau_said(same) > 1
+    now = load_file(head / "model.safetensors")
+    assert all(now[key].equal(weights[key]) for key in weights) and (head / "README.md").read_text() == card
+    further = counting(60, "--steps", "60")
+    assert tau_said(further) > 0 and ids_of(head) == ids
+    begun = Checkpoint.read(head)
+    assert begun is not None and (begun.done, len(begun.losses), len(begun.texts)) == (60, 60, 60)
+    assert begun.ids.tolist() == ids
+    assert tau_said(counting(24, "--steps", "60")) >= tau_said(first)  # the old texts' share is not forgotten
+
+
+def test_tokens_that_are_chosen_anew_are_refused(counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A planted fault: the command forgets what it began with, as it once did."""
+    counting(24)
+    before = (tmp_path / "head" / "model.safetensors").read_bytes()
+    whole = Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda folder, device=None: whole(folder, device) if device else None)
+    for options in ([], ["--steps", "60"]):
+        result = counting(60, *options)
+        assert "other tokens" in str(result.exception)
+    (tmp_path / "head" / "model.safetensors").unlink()  # without a head to compare with, the training itself refuses
+    assert "is of a head of another size or with other tokens" in str(counting(60, "--steps", "60").exception)
+    assert not (tmp_path / "head" / "model.safetensors").exists() and before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--draft-vocab", "13"], "with draft-vocab 12; give the same, or another --out"),
+        (["--ffn", "65"], "with ffn 128"),
+        (["--layers", "0,1,2"], r"with layers \(1, 2, 2\)"),
+        (["--depth", "3", "--batch", "2"], "with batch 4, depth 2"),
+        (["--steps", "20"], "has 30 steps behind it and 20 are asked for"),
+    ],
+)
+def test_other_sizes_are_refused_before_any_work(
+    counting, tmp_path: Path, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+):
+    counting(24)
+    monkeypatch.setattr("semspec.pair.loading.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert re.search(said, str(counting(24, *options).exception))
+
+
+def test_a_worse_head_is_not_written_over_a_better_one(counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, file = counting(24), tmp_path / "head" / "model.safetensors"
+    better = file.read_bytes()
+
+    def spoil(self: Trainer, number: int) -> float:
+        self.module.lm_head.weight.data.neg_()
+        return 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", spoil)
+        worse = counting(24, "--steps", "31")
+    assert "and stays. Train on with more --steps" in worse.output and tau_said(worse) == tau_said(first)
+    assert file.read_bytes() == better
+    file.unlink()  # as it says
+    assert tau_said(counting(24, "--steps", "31")) < tau_said(first) and file.exists()
+
+
+def test_a_head_without_its_training_is_not_written_over(counting, tmp_path: Path):
+    counting(24)
+    (tmp_path / "head" / "training.pt").unlink()
+    assert "its training is not there" in str(counting(24, "--draft-vocab", "13").exception)
+    assert "its training is not there" in str(counting(60).exception)  # other tokens
+    (tmp_path / "head" / "model.safetensors").write_bytes(b"no tensors")
+    assert "cannot be read" in str(counting(24).exception)
+
+
+def test_a_training_of_another_target_other_texts_or_another_version_is_refused(
+    target: ModelRunner, texts: list[Text], tmp_path: Path
+):
+    def says(texts: list[Text]) -> str:
+        with pytest.raises(BadRequest) as told:
+            trainer(target, texts, tmp_path, vocab=12, steps=2).run(lambda done, total: None)
+        return str(told.value)
+
+    trainer(target, texts, tmp_path, vocab=12, steps=1).run(lambda done, total: None)
+    assert "with other texts than those" in says([texts[1], texts[0], *texts[2:]])
+    begun = Checkpoint.read(tmp_path)
+    assert begun is not None
+    begun.target = "llama-1x2-3"
+    begun.save(tmp_path)
+    assert "for another target (llama-1x2-3)" in says(texts)
+    torch.save({"how": {}, "done": 3}, tmp_path / "training.pt")
+    assert "has no size, ids" in says(texts) and "of this version; delete it" in says(texts)
+    (tmp_path / "training.pt").write_bytes(b"nothing")
+    assert "cannot be read" in says(texts)
 
 
 def test_mistakes_are_told(target: ModelRunner, folder: Path, tmp_path: Path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,10 +54,12 @@ def train(
     slots: Annotated[int, typer.Option(help="Texts written at a time.")] = 16,
     quiet: arguments.NoMemoryLine = False,
 ) -> None:
-    """Train an EAGLE-3 head on what the target itself writes. The same command goes on after an interruption."""
+    """Train an EAGLE-3 head on what the target itself writes. The same command goes on after an interruption, and with
+    more --steps or --problems trains further."""
     from semspec.head_fit import texts
-    from semspec.head_fit.export import export, frequent, layers_of, size_of, tau_of
-    from semspec.head_fit.train import Trainer, Training
+    from semspec.head_fit.checkpoint import Checkpoint, Training
+    from semspec.head_fit.export import export, frequent, layers_in, layers_of, lying_there, published, size_of, tau_of
+    from semspec.head_fit.train import Trainer, name_of
     from semspec.options import Options
     from semspec.pair.loading import load
 
@@ -64,20 +68,42 @@ def train(
     asked = texts.prompts(prompts, problems, seed)
     rule = "exact" if draft else "none"  # many texts at a time seldom gain by drafts
     options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, verifier=rule)
-    Training((0,), steps, batch, length, depth, rate, seed)  # what is wrong with it is said before anything is loaded
+    # What is wrong with it is said before anything is loaded.
+    how, begun = Training(layers_in(layers), steps, batch, length, depth, rate, seed), Checkpoint.read(out)
+    if begun is not None:
+        begun.refuse_options(how, draft_vocab, ffn, out)
     with loading(quiet) as report:
         pair = load(target, draft, device=device, dtype=dtype, context=context, slots=slots, report=report)
-    how = Training(layers_of(pair.target, layers), steps, batch, length, depth, rate, seed)
+    if begun is not None:
+        begun.refuse_target(name_of(pair.target), out)
+    how = replace(how, layers=layers_of(pair.target, layers) if begun is None else begun.how.layers)
     out.mkdir(parents=True, exist_ok=True)
     with bar("texts") as progress, interruptible(progress.kept(out)):
         written = texts.write(pair, asked, out, options, progress, slots)
-    ids = frequent(written, pair.target.vocab, draft_vocab)
-    trainer = Trainer(pair.target, written, ids, size_of(pair.target, how.layers, len(ids), ffn), how, out)
+    # Chosen once: a trained head's rows belong to these tokens.
+    ids = frequent(written, pair.target.vocab, draft_vocab) if begun is None else begun.ids
+    size = size_of(pair.target, how.layers, len(ids), ffn) if begun is None else begun.size
+    trainer = Trainer(pair.target, written, ids, size, how, out)
+    before = lying_there(trainer, out)
+    say = partial(Console(stderr=True, highlight=False, markup=False).print, soft_wrap=True)
+    if begun is not None and begun.done == steps and len(written) > len(begun.texts):
+        say(
+            f"all {steps} steps of this training are done, so {len(written) - len(begun.texts)} further texts teach it "
+            "nothing; give more --steps to train on with them"
+        )
     with bar("train") as progress, interruptible(progress.kept(out)):
         trainer.run(progress)
-    curve = trainer.curve()
-    export(trainer, out, target, pair.target.vocab, pair.target.capacity, curve, prompts)
+    made = published(trainer)
+    curve, was = trainer.curve(made), None if before is None else trainer.curve(before)
+    if was is not None and tau_of(was) > tau_of(curve):
+        say(
+            f"after {steps} steps the head gives {tau_of(curve):.2f} tokens a round on the held-out texts; the one in "
+            f"{out} gives {tau_of(was):.2f} and stays. Train on with more --steps, or remove "
+            f"{out / 'model.safetensors'} and give the same command to have the new one"
+        )
+        curve = was
+    elif before is None or any(not before[key].equal(made[key]) for key in made):
+        export(trainer, out, target, pair.target.vocab, pair.target.capacity, curve, prompts)
     shares = ", ".join(f"{share:.0%}" for share in curve)
     what = f"accepted {shares} at draft tokens 1 to {depth}, {tau_of(curve):.2f} tokens a round"
-    line = f"head in {out}: {what}; use it with --drafter eagle:{out}"
-    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+    say(f"head in {out}: {what}; use it with --drafter eagle:{out}")

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import semspec
@@ -48,13 +48,16 @@ def size_of(target: Runner, layers: Sequence[int], vocab: int, ffn: int | None =
     )
 
 
-def layers_of(target: Runner, given: str) -> tuple[int, ...]:
-    if not given:
-        return usual_layers(target.depth)
+def layers_in(given: str) -> tuple[int, ...]:
+    """None where none are given."""
     try:
-        layers = tuple(int(i) for i in given.split(","))
+        return tuple(int(i) for i in given.split(",")) if given else ()
     except ValueError:
         raise BadRequest(f"layers are {given!r}; give numbers such as 2,15,27") from None
+
+
+def layers_of(target: Runner, given: str) -> tuple[int, ...]:
+    layers = layers_in(given) or usual_layers(target.depth)
     if not all(0 <= i <= target.depth for i in layers):
         raise BadRequest(f"layers are {given}; the target has layers 0 (the embedding) to {target.depth}")
     return layers
@@ -70,13 +73,45 @@ def frequent(texts: Sequence[Text], vocab: int, most: int | None) -> Tensor:
     return torch.tensor(sorted(ranked[:most]))
 
 
+def published(trainer: Trainer) -> dict[str, Tensor]:
+    """The head's tensors as they are written: rounded."""
+    return {key: value.detach().to(torch.bfloat16) for key, value in trainer.module.state_dict().items()}
+
+
+def lying_there(trainer: Trainer, folder: Path) -> dict[str, Tensor] | None:
+    """The tensors of the head that the folder has already, to compare a new one with; what is no such head is not
+    written over."""
+    file = folder / "model.safetensors"
+    if not file.exists():
+        return None
+    try:
+        tensors, config = load_file(file, str(trainer.target.device)), json.loads((folder / "config.json").read_text())
+        layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        ids = torch.arange(config["draft_vocab_size"]) + tensors.pop("d2t", torch.zeros(1, dtype=torch.long)).cpu()
+    except Exception as error:  # whatever lies there
+        raise BadRequest(
+            f"{folder} has a head that cannot be read ({error}); move it away, or give another --out"
+        ) from error
+    tensors.pop("t2d", None)
+    sizes = {key: value.shape for key, value in trainer.module.state_dict().items()}
+    same = {key: value.shape for key, value in tensors.items()} == sizes and layers == trainer.how.layers
+    if not same or not torch.equal(ids, trainer.ids.cpu()):
+        raise BadRequest(
+            f"{folder} has a head with other tokens, sizes or layers, and its training is not there; move it away, or "
+            "give another --out"
+        )
+    return tensors
+
+
 def export(trainer: Trainer, folder: Path, name: str, vocab: int, context: int, curve: list[float], data: str) -> None:
     size, ids, how = trainer.module.size, trainer.ids.cpu(), trainer.how
-    tensors = {key: value.detach().cpu().to(torch.bfloat16) for key, value in trainer.module.state_dict().items()}
+    tensors = {key: value.cpu() for key, value in published(trainer).items()}
     if len(ids) < vocab:
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
-    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
+    new = folder / "model.new"
+    save_file({key: value.contiguous() for key, value in tensors.items()}, new)
+    new.replace(folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

@@ -43,8 +43,10 @@ def write(
     made = {"first": encode(pair.tokenizer, asked[0]), "most": options.max_new_tokens, "warmth": options.temperature}
     if about.exists() and json.loads(about.read_text()) != made:
         raise BadRequest(f"{file} has texts of other prompts or options; give the same, or another --out")
-    about.write_text(json.dumps(made))
     texts = read(file)[: len(asked)]
+    if any(text.tokens[: text.prompt] != encode(pair.tokenizer, own) for text, own in zip(texts, asked, strict=False)):
+        raise BadRequest(f"{file} has texts of other prompts; give the same in the same order, or another --out")
+    about.write_text(json.dumps(made))
     progress(len(texts), len(asked))
     while len(texts) < len(asked):
         some = list(asked[len(texts) : len(texts) + AT_A_TIME * slots])

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
-from semspec.errors import BadRequest
+from semspec.errors import BadRequest, ModelError
+from semspec.head_fit.checkpoint import Checkpoint, Training, digests
 from semspec.head_fit.module import HeadModule, HeadSize
 from semspec.head_fit.texts import Text
 from semspec.model.heads.eagle import TargetParts
+from semspec.probe import fingerprint
 from semspec.types import Runner, Score
 
 DECAY = 0.8  # of a step's weight in the loss, per step
@@ -30,26 +33,6 @@ OTHER_STATES = 0.2  # of fc's first weights, beside the last state as it is
 CACHE_BYTES = 2 << 30  # of the target's states, which are the same whenever a text comes again
 CHUNK = 512  # rows of the target's logits at a time: large vocabularies
 LIKELY = 64  # of the target's best tokens at a place; the rest of its probability is not learnt
-
-
-@dataclass(frozen=True)
-class Training:
-    layers: tuple[int, ...]  # of the target
-    steps: int = 2000
-    batch: int = 8  # texts
-    length: int = 512  # tokens of a text that are used at a time
-    depth: int = 5  # draft steps
-    rate: float = 1e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "depth"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"{name} is {getattr(self, name)}; give 1 or more")
-        if self.length < self.depth + 3 or not self.rate > 0:
-            raise BadRequest(
-                f"length {self.length}, rate {self.rate}: give some tokens more than depth, a rate above 0"
-            )
 
 
 @dataclass(slots=True)
@@ -78,7 +61,7 @@ class Trainer:
     ) -> None:
         """`ids`: the target's tokens that the head can draft, rising. Every 20th text is held out."""
         self.target, self.how, self.folder, self.parts = target, how, folder, TargetParts.of(target)
-        self.ids = ids.to(target.device)
+        self.ids, self.name, self.digests = ids.to(target.device), name_of(target), digests(texts)
         useful = [text for text in texts if len(text.tokens) >= how.depth + 3]
         self.held_out, self.texts = useful[::20], [text for i, text in enumerate(useful) if i % 20]
         if not self.texts:
@@ -126,11 +109,12 @@ class Trainer:
         self.optimiser.step()
         return float(loss.detach())
 
-    def logits(self, batch: Batch) -> list[Tensor]:
-        """Of each draft step, [N, vocab]; in bfloat16 where the target is."""
+    def logits(self, batch: Batch, weights: dict[str, Tensor] | None = None) -> list[Tensor]:
+        """Of each draft step, [N, vocab]; in bfloat16 where the target is. With other weights than its own if given."""
         half = self.parts.dtype == torch.bfloat16
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
-            return self.module(batch.embedded, batch.states, batch.rows, self.how.depth)
+            given = (batch.embedded, batch.states, batch.rows, self.how.depth)
+            return self.module(*given) if weights is None else functional_call(self.module, weights, given)
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy to the target's best tokens."""
@@ -142,16 +126,17 @@ class Trainer:
         return total
 
     @torch.no_grad()
-    def curve(self) -> list[float]:
+    def curve(self, weights: dict[str, Tensor] | None = None) -> list[float]:
         """On held-out texts: the share of places at which the first guess is the target's, of those the share at which
         the second is too, and so on."""
         there, right = [0] * self.how.depth, [0] * self.how.depth
+        weights = weights and {name: weight.float() for name, weight in weights.items()}
         for i in range(0, len(self.held_out), self.how.batch):
             batch = self.batch([_window(text, self.how.length, None) for text in self.held_out[i : i + self.how.batch]])
             best, length = batch.likely[:, 0], batch.embedded.shape[1]
             all_right = torch.zeros(batch.embedded.shape[0] * length, dtype=torch.bool, device=best.device)
             so_far = batch.counts
-            for j, logits in enumerate(self.logits(batch)):
+            for j, logits in enumerate(self.logits(batch, weights)):
                 if j:  # a draft that began one position earlier
                     so_far = all_right[(batch.rows - 1).clamp(min=0)] & (batch.places > 0) & batch.counts
                 there[j] += int(so_far.sum())
@@ -215,28 +200,37 @@ class Trainer:
         return numbers.masked_fill(other, -1), chances.masked_fill(other, 0.0)
 
     def _save(self) -> None:
-        whole = {"how": asdict(self.how), "done": self.done, "losses": self.losses}
-        whole |= {"module": self.module.state_dict(), "optimiser": self.optimiser.state_dict()}
-        new = self.folder / "training.new"
-        torch.save(whole, new)
-        new.replace(self.folder / "training.pt")
+        Checkpoint(
+            self.how,
+            self.module.size,
+            self.ids,
+            self.name,
+            self.target.vocab,
+            self.digests,
+            self.done,
+            self.losses,
+            self.module.state_dict(),
+            self.optimiser.state_dict(),
+        ).save(self.folder)
 
     def _load(self) -> None:
-        file = self.folder / "training.pt"
-        if not file.exists():
+        begun = Checkpoint.read(self.folder, self.target.device)
+        if begun is None:
             return
-        try:
-            whole = torch.load(file, map_location=self.target.device, weights_only=True)
-            before = whole["how"]
-        except Exception as error:  # torch raises many kinds here
-            raise BadRequest(f"{file} cannot be read: {error}; delete it to begin again") from error
-        now = asdict(self.how)
-        other = [f"{k} {before.get(k)}" for k in now if before.get(k) != now[k]]
-        if other:
-            raise BadRequest(f"{file} is of a training with {', '.join(other)}; give the same, or another --out")
-        self.module.load_state_dict(whole["module"])
-        self.optimiser.load_state_dict(whole["optimiser"])
-        self.done, self.losses = whole["done"], whole["losses"]
+        begun.refuse_target(self.name, self.folder)
+        begun.refuse_options(self.how, len(self.ids), self.module.size.ffn, self.folder)
+        begun.refuse_others(self.module.size, self.ids, self.digests, self.folder)
+        self.module.load_state_dict(begun.module)
+        self.optimiser.load_state_dict(begun.optimiser)
+        self.done, self.losses = begun.done, begun.losses
+
+
+def name_of(target: Runner) -> str:
+    """Which model it is; "" where nothing tells."""
+    try:
+        return fingerprint(target)
+    except ModelError:
+        return ""
 
 
 def _window(text: Text, length: int, rng: Random | None) -> Text:
