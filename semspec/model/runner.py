@@ -40,9 +40,11 @@ class ModelRunner(EnoughRoom):
         tokens: int | None = None,
         page: int | None = None,
         fp8_cache: bool = False,
+        graphs: bool = True,
     ) -> None:
         """`tokens`: that all slots hold together, at most, where the cache is paged, which it is on a GPU; `page`: its
-        pages' size, if another, or that of a CPU's; `fp8_cache`: how a paged cache stores keys and values."""
+        pages' size, if another, or that of a CPU's; `fp8_cache`: how a paged cache stores keys and values; `graphs`:
+        whether short passes on a GPU are captured, which pays for a runner that stays."""
         self.transformer, self.shape = transformer, transformer.shape
         self.depth = self.shape.depth
         self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
@@ -54,7 +56,7 @@ class ModelRunner(EnoughRoom):
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
         self.sparsity: Sparsity | None = None  # what passes that score drafts leave out
         self.numpy_decoder = NumpyDecoder.of(transformer, self.cache)
-        self.use(GraphRunner.of(transformer, self.cache))
+        self.use(GraphRunner.of(transformer, self.cache) if graphs else None)
 
     def use(self, graph_runner: GraphRunner | None) -> None:
         """How short passes are run; None: every operation is launched by itself."""

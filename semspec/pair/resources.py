@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from semspec.errors import BadRequest, ModelError
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
-from semspec.model.heads.fit import fitted
+from semspec.model.heads.fit import Fitted, fitted
 from semspec.model.heads.runner import StateRunner
 from semspec.pocket import shipped
 from semspec.probe import Probe, fingerprint
@@ -48,7 +48,7 @@ class Resources:
         self.tokenizer, self.target, self.draft, self.eos = tokenizer, target, draft, eos
         self.probe_folder = probe_folder
         self._probes: dict[Path, Probe] = {}
-        self._heads: dict[tuple[str, str, float], StateRunner] = {}
+        self._heads: dict[tuple[str, str], Fitted] = {}  # by kind of drafter and path
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
@@ -154,12 +154,14 @@ class Resources:
         return self._probe(place / "judge", self.target, folder)
 
     def head(self, kind: str, path: str, threshold: float, target: Runner) -> StateRunner:
-        """The draft head in this folder, as it fits the target; loaded once."""
-        if (kind, path, threshold) not in self._heads:
+        """The draft head in this folder, as it fits the target; loaded once, whatever is asked of it."""
+        found = self._heads.get((kind, path))
+        if found is None:
             text = encode(self.tokenizer, [{"role": "user", "content": QUESTION}] if self._chats else QUESTION)
-            head = HEADS[kind].load(shipped.HEADS.get(path, path), target)
-            self._heads[kind, path, threshold] = fitted(head, target, text, threshold, path, self.eos)
-        return self._heads[kind, path, threshold]
+            found = fitted(HEADS[kind].load(shipped.HEADS.get(path, path), target), target, text, path, self.eos)
+        runner = found.above(threshold)
+        self._heads[kind, path] = found
+        return runner
 
     @property
     def _chats(self) -> bool:

@@ -112,10 +112,15 @@ def test_tokens_of_a_block_drawn_at_once_keep_it_too(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> semspec.Pair:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT
-    return semspec.load(save(make_model("llama3"), tmp_path_factory.mktemp("target"), tokenizer), context=256, slots=3)
+    return save(make_model("llama3"), tmp_path_factory.mktemp("target"), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> semspec.Pair:
+    return semspec.load(folder, context=256, slots=3)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +129,12 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("head")
     make_head(folder, layers=[1, 2, 3], vocab=250)
     return f"eagle:{folder},threshold=0"
+
+
+def head_of(pair: semspec.Pair) -> StateRunner:
+    """The only one that the pair has loaded."""
+    (found,) = pair.resources._heads.values()
+    return found.runner
 
 
 PROMPTS = ["the quick brown fox", "one two", "the sky is blue because light scatters " * 3, "x"]
@@ -154,7 +165,7 @@ def test_trees_of_a_head_leave_the_text_as_it_is(pair: semspec.Pair, drafter: st
     assert [pair.generate(p, verifier="exact", **tree).text for p in PROMPTS] == wanted
     for rule in ("sampling", "traversal", "fly:window=1", "typical"):
         assert pair.generate("one two", verifier=rule, **tree).stats.drafted
-    (head,) = pair.resources._heads.values()
+    head = head_of(pair)
     assert head.free == ENOUGH and pair.target.free == 3
 
 
@@ -183,13 +194,59 @@ def test_sessions_and_cancelled_streams_leave_nothing_behind(pair: semspec.Pair,
             messages = session.messages[:-1]
             assert answer == pair.generate(messages, verifier="none", max_new_tokens=12, ignore_eos=True).text
         assert session.reused > 20, "states of the first turn are remembered"
-    (head,) = pair.resources._heads.values()
+    head = head_of(pair)
     before = head.free
     stream = pair.stream("one two", options)
     next(iter(stream))
     assert head.free == before - 1
     stream.close()
     assert head.free == before and pair.target.free == 3
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_head_is_loaded_while_all_slots_are_taken(folder: Path, drafter: str, cached: bool):
+    """By streams that nobody has read to their ends; the answer waits for a slot, as any other does."""
+    pair = semspec.load(folder, device="cpu", context=256, slots=2)
+    pair = pair.cached() if cached else pair
+    options = {"max_new_tokens": 12, "ignore_eos": True}
+    wanted = [pair.generate(p, verifier="none", **options).text for p in PROMPTS[:3]]
+    streams = [pair.stream(p, verifier="none", **options) for p in PROMPTS[:2]]
+    first = [next(iter(stream)).text for stream in streams]
+    assert pair.target.free == 0
+    assert pair.generate(PROMPTS[2], drafter=drafter, num_draft_tokens=3, **options).text == wanted[2]
+    rest = ["".join(event.text for event in stream) for stream in streams]
+    assert [a + b for a, b in zip(first, rest, strict=True)] == wanted[:2], "nobody's slot was touched"
+    assert pair.target.free == 2 and head_of(pair).free == ENOUGH
+
+
+def test_a_session_with_the_only_slot_keeps_it_when_a_head_is_loaded(folder: Path, drafter: str):
+    pair = semspec.load(folder, device="cpu", context=256, slots=1)
+    with semspec.Session(pair) as session:
+        for options in ({"verifier": "none"}, {"drafter": drafter, "num_draft_tokens": 3}):
+            before = session.reused
+            answer = "".join(event.text for event in session.ask("one two three", max_new_tokens=8, **options))
+            assert answer
+        # Nothing of the first turn has states for the head, so its text is read again, into the same slot.
+        assert before == 0 and pair.target.free == 0
+        text = "".join(event.text for event in session.ask("four", max_new_tokens=8, drafter=drafter))
+        assert text and session.reused > 20
+    assert pair.target.free == 1
+
+
+def test_a_head_is_loaded_once_whatever_share_is_asked_of_it(
+    folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch
+):
+    pair, loaded = semspec.load(folder, device="cpu", context=256, slots=1), list[object]()
+    load = EagleHead.load
+    monkeypatch.setattr(EagleHead, "load", lambda *given: loaded.append(given) or load(*given))
+    for threshold in ("0", "0.001", "0.9", "0"):
+        options = {"drafter": drafter.replace("threshold=0", f"threshold={threshold}"), "max_new_tokens": 4}
+        if threshold == "0":
+            pair.generate("one two", **options)
+            continue
+        with pytest.raises(ModelError, match=r"does not fit.*\d+% of \d+ tokens"):
+            pair.generate("one two", **options)
+    assert len(loaded) == 1
 
 
 def test_mistakes_are_told(pair: semspec.Pair, drafter: str, tmp_path: Path):

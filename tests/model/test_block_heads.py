@@ -102,7 +102,7 @@ def test_it_is_measured_and_refused_like_other_heads(target: ModelRunner, tmp_pa
     readings = fit.measure(head, target, TEXT)
     assert [reading.offset for reading in readings] == [0, -1] and readings[0].tokens >= 24
     with pytest.raises(ModelError, match=r"does not fit.*ids -1"):
-        fit.fitted(head, target, TEXT, 0.9, "head")
+        fit.fitted(head, target, TEXT, "head").above(0.9)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -156,14 +156,14 @@ def test_layer_ids_that_count_otherwise_are_found(
     write_fitting_head(target, TEXT, [1, 2, 1], named, tmp_path)
     readings = fit.measure(EagleHead.load(tmp_path, target), target, TEXT)
     assert readings[chosen].agreement > 0.6 > 0.2 > readings[1 - chosen].agreement
-    runner = fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, 0.1, "my-head")
+    runner = fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, "my-head").above(0.1)
     assert runner.layers == (1, 2, 1)
     assert f"ids +{chosen}" in caplog.text and "my-head" in caplog.text, "it says which it took"
 
 
 def test_without_ids_the_usual_ones_are_tried(target: ModelRunner, tmp_path: Path):
     write_fitting_head(target, TEXT, [2, 1, 0], None, tmp_path)  # 2, depth // 2, depth - 3
-    assert fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, 0.1, "head").layers == (2, 1, 0)
+    assert fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, "head").above(0.1).layers == (2, 1, 0)
 
 
 def test_an_embedding_that_was_never_trained_gives_way_to_the_targets(target: ModelRunner, tmp_path: Path):
@@ -172,15 +172,15 @@ def test_an_embedding_that_was_never_trained_gives_way_to_the_targets(target: Mo
     weights["embed_tokens.weight"] = torch.randn(320, 64) * float(target.transformer.embedding.std())
     save_file(weights, tmp_path / "model.safetensors")
     head = EagleHead.load(tmp_path, target)
-    runner = fit.fitted(head, target, TEXT, 0.1, "head")
+    runner = fit.fitted(head, target, TEXT, "head").above(0.1)
     assert runner.head.embedding is target.transformer.embedding
 
 
 def test_a_head_that_does_not_fit_is_refused_with_figures(target: ModelRunner, tmp_path: Path):
     make_head(tmp_path, layers=list(LAYERS))
     with pytest.raises(ModelError, match=r"does not fit.*\d+% of \d+ tokens.*ids \+1.*\d+% of"):
-        fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, 0.5, "head")
-    assert fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, 0.0, "head").layers == LAYERS
+        fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, "head").above(0.5)
+    assert fit.fitted(EagleHead.load(tmp_path, target), target, TEXT, "head").above(0.0).layers == LAYERS
 
 
 def test_offsets_that_are_ignored_would_be_noticed(target: ModelRunner, tmp_path: Path):
@@ -251,3 +251,17 @@ def test_a_model_that_transformers_runs_takes_heads_too(folder: Path, target: Mo
         head.observe(slot, states_of(runner, TEXT[:-1], (0, 1, 2)))
         drafts.append(greedy(head, slot, TEXT, 4)[0])
     assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("kind", ["native", "transformers"])
+def test_heads_are_measured_beside_the_targets_slots(folder: Path, tmp_path: Path, kind: str):
+    """All of which may be taken; what they hold stays."""
+    native = ModelRunner.load(folder, device="cpu", slots=1, context=256)
+    other = TransformersRunner.load(folder, torch.device("cpu"), torch.float32, 1, 256)
+    taken: Runner = native if kind == "native" else other
+    slot = taken.acquire()
+    taken.score([Score(taken, slot, TEXT, 0)])
+    make_head(tmp_path, layers=list(LAYERS))
+    readings = fit.measure(EagleHead.load(tmp_path, taken), taken, TEXT)
+    assert [r.offset for r in readings] == [0, 1, 0, 1] and readings[0].tokens >= 24
+    assert taken.free == 0 and taken.length(slot) == len(TEXT)

@@ -19,11 +19,15 @@ from semspec.model.heads.block import BlockHead
 from semspec.model.heads.block_runner import BlockRunner
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.runner import HeadRunner, StateRunner
+from semspec.model.hf_runner import TransformersRunner
+from semspec.model.runner import ModelRunner
+from semspec.model.wrapper import unwrap
 from semspec.types import Decode, Runner, Sampling, Score
 
 log = logging.getLogger(__name__)
 TOKENS = 96  # that the target writes, or fewer if it ends before,
 FEWEST = 24  # but not so few that nothing could be told from them
+ROOM = 512  # tokens of the slot in which that is written
 MARGIN = 0.05  # by which another reading has to be better than what the config says: less may be chance
 OFFSETS = {EagleHead: (0, 1), BlockHead: (0, -1)}  # where published heads agree on what an id means, 0 is right
 
@@ -50,27 +54,44 @@ def runner_of(head: EagleHead | BlockHead, target: Runner, layers: tuple[int, ..
     return HeadRunner(head, target.vocab, target.capacity, layers)
 
 
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A head as it fits its target best."""
+
+    runner: StateRunner
+    name: str
+    best: Reading
+    others: str  # readings that were not taken
+
+    def above(self, threshold: float) -> StateRunner:
+        """Its runner; a head that agrees with less than `threshold` is refused."""
+        if self.best.agreement < threshold:
+            raise ModelError(
+                f"{self.name}: the head does not fit this target. Its first guess is the target's at {self.best}; "
+                f"{self.others}. At least {threshold:.0%} are wanted: take a head that was trained for this very model"
+            )
+        return self.runner
+
+
 def fitted(
-    head: EagleHead | BlockHead,
-    target: Runner,
-    prompt: Sequence[int],
-    threshold: float,
-    name: str,
-    stop: frozenset[int] = frozenset(),
-) -> StateRunner:
-    """A runner for this head as it fits the target best. One that agrees with less than `threshold` is refused."""
-    readings = measure(head, target, prompt[: target.capacity // 2], stop)
+    head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], name: str, stop: frozenset[int] = frozenset()
+) -> Fitted:
+    readings = measure(head, target, prompt[: min(target.capacity, ROOM) // 2], stop)
     best = max(readings, key=lambda reading: reading.agreement + MARGIN * (reading is readings[0]))
     others = "; ".join(str(reading) for reading in readings if reading is not best)
-    if best.agreement < threshold:
-        raise ModelError(
-            f"{name}: the head does not fit this target. Its first guess is the target's at {best}; {others}. At least "
-            f"{threshold:.0%} are wanted: take a head that was trained for this very model"
-        )
     log.warning("%s reads %s agree with the target%s", name, best, f" ({others})" if others else "")
     if not best.own_embedding:
         head.embedding = head.shared_embedding
-    return runner_of(head, target, best.layers)
+    return Fitted(runner_of(head, target, best.layers), name, best, others)
+
+
+def beside(target: Runner) -> Runner:
+    """The target's model with a slot of its own: the target's may be taken by texts that wait for who reads them, and
+    what its prefix cache remembers should not give way to a measurement."""
+    inner, room = unwrap(target), min(target.capacity, ROOM)
+    if isinstance(inner, ModelRunner):
+        return ModelRunner(inner.transformer, 1, room, target.vocab, graphs=False)
+    return TransformersRunner(inner.model, 1, room, target.vocab)  # TargetParts knows no other
 
 
 @torch.inference_mode()
@@ -82,7 +103,7 @@ def measure(
     last = target.depth if head.config.fused else 0
     offsets = [n for n in OFFSETS[type(head)] if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
     wanted = {n: tuple(i + n for i in ids) for n in offsets}
-    text, hidden = written(target, prompt, tuple(sorted({i for layers in wanted.values() for i in layers})), stop)
+    text, hidden = written(beside(target), prompt, tuple(sorted({i for layers in wanted.values() for i in layers})), stop)
     own, shared = head.embedding, head.shared_embedding
     embeddings = [own]
     if own is not shared and own.shape == shared.shape and not torch.allclose(own, shared, atol=1e-2):
