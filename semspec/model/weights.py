@@ -35,7 +35,9 @@ UNUSED = (
     "bias", "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale",
     "k_scale", "v_scale", "k_zero_point", "v_zero_point", "weight_shape", "activation_scale",
 )  # fmt: skip
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*"]
+FILES = [
+    "*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*", "mask_embedding.pt",
+]  # fmt: skip
 
 
 def locate(model: str | Path) -> Path:

@@ -20,7 +20,7 @@ from semspec.model.heads.block_runner import BlockRunner
 from semspec.model.heads.eagle import EagleHead
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import make_model, save
-from tests.heads import filled, make_block_head, make_head
+from tests.heads import close, filled, make_block_head, make_head
 
 TEXT = [7, 3, 250, 41, 98, 3, 17, 222, 5, 60]
 
@@ -37,7 +37,7 @@ def target(folder: Path) -> ModelRunner:
 
 def states_of(target: ModelRunner, text: list[int]) -> dict[int, Tensor]:
     slot = target.acquire()
-    (rows,) = target.score([Score(target, slot, text, 0, (1, 2, 3), states=len(text))])
+    (rows,) = target.score([Score(target, slot, text, 0, (0, 1, 2, 3), states=len(text))])
     target.release(slot)
     return rows.hidden
 
@@ -46,16 +46,28 @@ def runner_for(folder: Path, target: ModelRunner) -> BlockRunner:
     return BlockRunner(BlockHead.load(folder, target), target.vocab, target.capacity)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"block": 2, "depth": 1}, {"mask_embedding": True, "layers": (1, 0, 1), "block": 9}]
-)
-def test_a_block_is_what_the_published_computation_fills_in(
-    changes: dict[str, Any], target: ModelRunner, tmp_path: Path
-):
+CASES: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "shortest": {"block": 2, "depth": 1},
+    "mask embedding": {"mask_embedding": True, "layers": (1, 0, 1), "block": 9},
+    "mask embedding in a file": {"mask_file": "tensor"},
+    "a row of bfloat16": {"mask_file": "row"},
+    "with its token": {"mask_file": "table", "speculators": True},
+    "speculators": {"speculators": True, "layers": (0, 3)},
+    "reduced": {"speculators": True, "layers": (1, 2), "vocab": 77, "block": 4},
+    "reduced, own config": {"vocab": 90},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_block_is_what_the_published_computation_fills_in(case: str, target: ModelRunner, tmp_path: Path):
     """After a prompt, after an accepted part, and after a rejection; drawn at once or in parts."""
+    changes = CASES[case]
     made = make_block_head(tmp_path, seed=2, **changes)
     runner, hidden = runner_for(tmp_path, target), states_of(target, TEXT)
-    assert runner.layers == tuple(i + 1 for i in changes.get("layers", (0, 1))), "id i is the state after layer i"
+    ids = changes.get("layers", (0, 1))
+    # With DFlash id i is the state after layer i, with speculators the state before it.
+    assert runner.layers == (ids if "speculators" in changes else tuple(i + 1 for i in ids))
     shared: Tensor = target.transformer.head.weight  # type: ignore[attr-defined]
     slot, at = runner.acquire(), 0
     for length in (4, 6, 7, 10):
@@ -69,7 +81,7 @@ def test_a_block_is_what_the_published_computation_fills_in(
                 feed, rows = out.tokens[-1:], [*rows, out.logits]
         states = [hidden[i][: length - 1] for i in runner.layers]
         expected = filled(made, TEXT[length - 1], runner.longest + 1, states, target.transformer.embedding, shared)
-        torch.testing.assert_close(torch.cat(rows).double(), expected, atol=5e-5 * float(expected.std()), rtol=1e-5)
+        close(torch.cat(rows), expected)
         runner.truncate(slot, min(length + 2, runner.length(slot)))
         assert runner.length(slot) == length
 
@@ -114,6 +126,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other number": ({"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0]}}, "names 1 layers"),
     "width": ({"width": 32}, "for another target"),
+    "speculators' window": (
+        {"speculators": True, "layer_types": ["full_attention", "sliding_attention"]},
+        "sliding window",
+    ),
+    "speculators' layers": ({"speculators": True, "aux_hidden_state_layer_ids": [0, 4]}, "which has 3"),
+    "no layers": ({"speculators": True, "aux_hidden_state_layer_ids": None}, "names 0 layers"),
+    "another type": ({"speculators": True, "speculators_model_type": "dspark"}, "of type 'dspark'"),
+    "anchors": ({"speculators": True, "sample_from_anchor": True}, "has sample_from_anchor"),
+    "domino": ({"speculators": True, "projector_type": "domino"}, "has projector_type domino"),
     "window": ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding window"),
 }
 
@@ -126,6 +147,43 @@ def test_what_cannot_work_is_refused(case: str, target: ModelRunner, tmp_path: P
         BlockHead.load(tmp_path, target)
 
 
+class Harmful:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (exec, ("raise SystemExit('code of a pickle was run')",))
+
+
+MASKS: dict[str, tuple[Any, str]] = {
+    "another width": (torch.zeros(63), r"has the shape \(63,\); it should be 64"),
+    "several": (torch.zeros(2, 64), r"has the shape \(2, 64\)"),
+    "not finite": (torch.full((64,), torch.nan), "64 finite numbers"),
+    "integers": (torch.zeros(64, dtype=torch.long), "no tensor of numbers"),
+    "text": ("mask", "no tensor of numbers"),
+    "no embedding": ({"mask_token_id": 9}, "no tensor of numbers"),
+    "another token": ({"mask_token_id": 8, "embedding": torch.zeros(64)}, "of mask token 8, and the config's is 9"),
+    "code": (Harmful(), "cannot be read as a tensor and nothing else"),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_files_that_hold_no_embedding_of_the_mask_are_refused(case: str, target: ModelRunner, tmp_path: Path):
+    make_block_head(tmp_path)
+    held, message = MASKS[case]
+    torch.save(held, tmp_path / "mask_embedding.pt")
+    with pytest.raises(ModelError, match=message):
+        BlockHead.load(tmp_path, target)
+    (tmp_path / "mask_embedding.pt").write_bytes(b"damaged")
+    with pytest.raises(ModelError, match="cannot be read"):
+        BlockHead.load(tmp_path, target)
+
+
+def test_ids_by_speculators_are_tried_one_higher(target: ModelRunner, tmp_path: Path):
+    make_block_head(tmp_path, speculators=True)
+    readings = fit.measure(BlockHead.load(tmp_path, target), target, TEXT)
+    assert [(reading.offset, reading.layers) for reading in readings] == [(0, (0, 1)), (1, (1, 2))]
+
+
 def test_kinds_of_heads_are_not_taken_for_each_other(target: ModelRunner, tmp_path: Path):
     make_block_head(tmp_path / "block")
     make_head(tmp_path / "eagle", layers=[0, 1, 2])
@@ -133,6 +191,12 @@ def test_kinds_of_heads_are_not_taken_for_each_other(target: ModelRunner, tmp_pa
         EagleHead.load(tmp_path / "block", target)
     with pytest.raises(ModelError, match="eagle:PATH"):
         BlockHead.load(tmp_path / "eagle", target)
+    make_block_head(tmp_path / "by speculators", speculators=True)
+    make_head(tmp_path / "eagle by speculators", layers=[0, 1, 2], speculators=True)
+    with pytest.raises(ModelError, match="dflash:PATH"):
+        EagleHead.load(tmp_path / "by speculators", target)
+    with pytest.raises(ModelError, match="eagle:PATH"):
+        BlockHead.load(tmp_path / "eagle by speculators", target)
     weights = load_file(tmp_path / "block" / "model.safetensors")
     save_file({**weights, "selector.weight": torch.zeros(2, 2)}, tmp_path / "block" / "model.safetensors")
     with pytest.raises(ModelError, match="selector"):

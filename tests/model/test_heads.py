@@ -19,7 +19,7 @@ from semspec.model.heads.runner import HeadRunner
 from semspec.model.hf_runner import TransformersRunner
 from semspec.types import Decode, Runner, Sampling, Score
 from tests.checkpoints import make_model, save
-from tests.heads import drafted, make_head
+from tests.heads import close, drafted, make_head
 
 TEXT = [7, 3, 250, 41, 98, 3, 17, 222, 5, 60]
 LAYERS = (1, 2, 0)
@@ -46,14 +46,6 @@ def greedy(runner: HeadRunner, slot: int, feed: list[int], n: int) -> tuple[list
     (out,) = runner.decode([Decode(runner, slot, feed, n, Sampling(), 0, keep_logits=True)])
     assert out.logits is not None
     return out.tokens, out.logits
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    there = theirs > -1e3  # tokens that the head does not have
-    assert (ours[~there] < -1e3).all()
-    torch.testing.assert_close(
-        ours[there].double(), theirs[there], atol=1e-5 * float(theirs[there].std()) * 5, rtol=1e-5
-    )
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 The target's states are its context: every layer makes keys and values of them. The block is the last token of the text
 and masks after it; its tokens see the context and each other. The output at a mask is a guess at the token in its
-place. Embedding and output projection are the target's.
+place. The embedding is the target's, and mostly the output projection, too.
 Source: DFlash (arXiv 2602.06036).
 """
 
@@ -20,7 +20,7 @@ from semspec.errors import ModelError
 from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.config import AttentionSpec, Shape
 from semspec.model.heads.config import HeadTensors, head_shape, layer_ids, read_json
-from semspec.model.heads.eagle import TargetParts, head_folder
+from semspec.model.heads.eagle import TargetParts, head_folder, output_head
 from semspec.model.layers import KeysAndValues, LayerMath, LayerReader
 from semspec.model.placement import Precision
 from semspec.model.weight_loader import WeightLoader
@@ -28,7 +28,9 @@ from semspec.model.weights import Checkpoint
 from semspec.types import Runner
 
 MOST = 256  # tokens of a block
-KNOWN = ("fc.", "hidden_norm.", "layers.", "norm.", "mask_embedding", "embed_tokens.", "lm_head.")
+KNOWN = ("fc.", "hidden_norm.", "layers.", "norm.", "mask_embedding", "embed_tokens.", "lm_head.", "d2t", "t2d")
+COPIES = ("verifier_norm.", "verifier_lm_head.")  # of the target's tensors, which are taken from the target
+MASK_FILE = "mask_embedding.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +39,78 @@ class BlockConfig:
     layers: tuple[int, ...]  # of the target, whose states it reads
     block: int  # tokens of a block, the known first one included
     mask: int  # the token that stands for those to be filled in
+    offsets: tuple[int, int]  # what ids may count from, as configs have it and otherwise
+    own_head: bool = False  # over fewer tokens than the target has
     fused: bool = True
 
     @staticmethod
     def read(tensors: HeadTensors, target: TargetParts) -> BlockConfig:
+        """Of DFlash's own config, or of one by speculators, which counts layers from the embedding on."""
         config, folder, width = read_json(tensors.folder), tensors.folder, target.embedding.shape[1]
-        own = config.get("dflash_config")
-        if not isinstance(own, dict):
+        kind = config.get("speculators_model_type")
+        own, layer = config.get("dflash_config"), config.get("transformer_layer_config")
+        if kind is None and not isinstance(own, dict):
             raise ModelError(f"{folder}: the config has no dflash_config, so it is no block head; EAGLE-3: eagle:PATH")
-        block, mask = config.get("block_size", own.get("block_size")), own.get("mask_token_id")
+        if kind not in (None, "dflash"):
+            hint = "; EAGLE-3: eagle:PATH" if kind == "eagle3" else ""
+            raise ModelError(f"{folder}: a draft head of type {kind!r}, where dflash:PATH takes 'dflash'{hint}")
+        places = [config, *(place for place in (own, layer) if isinstance(place, dict))]
+
+        def option(key: str) -> Any:
+            return next((place[key] for place in places if place.get(key) is not None), None)
+
+        block, mask = option("block_size"), option("mask_token_id")
         if type(block) is not int or not 2 <= block <= MOST:
             raise ModelError(f"{folder}: block_size is {block!r}; it should be a number of 2 to {MOST} tokens")
         if type(mask) is not int or not 0 <= mask < len(target.embedding):
             raise ModelError(f"{folder}: mask_token_id is {mask!r}; the target has {len(target.embedding)} tokens")
-        odd = [name for name in tensors if not name.startswith(KNOWN)]
-        if odd or (folder / "mask_embedding.pt").exists():
-            what = odd[0] if odd else "mask_embedding.pt, a pickle, which is not opened"
-            raise ModelError(f"{folder}: the head has {what}; block heads of this kind are not supported")
-        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        odd = [name for name in tensors if not name.startswith((*KNOWN, *COPIES))]
+        odd += [key for key in ("sample_from_anchor", "shift_label") if option(key)]
+        if option("projector_type") not in (None, "dflash"):
+            odd.append(f"projector_type {option('projector_type')}")
+        if odd:
+            raise ModelError(f"{folder}: the head has {odd[0]}; block heads of this kind are not supported")
+        if any(kind != "full_attention" for kind in option("layer_types") or ()):
             raise ModelError(f"{folder}: layers with a sliding window are not supported in block heads")
-        ids = layer_ids(own.get("target_layer_ids"), target.depth - 1)
+        if kind is None:  # id i is the state after layer i
+            ids = layer_ids(option("target_layer_ids"), target.depth - 1)
+            ids = ids and tuple(i + 1 for i in ids)
+        else:
+            ids = layer_ids(option("aux_hidden_state_layer_ids"), target.depth)
         inputs = tensors.size("fc.weight")[-1]
         if ids is None or inputs != len(ids) * width:
             raise ModelError(
                 f"{folder}: fc reads {inputs} numbers, and the config names {len(ids or ())} layers of this target's "
                 f"width {width}; the head is for another target"
             )
-        shape = head_shape(lambda key: config.get(key), tensors)
+        shape = head_shape(option, tensors)
         if shape.width != width:
             raise ModelError(f"{folder}: its width is {shape.width}; with the target's embedding it has to be {width}")
-        return BlockConfig(shape, tuple(i + 1 for i in ids), block, mask)  # id i is the state after layer i
+        own_head = "d2t" in tensors or (kind is not None and "lm_head.weight" in tensors)
+        return BlockConfig(shape, ids, block, mask, (0, -1) if kind is None else (0, 1), own_head)
+
+
+def mask_embedding(folder: Path, width: int, mask: int) -> Tensor | None:
+    """Of the file that some trainers put beside the weights: a tensor, or a table with it and the token it stands for.
+    It is a pickle, read so that it can make tensors and plain containers only."""
+    file = folder / MASK_FILE
+    if not file.exists():
+        return None
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle may fail in any way
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{file} cannot be read as a tensor and nothing else: {reason:.200}") from error
+    if isinstance(found, dict):
+        token = found.get("mask_token_id", mask)
+        if type(token) is not int or token != mask:
+            raise ModelError(f"{file} is of mask token {token!r:.40}, and the config's is {mask}")
+        found = found.get("embedding", found.get("mask_embedding"))
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise ModelError(f"{file} holds no tensor of numbers; it should be the embedding of the mask, of {width}")
+    if found.numel() != width or not found.isfinite().all():
+        raise ModelError(f"{file} has the shape {tuple(found.shape)}; it should be {width} finite numbers")
+    return found.reshape(width)
 
 
 class AllOfIt(AttentionMetadata):
@@ -80,16 +124,19 @@ class BlockHead(LayerMath):
     def __init__(self, config: BlockConfig, tensors: HeadTensors, target: TargetParts, device: torch.device) -> None:
         shape = config.shape
         super().__init__(shape, device, target.dtype)
-        self.config, self.head = config, target.head
+        self.config = config
         self.embedding = self.shared_embedding = target.embedding
         loader = WeightLoader(tensors, device, Precision(target.dtype), shape.parameters)
         reader = LayerReader(shape, loader)
         self.fc = loader.linear(["fc"], [shape.width], len(config.layers) * shape.width, "fc.bias" in tensors)
         self.hidden_norm, self.final_norm = reader.norm("hidden_norm"), reader.norm("norm")
         self.layers = [reader.layer(i, f"layers.{i}") for i in range(shape.depth)]
+        self.head = output_head(tensors, loader, target, shape.width) if config.own_head else target.head
         self.mask = F.embedding(torch.tensor(config.mask, device=device), self.embedding).to(self.dtype)
         if "mask_embedding" in tensors:
             self.mask = loader.read("mask_embedding", *tensors.size("mask_embedding")).view(shape.width)
+        elif (stored := mask_embedding(tensors.folder, shape.width, config.mask)) is not None:
+            self.mask = stored.to(device, self.dtype)
 
     @staticmethod
     def load(path: str | Path, target: Runner) -> BlockHead:

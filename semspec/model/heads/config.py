@@ -129,7 +129,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_others(config: dict[str, Any], tensors: HeadTensors) -> None:
-    if "dflash_config" in config:
+    if "dflash_config" in config or config.get("speculators_model_type") == "dflash":
         raise ModelError(f"{tensors.folder}: a one-pass block head; use it with dflash:PATH")
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":

@@ -61,6 +61,23 @@ def head_folder(path: str | Path) -> Path:
     return folder
 
 
+def output_head(tensors: HeadTensors, loader: WeightLoader, target: TargetParts, width: int) -> Linear:
+    """Over the target's tokens. A head's own may have fewer: output i is token i + d2t[i]."""
+    if "lm_head.weight" not in tensors:
+        return target.head
+    count, device = tensors.size("lm_head.weight")[0], target.embedding.device
+    own, ids = loader.head(None, count, width), torch.arange(count, device=device)
+    if "d2t" in tensors:
+        ids = ids + tensors.integers("d2t", count, device)
+    known = max(target.vocab, target.embedding.shape[0])
+    if len(ids) and (ids.min() < 0 or ids.max() >= known or len(ids.unique()) < count):
+        raise ModelError(
+            f"{tensors.folder}: its {count} outputs are tokens {int(ids.min())} to {int(ids.max())}, "
+            f"{len(ids.unique())} of them different; the target has {known} tokens: the head is for another target"
+        )
+    return LimitedHead(own, ids, known)
+
+
 class EagleHead(LayerMath):
     def __init__(self, config: HeadConfig, tensors: HeadTensors, target: TargetParts, device: torch.device) -> None:
         shape = config.shape
@@ -91,25 +108,7 @@ class EagleHead(LayerMath):
                 raise ModelError(f"{tensors.folder}: its embedding has {rows} tokens, the target {target.vocab}")
         elif width != target_width:
             raise ModelError(f"{tensors.folder}: a head of width {width} cannot use embeddings of {target_width}")
-        self.head = self._head(tensors, loader, target)
-
-    def _head(self, tensors: HeadTensors, loader: WeightLoader, target: TargetParts) -> Linear:
-        """Over the target's tokens. Its own has fewer: output i is token i + d2t[i]."""
-        if "lm_head.weight" not in tensors:
-            return target.head
-        count = tensors.size("lm_head.weight")[0]
-        own = loader.head(None, count, self.shape.width)
-        if "d2t" in tensors:
-            ids = torch.arange(count, device=self.device) + tensors.integers("d2t", count, self.device)
-        else:
-            ids = torch.arange(count, device=self.device)
-        known = max(target.vocab, target.embedding.shape[0])
-        if len(ids) and (ids.min() < 0 or ids.max() >= known or len(ids.unique()) < count):
-            raise ModelError(
-                f"{tensors.folder}: its {count} outputs are tokens {int(ids.min())} to {int(ids.max())}, "
-                f"{len(ids.unique())} of them different; the target has {known} tokens: the head is for another target"
-            )
-        return LimitedHead(own, ids, known)
+        self.head = output_head(tensors, loader, target, width)
 
     @staticmethod
     def load(path: str | Path, target: Runner) -> EagleHead:

@@ -29,7 +29,7 @@ TOKENS = 96  # that the target writes, or fewer if it ends before,
 FEWEST = 24  # but not so few that nothing could be told from them
 ROOM = 512  # tokens of the slot in which that is written
 MARGIN = 0.05  # by which another reading has to be better than what the config says: less may be chance
-OFFSETS = {EagleHead: (0, 1), BlockHead: (0, -1)}  # where published heads agree on what an id means, 0 is right
+OFFSETS = (0, 1)  # of an EAGLE-3 head's ids; where published heads agree on what an id means, 0 is right
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def measure(
     """All ways to read this head."""
     ids = head.config.layers
     last = target.depth if head.config.fused else 0
-    offsets = [n for n in OFFSETS[type(head)] if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
+    tried = head.config.offsets if isinstance(head, BlockHead) else OFFSETS
+    offsets = [n for n in tried if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
     wanted = {n: tuple(i + n for i in ids) for n in offsets}
     text, hidden = written(beside(target), prompt, tuple(sorted({i for layers in wanted.values() for i in layers})), stop)
     own, shared = head.embedding, head.shared_embedding
