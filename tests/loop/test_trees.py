@@ -16,13 +16,14 @@ from semspec.draft.growing import TreeOptions
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
+from semspec.loop.repetition import RepetitionGuard
 from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
 from semspec.loop.work import ScoreWork, Task
 from semspec.model import ModelRunner
 from semspec.types import Drafter, Sampling, Score
 from tests.checkpoints import make_model, save
-from tests.fakes import FakeRunner, chain
+from tests.fakes import FakeRunner, chain, greedy, script
 from tests.loop.test_decoder import PROMPT, VOCAB, decode
 from tests.model.test_graph_runner import with_graphs
 
@@ -104,6 +105,29 @@ def test_a_batch_gets_what_each_gets_alone() -> None:
     together = run(list(range(len(rules))))
     for i in range(len(rules)):
         assert run([i])[i] == together[i]
+
+
+@pytest.mark.parametrize("rule", ["accept-all", "fly:theta=0,window=0"])
+def test_a_loose_rule_that_repeats_itself_on_trees_is_replaced_by_exact(
+    rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draft's first guesses go round, and what it would rather say after them is only further branches."""
+    round_and_round, other = script([3, 4], VOCAB, 0), chain(VOCAB, seed=7, sharpness=0.5)
+
+    def draft(context: list[int]) -> list[float]:
+        return [a + b for a, b in zip(round_and_round(context), other(context), strict=True)]
+
+    target, drafter = FakeRunner(LANGUAGE, VOCAB), ModelDrafter(FakeRunner(draft, VOCAB), tree=TREE)
+    tokens, events, stats = decode(target, drafter, rule, k=6, n=120)
+    assert stats.loops == 1 and "going on with exact" in caplog.text
+    origins = [origin for event in events for origin in event.origins]
+    relaxed = [i for i, origin in enumerate(origins) if origin == "relaxed"]
+    assert relaxed and relaxed[-1] < 80, "nothing is relaxed after the loop was found"
+    after = relaxed[-1] + 10
+    assert tokens[after:] == greedy(LANGUAGE, PROMPT + tokens[:after], 120 - after)
+    guard = RepetitionGuard(repeats=0)
+    assert decode(target, drafter, rule, k=6, n=120, repetition_guard=guard)[2].relaxed > len(relaxed), "unless told"
+    assert decode(target, drafter, "exact", k=6, n=120)[2].loops == 0 and not target.held
 
 
 def test_a_sequence_may_be_cancelled_anywhere() -> None:

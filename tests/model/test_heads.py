@@ -63,6 +63,11 @@ CASES: dict[str, dict[str, Any]] = {
     "no aux": {"aux": 0},
     "no aux, one layer named": {"aux": 0, "layers": [2]},
     "four layers": {"aux": 4, "layers": [0, 1, 2, 3]},
+    "four layers at the top of a flat config": {
+        "aux": 4,
+        "layers": None,
+        "eagle_aux_hidden_state_layer_ids": [3, 0, 2, 1],
+    },
     "deeper": {"depth": 3, "layout": "layers", "speculators": True},
     "wider": {"width": 96},
     "narrower": {"width": 32, "vocab": 50, "norms": ("fc_norm", "norm_before_fc")},
@@ -78,6 +83,7 @@ def test_heads_guess_what_the_published_computation_guesses(case: str, target: M
     made = make_head(tmp_path, **{"layers": list(LAYERS), "seed": 3} | CASES[case])
     head = EagleHead.load(tmp_path, target)
     runner = HeadRunner(head, target.vocab, target.capacity)
+    assert head.config.layers == tuple(CASES[case].get("eagle_aux_hidden_state_layer_ids", head.config.layers))
     hidden = states_of(target, TEXT, tuple(sorted(set(runner.layers))))
     embedding = made.tensors.get("embed_tokens.weight", target.transformer.embedding)
     shared = None if "lm_head.weight" in made.tensors else target.transformer.head.weight  # type: ignore[attr-defined]
