@@ -70,22 +70,22 @@ def draws_by_key_are_those_of_the_reference(device: torch.device) -> None:
 def rules_in_graphs_decide_as_one_operation_at_a_time(device: torch.device) -> None:
     faults = []
     for sampling in (Sampling(0.6, top_p=0.95), Sampling()):
-        for rule in token_rules():
+        for rule, sequences in [*((rule, 3) for rule in token_rules()), (make("sampling"), 64), (make("fly"), 64)]:
             try:
-                same_decisions(rule, sampling, device)
+                same_decisions(rule, sequences, sampling, device)
             except AssertionError as error:
                 faults.append(f"{rule.name} at {sampling.temperature}: {error}")
     assert not faults, "; ".join(faults)
 
 
-def same_decisions(rule: Rule, sampling: Sampling, device: torch.device) -> None:
+def same_decisions(rule: Rule, sequences: int, sampling: Sampling, device: torch.device) -> None:
     """Afresh, then with states; the same as with sorted logits, but for near ties."""
     vocab, dtype = (151936, torch.bfloat16) if device.type == "cuda" else (300, torch.float32)
     graphs, plain = RuleGraphs(), RuleGraphs(lambda where: None)
-    states: list[Tensor | None] = [None] * 3
+    states: list[Tensor | None] = [None] * sequences
     as_sorted, turns = 0, PATIENCE + 3
     for turn in range(2 * turns):
-        asked = requests(rule, 3, vocab, sampling, device, dtype, seed=7 * turn)
+        asked = requests(rule, sequences, vocab, sampling, device, dtype, seed=7 * turn)
         for request, state in zip(asked, states, strict=True):
             request.state = state
         ours, theirs = graphs.verify(rule, asked), plain.verify(rule, asked)
@@ -99,7 +99,8 @@ def same_decisions(rule: Rule, sampling: Sampling, device: torch.device) -> None
             as_sorted += decided[0] == decided[2]
         states = [verdict.state for verdict in ours] if turn >= turns else states
     assert not any(shape.plain for shape in graphs._shapes.values()), "it was not captured"
-    assert as_sorted >= 6 * turns - 2, f"{as_sorted} of {6 * turns} as by sorting"
+    made = 2 * turns * sequences
+    assert as_sorted >= made - 2 - made // 100, f"{as_sorted} of {made} as by sorting"
 
 
 @check
@@ -109,7 +110,7 @@ def graphs_of_rules_take_no_more_memory_than_planned(device: torch.device) -> No
     vocab, rules = 151936, [make(name) for name in ("sampling", "fly", "adaptive", "block")]
     torch.cuda.empty_cache()
     graphs, before, taken = RuleGraphs(), torch.cuda.memory_reserved(), 0
-    for sequences in (1, 4, 8, 16):
+    for sequences in (1, 4, 8, 16, 64):
         for rule in rules:
             asked = requests(rule, sequences, vocab, Sampling(0.6, top_p=0.95), device, torch.bfloat16)
             for _ in range(PATIENCE + 2):

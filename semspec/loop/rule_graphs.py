@@ -2,9 +2,10 @@
 
 Rules are pure and never ask the host, so what they do depends on sizes alone. A batch is laid into memory at fixed
 addresses, rounded up to a few sizes (see `Layout`); decisions come back as one table. A shape is captured when it has
-been met a few times, and the graphs of shapes not met for long make room. A rule that cannot be replayed (it waits for
-the device, or changes what it was given) is called every time instead, which is logged once; so is one that says so
-itself (`Rule.captured`), and all rules on a CPU.
+been met a few times, and the graphs of shapes not met for long make room. Many drafts are decided in parts, so that
+graphs and their memory stay small however many sequences run. A rule that cannot be replayed (it waits for the device,
+or changes what it was given) is called every time instead, which is logged once; so is one that says so itself
+(`Rule.captured`), with all drafts at once, and so are all rules on a CPU.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import accumulate, pairwise
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -64,20 +67,27 @@ class RuleGraphs:
     def verify(self, rule: Rule, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """One verdict per draft. The drafts share the rule, and what `collate` wants to be shared."""
         if requests[0].draft.parents:  # too many shapes to capture
-            return [verdict for some in in_parts(requests, TREE_ROWS) for verdict in decide(rule, some)]
-        return join_segments(self._decide(rule, requests).verdicts(), requests)
+            return [verdict for some in in_parts(requests, TREE_ROWS, TREE_ROWS) for verdict in decide(rule, some)]
+        launcher = self._launcher(requests[0].rows.logits.device)
+        if launcher is None or not rule.captured:
+            return decide(rule, requests)
+        made = list[Packed]()
+        for some in (parts := in_parts(requests, RULE_ROWS, SEQUENCES)):
+            packed = self._decide(launcher, rule, some)
+            if len(parts) > 1:  # the next part may be decided by the same graph, whose table lies at the same place
+                packed = replace(packed, table=packed.table.clone())
+            made.append(packed)  # and the host waits when all of them are under way
+        return join_segments([verdict for packed in made for verdict in packed.verdicts()], requests)
 
-    def _decide(self, rule: Rule, requests: Sequence[VerifyRequest]) -> Packed:
-        launcher, parts = self._launcher(requests[0].rows.logits.device), tensor_parts(requests)
-        if launcher is not None and rule.captured:
-            needed = Layout.of(requests)
-            layout = rounded_up(needed)
-            shape = None if layout is None else self._shape(rule, layout, requests[0].protected, parts)
-            if layout is not None and shape is not None and not shape.plain and shape.times > PATIENCE:
-                try:
-                    return self._replay(launcher, shape, rule, layout, needed, requests, parts)
-                except Exception as error:  # if it is the rule's own, the plain call below raises it again
-                    self._give_up(shape, rule, error)
+    def _decide(self, launcher: GraphLauncher, rule: Rule, requests: Sequence[VerifyRequest]) -> Packed:
+        needed, parts = Layout.of(requests), tensor_parts(requests)
+        layout = rounded_up(needed)
+        shape = None if layout is None else self._shape(rule, layout, requests[0].protected, parts)
+        if layout is not None and shape is not None and not shape.plain and shape.times > PATIENCE:
+            try:
+                return self._replay(launcher, shape, rule, layout, needed, requests, parts)
+            except Exception as error:  # if it is the rule's own, the plain call below raises it again
+                self._give_up(shape, rule, error)
         return Packed.of(rule.verify(collate(requests, parts)))
 
     def _launcher(self, device: torch.device) -> GraphLauncher | None:
@@ -166,18 +176,24 @@ class Tables:
             self._copied.record(torch.cuda.current_stream(self._there.device))
 
 
-def in_parts(requests: Sequence[VerifyRequest], rows: int) -> Iterator[list[VerifyRequest]]:
-    """In order, each part with at most so many rows of logits, or with one request: what a rule makes of them has to
-    fit into memory."""
-    part, taken = list[VerifyRequest](), 0
-    for request in requests:
-        own = len(request.rows.logits)
-        if part and taken + own > rows:
-            yield part
-            part, taken = [], 0
-        part.append(request)
-        taken += own
-    yield part
+def in_parts(requests: Sequence[VerifyRequest], rows: int, sequences: int) -> list[Sequence[VerifyRequest]]:
+    """In order, each part with at most so many rows of logits and so many sequences (steps of one draft count each), or
+    with one request. As few parts as can be, and of about as many requests each if they fit: so they have one shape."""
+    sizes = [(len(r.rows.logits), len(r.draft.own_tokens), len(r.draft.segments)) for r in requests]
+    sums = [(0, 0, 0), *zip(*(accumulate(each) for each in zip(*sizes, strict=True)), strict=True)]
+    most = (rows, rows, sequences)
+
+    def fits(begin: int, end: int) -> bool:
+        return end - begin == 1 or all(b - a <= n for a, b, n in zip(sums[begin], sums[end], most, strict=True))
+
+    begins = [0]
+    for i in range(1, len(requests)):
+        if not fits(begins[-1], i + 1):
+            begins.append(i)
+    each = ceil(len(requests) / len(begins))
+    even = list(range(0, len(requests), each))
+    begins = even if all(fits(i, min(i + each, len(requests))) for i in even) else begins
+    return [requests[begin:end] for begin, end in pairwise([*begins, len(requests)])]
 
 
 def rounded_up(layout: Layout) -> Layout | None:

@@ -272,7 +272,7 @@ def test_an_interrupt_inside_a_tick_ends_all_sequences_cleanly(where: str, monke
 
     with monkeypatch.context() as patch:
         if where == "verify":
-            patch.setattr("semspec.loop.rule_graphs.collate", interrupt)
+            patch.setattr("semspec.verify.decide.collate", interrupt)
         else:
             patch.setattr(getattr(world, where), "score", interrupt)
         with pytest.raises(KeyboardInterrupt):

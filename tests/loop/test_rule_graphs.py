@@ -12,14 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from semspec.loop import rule_graphs
 from semspec.loop.rule_graphs import PATIENCE, SHAPES, RuleGraphs
-from semspec.model.graph_memory import TREE_ROWS
 from semspec.sampling.processors import History, Penalties, Processors
 from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.collate import Packed, collate, join_segments, verdicts
-from semspec.verify.decide import decide
 from semspec.verify.exact import Exact
 from semspec.verify.lossy import conclude
 from tests.verify.binding import WIDTH, RuleResources
@@ -241,35 +238,12 @@ def test_a_rules_own_error_is_the_one_that_is_raised() -> None:
             rules.verify(Failing(), [request(Failing(), turn, 4, FREE)])
 
 
-def test_what_is_too_large_for_a_graph_is_verified_all_the_same() -> None:
+def test_a_draft_too_large_for_a_graph_is_verified_all_the_same() -> None:
     rules, launcher = played()
     for _ in range(PATIENCE + 2):
-        requests = [request(Exact(), i, 30, FREE) for i in range(8)]
+        requests = [request(Exact(), i, 70, FREE) for i in range(3)]
         same(rules.verify(Exact(), requests), plain(Exact(), requests))
     assert not launcher.graphs
-
-
-@pytest.mark.parametrize("name", ["exact", "fly", "sampling"])
-def test_many_trees_are_verified_in_parts_that_fit_into_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule, rng, sizes = make(name), Random(4), list[int]()
-    sampling = Sampling(0.8, seed=5)
-
-    def tree(seed: int) -> VerifyRequest:
-        made, n = request(rule, seed, 40, sampling), 40
-        return replace(made, draft=replace(made.draft, parents=tuple(rng.randrange(-1, i) for i in range(n))))
-
-    requests = [tree(seed) for seed in range(7)]
-    whole = decide(rule, requests)
-    inner = rule_graphs.decide
-
-    def counted(rule: Rule, some: list[VerifyRequest]) -> list[Verdict]:
-        sizes.append(sum(len(r.rows.logits) for r in some))
-        return inner(rule, some)
-
-    monkeypatch.setattr(rule_graphs, "decide", counted)
-    same(RuleGraphs().verify(rule, requests), whole)
-    assert sizes == [3 * 41, 3 * 41, 41] and max(sizes) <= TREE_ROWS
-    assert [len(part) for part in rule_graphs.in_parts(requests[:2], 1)] == [1, 1], "one is always verified"
 
 
 def test_processors_act_before_and_nan_is_no_token() -> None:
