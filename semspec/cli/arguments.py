@@ -61,7 +61,11 @@ Draft = Annotated[
 LocalDraft = Annotated[str | None, _model(help="Draft model; pocket brings its own.")]
 Device = Annotated[str, _model(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
 DraftDevice = Annotated[
-    str | None, _model(help="Device of the draft model; the target's by default.", autocompletion=lambda: DEVICES)
+    str | None,
+    _model(
+        help="Device of the draft model; the target's by default. On another, passes run side by side where it pays.",
+        autocompletion=lambda: DEVICES,
+    ),
 ]
 Dtype = Annotated[
     str,

@@ -4,13 +4,15 @@ In each tick, every runner with work makes one pass, drafts first: their proposa
 whatever is waiting already, so that sequences synchronise. If any sequence waits for a score or is in prefill, the pass
 is ragged: prompt chunks, score rows, and one row per decoding sequence. If all are decoding, it is a fused decode of a
 few tokens, so that no score waits longer; a single sequence decodes all its tokens at once. Rules verify in one call.
+A draft model on another device may make its pass beside the target's instead (side_by_side.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from semspec.errors import BadRequest, SemspecError
@@ -19,6 +21,7 @@ from semspec.loop.costs import PassCosts
 from semspec.loop.live_tasks import LiveTasks
 from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
+from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
 from semspec.loop.verifying import verdicts
 from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work
 from semspec.sampling.draw import NOTHING, next_tokens
@@ -35,6 +38,9 @@ from semspec.types import (
     VerifyRequest,
 )
 
+UNDER_WAY = "a pass is under way: a rule or referee may not use the pair that calls it"
+Served = list[tuple[Work | AgainWork, Part]]  # what a pass has done
+
 
 class Executor(LiveTasks):
     def __init__(self, chunk: int = 8, budget: int = 512, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -45,15 +51,19 @@ class Executor(LiveTasks):
         self.rules = RuleGraphs()
         self.costs = PassCosts()
         self.lengths = BatchLengths(self.costs)
+        self.alternation = Alternation()
+        self._side_by_side = SideBySide(clock)
         self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
 
     def tick(self) -> None:
         """Advance every sequence as far as it goes, then make one pass on every runner that has work."""
+        if is_beside():  # would wait for the lock, whose owner waits for this pass
+            raise SemspecError(UNDER_WAY)
         with self._exclusive():
             if self._busy > 1:
-                raise SemspecError("a pass is under way: a rule or referee may not use the pair that calls it")
+                raise SemspecError(UNDER_WAY)
             self._drop_discarded()
             try:
                 self._tick()
@@ -67,20 +77,18 @@ class Executor(LiveTasks):
         start, busy, verifying = self.clock(), 0.0, 0.0
         live = list(self.tasks)
         self.costs.begin(sum(1 for task in live if task.slots or not task.requests))  # with a slot, or new
+        self.alternation.begin()
         self._advance(live)
         while self._verify_requests:  # cheap, and what follows can still join this tick's passes
             busy = verifying = busy + self._verify()
             self._advance(live)
-        # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
-        # of a batch would alternate for ever, and each round would cost two target passes.
         stuck, moved = list[Runner](), False
-        for runner in sorted(self._work, key=lambda runner: not drafts(self._work[runner])):
-            if work := self._work[runner]:
-                stuck.append(work[0].request.runner)
-                seconds = self._pass(work)
-                moved |= seconds is not None
-                busy += seconds or 0.0
-                self._advance(live)
+        for some in self._turns():
+            stuck += [work[0].request.runner for work in some]
+            seconds = self._passes(some)
+            moved |= seconds is not None
+            busy += seconds or 0.0
+            self._advance(live)
         if not moved and (task := youngest(stuck, self.tasks)):
             self._end(task, SemspecError(NO_ROOM))
         host = max(self.clock() - start - busy, 0.0)
@@ -88,6 +96,13 @@ class Executor(LiveTasks):
         share = host / max(len(live), 1)
         for task in live:
             task.stats.seconds["host"] += share
+        self.alternation.end(self.clock() - start)
+
+    def cancel(self, task: Task) -> None:
+        if is_beside():  # as from inside its own round
+            self._discarded.append(task)
+        else:
+            super().cancel(task)
 
     # -- sequences
 
@@ -195,28 +210,48 @@ class Executor(LiveTasks):
 
     # -- passes
 
-    def _pass(self, work: list[Work]) -> float | None:
-        """A pass on one runner. Returns the seconds it took; None: it has no room for any of this."""
+    def _turns(self) -> Iterator[list[list[Work]]]:
+        """The work of every runner, drafts first; together that of two which make their passes beside each other."""
+        # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
+        # of a batch would alternate for ever, and each round would cost two target passes: too many on one device.
+        done = set[int]()
+        for runner in sorted(self._work, key=lambda runner: not drafts(self._work[runner])):
+            if runner in done or not (work := self._work[runner]):
+                continue
+            target = beside(work)
+            halves = target and self.alternation.halves(work, target, self._work.get(id(target), []), self.tasks)
+            done |= {id(target)} if halves else set()
+            yield [some for some in halves if some] if halves else [work]
+
+    def _passes(self, some: list[list[Work]]) -> float | None:
+        """A pass on each of these runners. Returns the seconds they took; None: no room for any of this."""
+        start = self.clock()
+        made, shares = self._side_by_side.make([self._pass(work) for work in some])
+        seconds = self.clock() - start
+        for served, share in zip(made, shares, strict=True):
+            if not served:
+                continue
+            if not drafts(item for item, _ in served):
+                self.costs.passed([part for _, part in served], share * seconds)
+            for item, _ in served:
+                item.task.stats.seconds["draft" if item.request.drafting else "score"] += share * seconds / len(served)
+        return None if all(served is None for served in made) else seconds
+
+    def _pass(self, work: list[Work]) -> Pass[Served | None]:
         runner = work[0].request.runner
         if not (work := fitting(runner, work, self.tasks)):
             return None
         reading = [item for item in work if reads(runner, item, self.chunk)]
         reading = work if reading and not drafts(work) else reading  # in one pass, which reads the weights once
-        start = self.clock()
-        served = [*self._ragged_pass(runner, reading)] if reading else []
+        served = (yield from self._ragged_pass(runner, reading)) if reading else []
         if decoding := [item for item in work if item not in reading and not item.task.done]:
-            served += self._decode(runner, decoding)  # a token a pass of prompts would keep a draft's round waiting
-        seconds = self.clock() - start
-        if served and not drafts(item for item, _ in served):
-            self.costs.passed([part for _, part in served], seconds)
-        for item, _ in served:
-            item.task.stats.seconds["draft" if item.request.drafting else "score"] += seconds / len(served)
-        return seconds
+            served += yield from self._decode(runner, decoding)  # beside prompts it would have a token a pass
+        return served
 
-    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work | AgainWork, Part]]:
+    def _ragged_pass(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         chunks = ragged(runner, work, self.budget)
         try:
-            rows = runner.score([chunk for _, chunk in chunks])
+            rows = yield partial(runner.score, [chunk for _, chunk in chunks])
             decoding = [(w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.keep]
             outputs = next_tokens([w.request for w, _ in decoding], [r for _, r in decoding])
         except Exception as error:
@@ -236,14 +271,14 @@ class Executor(LiveTasks):
             item.take(out)
             if item.finished:
                 self._finish(runner, item)
-        return chunks
+        return list[tuple[Work | AgainWork, Part]](chunks)
 
-    def _decode(self, runner: Runner, work: list[Work]) -> Sequence[tuple[Work, Part]]:
+    def _decode(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
         decodes = [w for w in work if isinstance(w, DecodeWork)]
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
         try:
-            out = runner.decode([w.next_decode(n) for w in decodes])
+            out = yield partial(runner.decode, [w.next_decode(n) for w in decodes])
         except Exception as error:
             self._fail((w.task for w in decodes), error)
             return []

@@ -7,6 +7,7 @@ What it reads and writes lies at fixed addresses: the caller fills buffers befor
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -15,6 +16,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+# A draft and its target on two devices may want to capture at once, and the first to end would turn `gc` on for both.
+_capturing = threading.Lock()
 
 
 class GraphLauncher(Protocol):
@@ -64,19 +68,20 @@ class GraphCache:
             work()  # kernels are compiled and libraries set up outside of the capture
             state.copy_(before)
             graph = torch.cuda.CUDAGraph()
-            collecting = gc.isenabled()
-            gc.disable()  # a tensor that is freed during a capture would break it
-            try:
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                results = work()
-                graph.capture_end()
-            except Exception:
-                with suppress(RuntimeError):  # the first error says more
+            with _capturing:
+                collecting = gc.isenabled()
+                gc.disable()  # a tensor that is freed during a capture would break it
+                try:
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    results = work()
                     graph.capture_end()
-                raise
-            finally:
-                if collecting:
-                    gc.enable()
+                except Exception:
+                    with suppress(RuntimeError):  # the first error says more
+                        graph.capture_end()
+                    raise
+                finally:
+                    if collecting:
+                        gc.enable()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         self.seconds += time.perf_counter() - began
         return graph, results

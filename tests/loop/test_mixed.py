@@ -16,6 +16,7 @@ from semspec.draft import CascadeDrafter, EarlyExit, ModelDrafter, NgramDrafter,
 from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
+from semspec.loop.side_by_side import Alternation
 from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
 from semspec.loop.work import Task
@@ -134,12 +135,19 @@ def alone(request: Request) -> tuple[list[int], list[tuple[int, float]]]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_whatever_else_runs_an_answer_is_the_one_alone(seed: int) -> None:
+    mixed(seed, torch.device("cpu"), Alternation())
+
+
+def mixed(seed: int, target_device: torch.device, alternation: Alternation) -> None:
     rng = random.Random(seed)
     bases = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(2)]
     room, window = rng.choice([100, 110, 130]), rng.choice([None, None, 8])
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=CAPACITY, room=room, window=window))
+    target = PrefixCache(
+        FakeRunner(TARGET, VOCAB, slots=4, capacity=CAPACITY, room=room, window=window, device=target_device)
+    )
     draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=4, capacity=CAPACITY, room=rng.choice([100, 120])))
     executor = Executor(chunk=rng.choice([2, 8]), budget=rng.choice([5, 16, 64, 512]))
+    executor.alternation = alternation
     requests = [Request.drawn(rng, bases) for _ in range(rng.randint(4, 8))]
     waiting, tasks, cancelled = list(requests), list[Task](), set[int]()
     while waiting or executor.tasks:
