@@ -19,7 +19,7 @@ from semspec.errors import BadRequest, SemspecError
 from semspec.loop.batch_length import BatchLengths
 from semspec.loop.costs import PassCosts
 from semspec.loop.live_tasks import LiveTasks
-from semspec.loop.passes import NO_ROOM, drafts, fitting, ragged, reads, youngest
+from semspec.loop.passes import NO_ROOM, Growth, drafts, fitting, ragged, reads, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
 from semspec.loop.verifying import verdicts
@@ -46,7 +46,8 @@ class Executor(LiveTasks):
     def __init__(self, chunk: int = 8, budget: int = 512, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self.chunk = chunk  # tokens of a fused decode while there are other sequences
-        self.budget = budget  # tokens in one pass
+        self.budget = budget  # tokens in one pass,
+        self.growth = Growth()  # fewer far into a long text, where that was measured
         self.clock = clock
         self.rules = RuleGraphs()
         self.costs = PassCosts()
@@ -249,7 +250,7 @@ class Executor(LiveTasks):
         return served
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> Pass[Served]:
-        chunks = ragged(runner, work, self.budget)
+        chunks = ragged(runner, work, self.budget, self.growth)
         try:
             rows = yield partial(runner.score, [chunk for _, chunk in chunks])
             decoding = [(w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.keep]

@@ -8,6 +8,8 @@ is a function of the position.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
 
 from semspec.loop.work import AgainWork, Task, Work
 from semspec.model.wrapper import unwrap
@@ -15,7 +17,29 @@ from semspec.types import Runner, Score
 
 MAX_ROUND_TOKENS = 64  # more tokens to feed than this count as a prompt, not as a round
 ROUNDS = 2  # budgets that rounds may take: a second pass would read all weights again, and who waits for it waits twice
+MIN_PIECE = 16  # tokens of a prompt that a pass reads, however long they take
 NO_ROOM = "the cache has no room for what runs, and nothing in it can give way; load more cache tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How what a prompt's token costs grows with the text before it, in tokens without any: 1 + position / reach."""
+
+    reach: float = inf
+    most: float = inf  # that prompts may cost in one pass
+
+    def cost(self, position: int, count: int) -> float:
+        return count * (1 + (position + count / 2) / self.reach)
+
+    def count(self, position: int, cost: float) -> float:
+        """How many tokens from there on cost so much."""
+        if self.reach == inf or cost == inf:
+            return cost
+        far = self.reach + position
+        return sqrt(far * far + 2 * self.reach * max(cost, 0.0)) - far
+
+
+NO_GROWTH = Growth()
 
 
 def fitting(runner: Runner, work: list[Work], tasks: Sequence[Task]) -> list[Work]:
@@ -68,24 +92,34 @@ def reads(runner: Runner, item: Work, chunk: int) -> bool:
     return item.scores or item.waiting > chunk or bool(runner.lost(item.request.slot))
 
 
-def ragged(runner: Runner, work: Sequence[Work], budget: int) -> list[tuple[Work | AgainWork, Score]]:
+def ragged(
+    runner: Runner, work: Sequence[Work], budget: int, growth: Growth = NO_GROWTH
+) -> list[tuple[Work | AgainWork, Score]]:
     """Prompt chunks, score rows and one row for each decoding sequence. Rounds go first, up to two budgets, so that who
-    writes waits for no more than this pass; prompts have what they leave of one, and a quarter of it at least."""
+    writes waits for no more than this pass; prompts have what they leave of one, and a quarter of it at least: fewer
+    tokens far into a long text, where each costs more."""
     lost = {item: runner.lost(item.request.slot) for item in work}
     prompts = [w for w in work if w.waiting + len(lost[w]) > MAX_ROUND_TOKENS]
     rounds = [w for w in work if w.waiting + len(lost[w]) <= MAX_ROUND_TOKENS]
     chunks = list[tuple[Work | AgainWork, Score]]()
 
-    def take(items: Sequence[Work], left: int) -> int:
-        """What is left after them."""
-        for item in items:
-            if left > 0:
-                again = AgainWork(item, lost[item], left) if lost[item] else None
-                chunk = again.request if again else item.next_pass(left)
-                left -= len(chunk.tokens)
-                chunks.append((again or item, chunk))
-        return left
+    def take(item: Work, limit: int) -> int:
+        """How many tokens were taken of it."""
+        again = AgainWork(item, lost[item], limit) if lost[item] else None
+        chunk = again.request if again else item.next_pass(limit)
+        chunks.append((again or item, chunk))
+        return len(chunk.tokens)
 
-    taken = ROUNDS * budget - take(rounds, ROUNDS * budget)
-    take(prompts, max(budget - taken, budget // 4, 1))
+    left = ROUNDS * budget
+    for item in rounds:
+        left -= take(item, left) if left > 0 else 0
+    taken = ROUNDS * budget - left
+    left = max(budget - taken, budget // 4, 1)
+    cost = growth.most * left / budget
+    for item in prompts:
+        at = runner.length(item.request.slot) - len(lost[item])
+        limit = int(min(left, max(growth.count(at, cost), 0 if item is not prompts[0] else MIN_PIECE)))
+        if limit > 0:
+            count = take(item, limit)
+            left, cost = left - count, cost - growth.cost(at, count)
     return chunks
