@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bench.gpu_tune import CASES, HEAD, Case, graphed
+from semspec.model.config import Shape
 from semspec.model.kernels.attention import attend
 from semspec.model.page_pool import page_of
 from semspec.types import Score
@@ -55,9 +56,6 @@ def prefill(bench: Bench) -> None:
     """A prompt of 8,192 tokens in pieces of several sizes, as a share of the card's arithmetic."""
     total = PIECES[-1] if bench.device.type == "cuda" else PIECES[0]
     runner = bench.runner("target", 1, total + 64)
-    shape = runner.shape
-    dense = 2 * (shape.parameters - shape.vocab * shape.width * (1 if shape.tied else 2)) * total
-    attention = 2 * total * total * shape.depth * shape.heads * shape.head_dim  # causal: half of the square
     for piece in (p for p in PIECES if p <= total):
         times = []
         for _ in range(3):
@@ -68,6 +66,12 @@ def prefill(bench: Bench) -> None:
                 runner.score([Score(runner, 0, [1 + i % 200 for i in range(start, start + piece)], 0)])
             bench.wait()
             times.append(time.perf_counter() - began)
-        share = (dense + attention) / statistics.median(times) / PEAK
+        share = work_of(runner.shape, total) / statistics.median(times) / PEAK
         bench.add(f"prefill of {total} in pieces of {piece}", 1000 * statistics.median(times), share_of_peak=share)
         print(f"    {share:.1%} of {PEAK / 1e12:.0f} TFLOP/s", flush=True)
+
+
+def work_of(shape: Shape, tokens: int) -> float:
+    """Floating-point operations of reading a prompt."""
+    dense = 2 * (shape.parameters - shape.vocab * shape.width * (1 if shape.tied else 2)) * tokens
+    return dense + 2 * tokens * tokens * shape.depth * shape.heads * shape.head_dim  # causal: half of the square

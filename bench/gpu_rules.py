@@ -22,6 +22,7 @@ from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, choose, process
 from semspec.types import Draft, Sampling, ScoreOutput, VerifyRequest
 from semspec.verify import REGISTRY, Rule, make
+from semspec.verify.decide import decide
 
 if TYPE_CHECKING:
     from bench.gpu_sections import Bench
@@ -132,7 +133,9 @@ def one_rule(bench: Bench, rule: Rule, sequences: int, vocab: int) -> None:
     read = rows * vocab * bench.dtype.itemsize + (rows - sequences) * vocab * 4 * rule.keeps_draft_logits
     plural = "s" if sequences > 1 else ""
     own = arms["both"]
-    device = bench.ms(lambda: [own._decide(rule, asked[0]) for _ in range(10)]) / 10
+    launcher = own._launcher(asked[0][0].rows.logits.device)
+    one = partial(own._decide, launcher, rule, asked[0]) if launcher else partial(decide, rule, asked[0])
+    device = bench.ms(lambda: [one() for _ in range(10)]) / 10
     more = {"before_ms": ms["before"], "kernels_ms": ms["kernels"], "graphs_ms": ms["graphs"], "device_ms": device}
     bench.add(f"{rule.name}, {sequences} sequence{plural}, top-p 0.95", ms["both"], read, **more, differ=differ)
     print("    " + ", ".join(f"{name} {value:.2f}" for name, value in more.items()) + f", differ {differ}")

@@ -38,6 +38,7 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "long_trees": ("gpu_trees", "long_trees", "", ""),
     "transformers": ("gpu_transformers", "time_transformers", "", ""),
     "load": ("gpu_load", "load", "", ""),
+    "bars": ("gpu_bars", "bars", "", ""),
 }
 FORMER = {"roll": "decode", "step": "round", "judgement": "rules"}  # as sections were called before
 
