@@ -39,7 +39,7 @@ class World:
 
     def __init__(self) -> None:
         self.target, self.draft = Counting(LANGUAGE, VOCAB, slots=1), Counting(SLIPPING, VOCAB, slots=1)
-        self.cached, self.cached_draft = PrefixCache(self.target, slots=1), PrefixCache(self.draft, slots=1)
+        self.cached, self.cached_draft = PrefixCache(self.target), PrefixCache(self.draft)
         self.executor = Executor(budget=16)
 
     def turn(self, prompt: list[int], drafter: str, n: int = 20, ticks: int | None = None) -> list[int]:

@@ -65,9 +65,13 @@ class LiveTasks(ABC):
     def discard(self, task: Task) -> None:
         """Cancel without blocking, for destructors, which may run in the middle of a tick; then at the next tick."""
         self._discarded.append(task)
+        self.between_ticks(self._drop_discarded)
+
+    def between_ticks(self, action: Callable[[], None]) -> None:
+        """Do this if nobody holds the lock, without blocking; else not at all."""
         if not self._busy and self.lock.acquire(blocking=False):
             try:
-                self._drop_discarded()
+                action()
             finally:
                 self.lock.release()
 

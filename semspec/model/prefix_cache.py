@@ -25,19 +25,18 @@ from semspec.model.rows import after, rest
 from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
+ONCE = "\0"  # begins the salt of a text that nobody asks for again: its slot is given back when it is released
 MAX_LOST = 4  # tokens at the end of a slot that a prompt may differ in and still take it over instead of copying it
 
 
 class PrefixCache(RunnerWrapper):
-    """Holds at most `slots` slots of the runner inside: all of them by default, from the start."""
+    """Takes slots of the runner inside as it needs them, and keeps those that are released."""
 
-    def __init__(self, runner: Runner, slots: int | None = None) -> None:
+    def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
-        self._limit = runner.free if slots is None else slots
-        self._idle = [runner.acquire() for _ in range(runner.free if slots is None else 0)]  # least recently used first
+        self._idle: list[int] = []  # least recently used first
         self._index = PrefixIndex()  # the tokens whose KV entries a slot has
-        for slot in self._idle:
-            self._index.add(slot)
+        self._calls: set[str] = set()  # salts of texts that are kept although they begin with ONCE, for now
         self._states: dict[int, RememberedStates] = {}  # by slot, where a drafter wanted them
         self._lengths: dict[int, int] = {}  # of slots in use, as their users see them, if they are not preempted
         self._lost: dict[int, list[int]] = {}  # what preempted slots held; their lengths are what is read again
@@ -46,7 +45,7 @@ class PrefixCache(RunnerWrapper):
 
     @property
     def free(self) -> int:
-        return len(self._idle) + min(self._limit - len(self._index.tokens), self.inner.free)
+        return len(self._idle) + self.inner.free
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         if not self.free:
@@ -72,7 +71,7 @@ class PrefixCache(RunnerWrapper):
         if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST:
             return best
         empty = next((slot for slot in self._idle if not tokens[slot]), None)
-        if empty is None and len(tokens) < self._limit and self.inner.free:
+        if empty is None and self.inner.free:
             empty = self.inner.acquire()
             self._index.add(empty)
         return self._idle[0] if empty is None else empty
@@ -102,8 +101,30 @@ class PrefixCache(RunnerWrapper):
     def release(self, slot: int) -> None:
         del self._lengths[slot]
         self._lost.pop(slot, None)
+        if not self._remembers(slot):
+            self._give_back(slot)
+            return
         self._cut(slot, self._usable(slot, len(self._index.tokens[slot])))  # a pass that failed may have left more
         self._idle.append(slot)
+
+    def remember(self, salts: Collection[str]) -> None:
+        """Keep texts with these salts, which begin with ONCE, until they are forgotten: others will begin alike."""
+        self._calls.update(salts)
+
+    def forget(self, salts: Collection[str]) -> None:
+        self._calls.difference_update(salts)
+        for slot in [slot for slot in self._idle if not self._remembers(slot)]:
+            self._idle.remove(slot)
+            self._give_back(slot)
+
+    def _remembers(self, slot: int) -> bool:
+        salt = self._index.salts[slot]
+        return not salt.startswith(ONCE) or salt in self._calls
+
+    def _give_back(self, slot: int) -> None:
+        self._index.drop(slot)
+        self._states.pop(slot, None)
+        self.inner.release(slot)
 
     def _common(self, text: Sequence[int], salt: str) -> dict[int, int]:
         return self._index.common(text, salt, self.inner.shortest)
@@ -115,10 +136,7 @@ class PrefixCache(RunnerWrapper):
     def close(self) -> None:
         """Give idle slots back to the runner inside."""
         while self._idle:
-            slot = self._idle.pop()
-            self._index.drop(slot)
-            self._states.pop(slot, None)
-            self.inner.release(slot)
+            self._give_back(self._idle.pop())
 
     def __del__(self) -> None:
         self.close()
@@ -254,7 +272,7 @@ class PrefixCache(RunnerWrapper):
         for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
             chain = max(len(feed.tokens) - len(feed.parents), 0)  # a tree is no text: no prompt begins with ~tokens
             self._append(feed.slot, [*feed.tokens[:chain], *(~token for token in feed.tokens[chain:])])
-            if feed.states:
+            if feed.states and self._remembers(feed.slot):
                 first = self._lengths[feed.slot] - feed.kept_states
                 self._states.setdefault(feed.slot, RememberedStates()).append(first, row.hidden)
         for request in requests:
@@ -321,3 +339,7 @@ class PrefixCache(RunnerWrapper):
     def _append(self, slot: int, tokens: Sequence[int]) -> None:
         self._index.append(slot, tokens)
         self._lengths[slot] += len(tokens)
+
+
+def has_cache(runner: Runner) -> bool:
+    return isinstance(runner, PrefixCache) or (isinstance(runner, RunnerWrapper) and has_cache(runner.inner))

@@ -17,6 +17,8 @@ from torch import Tensor
 from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
+from semspec.model.int4 import Int4Linear
+from semspec.model.int8 import Int8Linear
 from semspec.model.layer_ops import DENSE, LayerOps
 from semspec.model.layers import LayerMath, LayerReader
 from semspec.model.limited_head import LimitedHead
@@ -39,6 +41,12 @@ class Transformer(LayerMath):
         self.layers = [reader.layer(i, f"model.layers.{i}") for i in range(shape.depth)]
         self.final_norm = reader.norm("model.norm")
         self.head = loader.head(self.embedding if shape.tied else None, shape.vocab, shape.width)
+
+    @property
+    def integers(self) -> bool:
+        """Whether a difference in a float's last bit may become a larger one: a CPU's integer weights round what they
+        are multiplied with."""
+        return isinstance(self.layers[0].qkv, Int8Linear | Int4Linear)
 
     def with_head(self, ids: Sequence[int]) -> Transformer:
         """The same model, on the same memory, with a head for some tokens only."""

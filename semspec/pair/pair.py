@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from semspec.loop.draft_length import DraftLengths
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
-from semspec.model.prefix_cache import PrefixCache
+from semspec.model.prefix_cache import has_cache
 from semspec.options import Options
+from semspec.pair.caches import PairCaches
 from semspec.pair.prepare import Prepared, Preparer
 from semspec.pair.resources import Resources
 from semspec.pair.result import Stream, Ticket
@@ -36,6 +38,9 @@ class Pair:
     Threads may share a pair: a pass is made by whoever asks first, for all sequences there are.
     """
 
+    is_cached = False  # whether it remembers what it has read and written
+    caches: PairCaches | None = None  # what it decodes with, where its models are not cached themselves
+
     def __init__(
         self,
         target: Runner,
@@ -49,35 +54,42 @@ class Pair:
     ) -> None:
         """`exchange`: how both models read each other's tokens; None: they have the same. `row_cost`: of a further
         token in a target pass, in passes, for automatic draft lengths to begin with."""
-        self.target, self.draft, self.tokenizer, self.eos = target, draft, tokenizer, eos
+        self.tokenizer, self.eos = tokenizer, eos
         self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()
         self.resources = Resources(tokenizer, target, draft, eos, probe_folder, exchange)
-        self._preparer = Preparer(self.resources, target, draft, allow_lossy, DraftLengths(row_cost=row_cost))
+        self._take(target, draft, DraftLengths(row_cost=row_cost))
+
+    def _take(self, target: Runner, draft: Runner | None, lengths: DraftLengths) -> None:
+        """Decode with these models, through prefix caches, which may be there already."""
+        self.target, self.draft = target, draft
+        self.is_cached = has_cache(target)
+        self.caches = None if self.is_cached else PairCaches(target, draft)
+        through = (target, draft) if self.caches is None else (self.caches.target, self.caches.draft)
+        self._preparer = Preparer(self.resources, *through, self.allow_lossy, lengths)
 
     def wrapped(self, wrap: Callable[[Runner], Runner], executor: Executor | None = None) -> Pair:
         """The same pair with a wrapper around each model, the target first, and the same executor if no other."""
         pair = copy.copy(self)
         pair.executor = executor or self.executor
-        pair.target, pair.draft = wrap(self.target), None if self.draft is None else wrap(self.draft)
-        pair._preparer = Preparer(self.resources, pair.target, pair.draft, self.allow_lossy, self._preparer.lengths)
+        pair._take(wrap(self.target), None if self.draft is None else wrap(self.draft), self._preparer.lengths)
         return pair
 
     def fresh(self) -> Pair:
         """The same models on the same memory, with nothing learnt yet of draft lengths and costs."""
         pair = copy.copy(self)
         pair.executor = Executor()
-        lengths = DraftLengths(row_cost=self._preparer.lengths.row_cost)
-        pair._preparer = Preparer(self.resources, self.target, self.draft, self.allow_lossy, lengths)
+        pair._take(self.target, self.draft, DraftLengths(row_cost=self._preparer.lengths.row_cost))
         return pair
 
-    @property
-    def is_cached(self) -> bool:
-        return isinstance(self.target, PrefixCache)
-
     def cached(self) -> Pair:
-        """The same pair with a prefix cache around each model, in which slots remember what they held."""
-        return self if self.is_cached else self.wrapped(PrefixCache)
+        """The same pair, but it remembers: what one request has read or written, no later one reads again, while there
+        are slots for it. Texts may then depend on earlier ones, by rounding."""
+        if self.caches is None:
+            return self
+        pair = copy.copy(self)
+        pair.target, pair.draft, pair.is_cached = self.caches.target, self.caches.draft, True
+        return pair
 
     def __repr__(self) -> str:
         draft = "no draft model" if self.draft is None else f"a draft model of {self.draft.depth} layers"
@@ -130,7 +142,22 @@ class Pair:
             raise BadRequest(
                 f"there are {len(prompts)} prompts but {len(given)} options; give one for each, or one for all"
             )
-        tickets = self.submit([(p, override(o, overrides)) for p, o in zip(prompts, given, strict=True)])
+        with ExitStack() as stack:
+            with self.executor.lock:
+                tickets = self.submit([(p, override(o, overrides)) for p, o in zip(prompts, given, strict=True)])
+                if self.caches is not None and not self.is_cached:
+                    stack.enter_context(self.caches.call([ticket.job for ticket in tickets], self.executor))
+            self._run(tickets)
+        results = [ticket.task.error or ticket.result() for ticket in tickets]
+        if single:
+            if isinstance(results[0], Exception):
+                raise results[0]
+            return results[0]
+        if any(isinstance(r, Exception) for r in results):  # what the others wrote is not thrown away
+            raise BatchFailed(results)
+        return results
+
+    def _run(self, tickets: Sequence[Ticket]) -> None:
         try:
             while any(not ticket.task.done for ticket in tickets):
                 self.executor.tick()
@@ -140,14 +167,6 @@ class Pair:
             for ticket in tickets:
                 self.executor.cancel(ticket.task)
                 ticket.collect()
-        results = [ticket.task.error or ticket.result() for ticket in tickets]
-        if single:
-            if isinstance(results[0], Exception):
-                raise results[0]
-            return results[0]
-        if any(isinstance(r, Exception) for r in results):  # what the others wrote is not thrown away
-            raise BatchFailed(results)
-        return results
 
     def stream(self, prompt: Prompt, options: Options | None = None, **overrides: Any) -> Stream:
         """Answer one prompt, event by event. Closing the stream cancels the sequence and frees its memory.
@@ -171,12 +190,14 @@ class Pair:
             for _, options in requests:
                 self.check_profile(options.profile)
             prepared = [self._preparer.prepare(prompt, options, grammar) for prompt, options in requests]
+            if self.caches is not None and not self.is_cached:
+                self.caches.salt([each.job for each in prepared])
             return [self._submit(each) for each in prepared]
 
     def _submit(self, prepared: Prepared) -> Ticket:
         job, stats = prepared.job, Stats()
         job.num_draft_tokens = self.executor.lengths.within(job.num_draft_tokens)
-        decoder = (Decoder if job.steps is None else StepDecoder)(job, self.target, prepared.drafter, stats)
+        decoder = (Decoder if job.steps is None else StepDecoder)(job, self._preparer.target, prepared.drafter, stats)
         task = self.executor.submit(decoder.decode(), stats)
         sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""
         return Ticket(self.executor, task, job, stats, prepared.text, sparse, prepared.profile)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
 from semspec.errors import BadRequest
-from semspec.model.prefix_cache import PrefixCache
 from semspec.options import Options
 from semspec.pair.pair import Pair, override
 from semspec.pair.result import Stream
 from semspec.text.tokenizer import Messages, encode
-from semspec.types import Runner
 
 
 class Session:
-    """Messages, and the slots with their keys and values. It holds a slot on each model until it is closed.
+    """Messages. What was read and written stays in slots of the pair, as long as nobody else needs them, and other
+    sessions that begin alike share it.
 
     Every turn's text is what `pair.stream(messages)` writes: the prompt is made from the messages anew, and of what
     the slots hold only its beginning is used.
     """
 
     def __init__(self, pair: Pair, system: str | None = None) -> None:
-        self._caches: list[PrefixCache] = []  # its own, the target's first; none where its pair has some for all
-        self.pair = pair if pair.is_cached else pair.wrapped(self._cache)
+        self.pair = pair.cached()
+        self._caches = None if pair.is_cached else pair.caches
+        self._place = object()  # in the caches
+        if self._caches is not None:
+            self._caches.enter(self._place)
+            weakref.finalize(self, self._caches.dropped, self._place, pair.executor).atexit = False
         self._messages: Messages = [] if system is None else [{"role": "system", "content": system}]
         self._turn: Stream | None = None
         self._last: Stream | None = None  # the same, but it stays
-
-    def _cache(self, runner: Runner) -> Runner:
-        self._caches.append(PrefixCache(runner, slots=1))
-        return self._caches[-1]
 
     @property
     def messages(self) -> Messages:
@@ -46,6 +46,8 @@ class Session:
     def ask(self, text: str, options: Options | None = None, **overrides: Any) -> Stream:
         """The next turn. A turn that is still being written ends here."""
         messages = [*self.messages, {"role": "user", "content": text}]
+        if self._caches is not None:
+            self._caches.enter(self._place)  # once more, where it was closed
         stream = self.pair.stream(messages, self._fitted(messages, options, overrides))
         self._messages, self._turn, self._last = messages, stream, stream
         return stream
@@ -70,8 +72,9 @@ class Session:
             return
         turn, self._turn = self._turn, None
         turn.close()
-        if turn.error is not None:  # a pass that failed may have left anything in its slots
-            self._release()
+        if turn.error is not None and self._caches is not None:  # a pass that failed may have left anything in slots
+            with self.pair.executor.lock:
+                self._caches.close()
         answer = turn.result().text
         if answer:
             self._messages.append({"role": "assistant", "content": answer})
@@ -79,14 +82,11 @@ class Session:
             self._messages.pop()
 
     def close(self) -> None:
-        """Give the slots back. The messages remain, and a further turn reads them again."""
+        """The pair's last session gives the slots back. The messages remain, and a further turn reads them again."""
         self._settle()
-        self._release()
-
-    def _release(self) -> None:
-        with self.pair.executor.lock:  # another thread may be making a pass on these models
-            for cache in self._caches:
-                cache.close()
+        if self._caches is not None:
+            with self.pair.executor.lock:  # another thread may be making a pass on these models
+                self._caches.leave(self._place)
 
     def __enter__(self) -> Session:
         return self

@@ -286,3 +286,8 @@ def test_a_run_records_questions_once(finished: Path) -> None:
     assert {s["arm"] for s in asked} == {"none"} and len(asked) == len({s["problem"] for s in lines})
     story = Pocket(steps=3).problems(6, 0)[asked[0]["index"]]
     assert asked[0]["question"] == story.prompt[-1]["content"] and asked[0]["answer"] == story.answer
+
+
+def test_no_arm_finds_what_another_has_read(finished: Path) -> None:
+    _, samples = load_run(finished)
+    assert len({s["arm"] for s in samples}) > 1 and all(s["stats"]["cached_tokens"] == 0 for s in samples)

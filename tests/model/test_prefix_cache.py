@@ -17,7 +17,7 @@ from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
-from semspec.model.prefix_cache import PrefixCache
+from semspec.model.prefix_cache import ONCE, PrefixCache
 from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
 from semspec.sampling.processors import BadWords, LogitsProcessor, OnlyTokens, Processors
 from semspec.types import Score, ScoreOutput
@@ -199,16 +199,39 @@ def test_empty_slots_are_used_before_others_are_overwritten() -> None:
     assert runner.hits - hits == 3 * 27, "all three are still there, though they share eight tokens"
 
 
-def test_a_limited_cache_takes_slots_as_it_needs_them_and_gives_them_back() -> None:
-    inner = FakeRunner(TARGET, VOCAB, slots=3)
-    runner = PrefixCache(inner, slots=1)
-    assert inner.free == 3 and runner.free == 1
-    slot = runner.acquire([1, 2])
-    assert inner.free == 2 and runner.free == 0
+def cached(runner: PrefixCache, tokens: list[int], salt: str = "") -> int:
+    """How many tokens of a prompt are found."""
+    slot = runner.acquire(tokens, salt)
+    (rows,) = runner.score([Score(runner, slot, tokens, 1)])
     runner.release(slot)
-    assert inner.free == 2 and runner.free == 1
+    return rows.cached
+
+
+def test_slots_are_taken_as_they_are_needed_and_given_back() -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=3)
+    runner = PrefixCache(inner)
+    assert inner.free == runner.free == 3
+    slot = runner.acquire([1, 2])
+    assert inner.free == runner.free == 2
+    runner.release(slot)
+    assert inner.free == 2 and runner.free == 3, "it is kept, and anybody's"
     del runner
     assert inner.free == 3
+
+
+def test_what_is_read_once_is_given_back_unless_it_is_remembered_for_now() -> None:
+    inner = FakeRunner(TARGET, VOCAB, slots=3)
+    runner, text = PrefixCache(inner), [1, 2, 3, 4] * 6
+    for salt in (ONCE, f"{ONCE}7"):
+        assert cached(runner, text, salt) == 0 and inner.free == 3, "nobody could find it again"
+    runner.remember([f"{ONCE}7"])
+    assert [cached(runner, text, f"{ONCE}7") for _ in range(3)] == [0, 23, 23] and inner.free == 2
+    assert cached(runner, text) == 0 and inner.free == 1, "others do not find it, and what they read stays"
+    busy = runner.acquire(text, f"{ONCE}7")
+    runner.forget([f"{ONCE}7"])
+    assert inner.free == 1, "while it is in use"
+    runner.release(busy)
+    assert inner.free == 2 and cached(runner, text) == 23
 
 
 def test_a_copy_that_is_interrupted_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
