@@ -68,7 +68,7 @@ class FakeRunner(EnoughRoom):
 
     @property
     def free(self) -> int:
-        return self.slots - len(self.held)
+        return self.slots - sum(slot < self.slots for slot in self.held)  # others are places
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = self.pages.acquire() if self.pages else min(set(range(self.slots)) - self.held.keys())
@@ -89,6 +89,14 @@ class FakeRunner(EnoughRoom):
         del self.held[slot]
         if self.pages:
             self.pages.release(slot)
+
+    def park(self, slot: int) -> int | None:
+        if not self.pages:
+            return None
+        place = self.pages.park(slot)
+        assert place is not None and place not in self.held
+        self.held[place] = self.held.pop(slot)
+        return place
 
     def length(self, slot: int) -> int:
         return len(self.held[slot])

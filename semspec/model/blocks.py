@@ -3,7 +3,8 @@
 A slot's table lists its blocks in order; block i holds the tokens from i * size on. Slots that begin alike may share
 blocks: a shared block is never written, its writer gets a copy first. The blocks that a table begins with may be given
 back, where only the last tokens of a text are ever read: `GONE` is left of them. Plain Python: what has to be copied or
-told to a device is returned as `Change`s.
+told to a device is returned as `Change`s. Tables may be added to those of the slots, for texts that nobody writes to: a
+device need not know them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class BlockTables:
     @property
     def free(self) -> int:
         return len(self._free)
+
+    def add(self) -> None:
+        """A further table."""
+        self.tables.append([])
+        self.first.append(0)
 
     def uses(self, slots: Sequence[int]) -> Counter[int]:
         """How many of these slots each block is in."""
@@ -112,11 +118,6 @@ class BlockTables:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free.append(block)
-
-    def shrink_all(self, lengths: Sequence[int]) -> None:
-        """Give back all blocks that truncated slots have kept for what comes next."""
-        for slot, length in enumerate(lengths):
-            self.shrink(slot, length)
 
     def _take(self) -> int:
         block = self._free.pop()

@@ -24,7 +24,7 @@ class Slots:
     """Which slots are free, and how many tokens each holds."""
 
     def __init__(self, slots: int, capacity: int) -> None:
-        self.capacity = capacity
+        self.capacity, self.slots = capacity, slots
         self.lengths = [0] * slots
         self.intact = [0] * slots  # leading tokens not rewritten since sparse.block_statistics last set this
         self._free = list(range(slots))[::-1]
@@ -35,7 +35,7 @@ class Slots:
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         if not self._free:
-            raise SemspecError(f"all {len(self.lengths)} slots are taken; release one or load the model with more")
+            raise SemspecError(f"all {self.slots} slots are taken; release one or load the model with more")
         slot = self._free.pop()
         self.lengths[slot] = self.intact[slot] = 0
         return slot
@@ -45,6 +45,10 @@ class Slots:
             raise SemspecError(f"slot {slot} was released twice")
         self.lengths[slot] = 0
         self._free.append(slot)
+
+    def park(self, slot: int) -> int | None:
+        """See types.Runner."""
+        return None
 
     def truncate(self, slot: int, length: int) -> None:
         if not 0 <= length <= self.lengths[slot]:
@@ -135,7 +139,7 @@ class Cache(Slots):
     @property
     def tokens(self) -> int:
         """That all slots hold together, at most."""
-        return len(self.lengths) * self.capacity
+        return self.slots * self.capacity
 
     def layer(self, i: int) -> CachedLayer:
         return CachedLayer(self.keys[i], self.values[i])

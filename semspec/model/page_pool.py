@@ -26,11 +26,11 @@ def page_of(capacity: int) -> int:
 
 
 def pages_of(tokens: int | None, slots: int, capacity: int, page: int, window: int | None = None) -> int:
-    """Pages for so many tokens, or for all that slots can hold: no fewer than one sequence may need, and no more than
-    all can use."""
+    """Pages for so many tokens, or for all that slots can hold: no fewer than one sequence may need. Of layers with a
+    window no more than all slots can use; of others, who asks for more has more texts remembered than run."""
     if window is None:
         each = -(-capacity // page) + 1  # one to spare: to write a shared page takes a copy
-        return slots * each if tokens is None else max(each, min(tokens // page, slots * each))
+        return slots * each if tokens is None else max(each, tokens // page)
     each = -(-reach(window, page) // page) + 2  # a reach begins and ends anywhere in a page, and so does a pass
     return PASS + (slots * each if tokens is None else max(each, min(tokens // page + slots, slots * each)))
 
@@ -142,9 +142,9 @@ class PagePool:
 
     def trim(self, lengths: Sequence[int]) -> None:
         """Give back pages that truncated slots have kept for what comes next, and those behind windows."""
-        self.blocks.shrink_all(lengths)
-        for slot, length in enumerate(lengths):
-            self.blocks.give_back(slot, self._first(length))
+        for slot in range(len(self.tables) if self.window is None else len(lengths)):  # places have none to spare
+            self.blocks.shrink(slot, lengths[slot])
+            self.blocks.give_back(slot, self._first(lengths[slot]))
 
     def fork(self, source: int, target: int, length: int) -> None:
         self._apply(self.blocks.fork(source, target, length))
@@ -185,6 +185,7 @@ class PagePool:
         return keys, values
 
     def _apply(self, changes: list[Change]) -> None:
+        changes = [c for c in changes if c.slot < len(self.tables)]
         if not changes:
             return
         copied = [c for c in changes if c.copied is not None]

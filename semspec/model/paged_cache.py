@@ -42,6 +42,7 @@ class PagedCache(Cache):
         for i, spec in enumerate(shape.attention_specs):
             layers.setdefault(own_window(spec.window, slots, capacity, page), []).append(i)
         self.pools: list[PagePool] = []
+        self._places: list[int] = []  # that are free
         self._rows: dict[int, tuple[PagePool, int]] = {}  # of each layer
         for window, own in sorted(layers.items(), key=lambda item: item[0] or 0):
             pages = pages_of(tokens, slots, capacity, page, window)
@@ -76,8 +77,28 @@ class PagedCache(Cache):
         return max(pool.shortest(slot) for pool in self.pools)
 
     def release(self, slot: int) -> None:
-        super().release(slot)
+        if slot < self.slots:
+            super().release(slot)
+        else:
+            assert slot not in self._places, "a place was released twice"
+            self.lengths[slot] = 0
+            self._places.append(slot)
         self._empty(slot)
+
+    def park(self, slot: int) -> int | None:
+        """Places are tables that no device knows, after those of the slots."""
+        if not self._places:
+            self._places.append(len(self.lengths))
+            self.lengths.append(0)
+            self.intact.append(0)
+            for pool in self.pools:
+                pool.blocks.add()
+        place = self._places.pop()
+        for pool in self.pools:
+            pool.blocks.shrink(slot, self.lengths[slot])  # what it has kept for its next tokens
+        self.copy(slot, place, self.lengths[slot])
+        self.release(slot)
+        return place
 
     def truncate(self, slot: int, length: int) -> None:
         if 0 < length < self.shortest(slot):
@@ -95,6 +116,11 @@ class PagedCache(Cache):
 
     def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         return any(pool.lacks(tokens, self.lengths, without) for pool in self.pools)
+
+    @property
+    def held(self) -> int:
+        """Tokens that its pages in use have room for, of the layers that see most of a text."""
+        return (self.blocks.blocks - self.blocks.free) * self.blocks.size
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         for pool in self.pools:

@@ -1,13 +1,15 @@
 """A runner whose slots are searched for a prompt's beginning, so that what one has read is not read again.
 
 Chats send their earlier turns with every question, applications the same instructions, and `n` answers have one prompt.
-A released slot keeps its KV entries until somebody needs it. A new sequence gets the longest prefix of its prompt that
-any slot holds: the slot itself if nobody uses it and the prompt goes on from it, else a copy, so that two conversations
-with the same instructions do not take turns in evicting each other. Only the rest is fed. Slots are searched again
-whenever a prompt is fed, since others may have read it meanwhile; of those that bring the same prompt to one pass, one
-reads it and the others get copies. Decoders do not notice: a slot begins empty and its whole prompt is fed to it; what
-is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a prefix without
-them is read again. So is one whose layers with a window have given back what its next token would see (`shortest`).
+A released slot keeps its KV entries until somebody needs it; where a cache has pages, they are parked without the slot,
+so that more texts are remembered than run, as long as there are free pages. A new sequence gets the longest prefix of
+its prompt that any slot holds: the slot itself if nobody uses it and the prompt goes on from it, else a copy, so that
+two conversations with the same instructions do not take turns in evicting each other. Only the rest is fed. Slots are
+searched again whenever a prompt is fed, since others may have read it meanwhile; of those that bring the same prompt to
+one pass, one reads it and the others get copies. Decoders do not notice: a slot begins empty and its whole prompt is
+fed to it; what is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a
+prefix without them is read again. So is one whose layers with a window have given back what its next token would see
+(`shortest`).
 """
 
 from __future__ import annotations
@@ -19,33 +21,23 @@ import torch
 from torch import Tensor
 
 from semspec.errors import SemspecError
-from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
+from semspec.model.prefix_index import BLOCK, common_prefix
 from semspec.model.remembered_states import RememberedStates
+from semspec.model.remembered_texts import RememberedTexts
 from semspec.model.rows import after, rest
 from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Decode, DecodeOutput, Runner, Score, ScoreOutput
 
-ONCE = "\0"  # begins the salt of a text that nobody asks for again: its slot is given back when it is released
 MAX_LOST = 4  # tokens at the end of a slot that a prompt may differ in and still take it over instead of copying it
 
 
-class PrefixCache(RunnerWrapper):
-    """Takes slots of the runner inside as it needs them, and keeps those that are released."""
-
+class PrefixCache(RememberedTexts):
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
-        self._idle: list[int] = []  # least recently used first
-        self._index = PrefixIndex()  # the tokens whose KV entries a slot has
-        self._calls: set[str] = set()  # salts of texts that are kept although they begin with ONCE, for now
-        self._states: dict[int, RememberedStates] = {}  # by slot, where a drafter wanted them
         self._lengths: dict[int, int] = {}  # of slots in use, as their users see them, if they are not preempted
         self._lost: dict[int, list[int]] = {}  # what preempted slots held; their lengths are what is read again
         self.queries = self.hits = 0  # prompt tokens looked up, and found
         self.reused = 0  # tokens that the last acquired slot had
-
-    @property
-    def free(self) -> int:
-        return len(self._idle) + self.inner.free
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         if not self.free:
@@ -64,17 +56,20 @@ class PrefixCache(RunnerWrapper):
         return slot
 
     def _slot_for(self, prompt: Sequence[int], salt: str) -> int:
-        """One that the prompt goes on from, or that holds nothing, or else the least recently used."""
+        """One that holds what the prompt goes on from, or nothing, or else the least recently used."""
         tokens = self._index.tokens
         shared = {slot: count for slot, count in self._common(prompt, salt).items() if slot in self._idle}
         best = min(shared, key=lambda slot: len(tokens[slot]) - shared[slot], default=None)
-        if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST:
+        if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST and self._is_slot(best):
             return best
-        empty = next((slot for slot in self._idle if not tokens[slot]), None)
-        if empty is None and self.inner.free:
-            empty = self.inner.acquire()
-            self._index.add(empty)
-        return self._idle[0] if empty is None else empty
+        if not self.inner.free:
+            return next(slot for slot in self._idle if self._is_slot(slot))
+        slot = self.inner.acquire()
+        if best is not None and len(tokens[best]) - shared[best] <= MAX_LOST:
+            self._unpark(best, slot, shared[best])
+        else:
+            self._index.add(slot)
+        return slot
 
     def _adopt(self, slot: int, text: Sequence[int], layers: Sequence[int] = ()) -> None:
         """Copy the longest beginning of this text that another slot has, if it is longer than the slot's own; where
@@ -101,45 +96,8 @@ class PrefixCache(RunnerWrapper):
     def release(self, slot: int) -> None:
         del self._lengths[slot]
         self._lost.pop(slot, None)
-        if not self._remembers(slot):
-            self._give_back(slot)
-            return
         self._cut(slot, self._usable(slot, len(self._index.tokens[slot])))  # a pass that failed may have left more
-        self._idle.append(slot)
-
-    def remember(self, salts: Collection[str]) -> None:
-        """Keep texts with these salts, which begin with ONCE, until they are forgotten: others will begin alike."""
-        self._calls.update(salts)
-
-    def forget(self, salts: Collection[str]) -> None:
-        self._calls.difference_update(salts)
-        for slot in [slot for slot in self._idle if not self._remembers(slot)]:
-            self._idle.remove(slot)
-            self._give_back(slot)
-
-    def _remembers(self, slot: int) -> bool:
-        salt = self._index.salts[slot]
-        return not salt.startswith(ONCE) or salt in self._calls
-
-    def _give_back(self, slot: int) -> None:
-        self._index.drop(slot)
-        self._states.pop(slot, None)
-        self.inner.release(slot)
-
-    def _common(self, text: Sequence[int], salt: str) -> dict[int, int]:
-        return self._index.common(text, salt, self.inner.shortest)
-
-    def _usable(self, slot: int, length: int) -> int:
-        """So many tokens of a slot, or none if it cannot go on from there."""
-        return length if length >= self.inner.shortest(slot) else 0
-
-    def close(self) -> None:
-        """Give idle slots back to the runner inside."""
-        while self._idle:
-            self._give_back(self._idle.pop())
-
-    def __del__(self) -> None:
-        self.close()
+        self._keep(slot)
 
     def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
         shared = self._common(prompt, salt)
@@ -160,14 +118,24 @@ class PrefixCache(RunnerWrapper):
         """Idle slots give way where that helps, the least recently used first, but those that are wanted last."""
         if not self.inner.lacks(tokens, without):
             return False
-        idle = sorted((slot for slot in self._idle if self._index.tokens[slot]), key=lambda slot: slot in wanted)
-        if self.inner.lacks(tokens, [*idle, *without]):
-            return True
-        for slot in idle:
-            self._cut(slot, 0)
+        idle, enough = sorted(self._idle, key=lambda slot: slot in wanted), 1
+        while self.inner.lacks(tokens, [*idle[:enough], *without]):  # few mostly are, and all take long to look at
+            if enough >= len(idle):
+                return True
+            enough *= 2
+        for slot in idle[:enough]:
+            self._drop(slot)
             if not self.inner.lacks(tokens, without):
                 break
         return False
+
+    def _make_room(self, tokens: Sequence[tuple[int, int]]) -> None:
+        """No pass may fail because of what is only remembered, even if nobody asked whether there is room."""
+        if self._places:
+            self._lacks(tokens)
+
+    def park(self, slot: int) -> int | None:
+        return None  # it parks what is released
 
     def preempt(self, slot: int) -> bool:
         held = self._index.tokens[slot][: self._lengths[slot]]
@@ -197,7 +165,7 @@ class PrefixCache(RunnerWrapper):
         if length == 0 < self._lengths[slot]:  # nothing of it is wanted again, nor what others have of its beginning
             for other in self._index.common(self._index.tokens[slot][:BLOCK], self._index.salts[slot]):
                 if other in self._idle:
-                    self._cut(other, 0)
+                    self._drop(other)
                 else:
                     self._index.hide(other)
             self._cut(slot, 0)
@@ -268,6 +236,7 @@ class PrefixCache(RunnerWrapper):
                 more = self._ready(request.slot)
                 feed = rest(request, found)
                 feeds.append(replace(feed, runner=self.inner, tokens=[*more, *feed.tokens]))
+        self._make_room([(feed.slot, len(feed.tokens)) for feed in feeds])
         rows = self.inner.score(feeds) if feeds else []
         for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
             chain = max(len(feed.tokens) - len(feed.parents), 0)  # a tree is no text: no prompt begins with ~tokens
@@ -289,6 +258,7 @@ class PrefixCache(RunnerWrapper):
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
         requests = [replace(r, runner=self.inner, tokens=[*self._ready(r.slot), *r.tokens]) for r in requests]
+        self._make_room([(r.slot, len(r.tokens) + r.n - 1) for r in requests])
         outputs = self.inner.decode(requests)
         for request, out in zip(requests, outputs, strict=True):
             if request.slot in self._states and len(request.tokens) == 1:  # rows are those of the tokens fed
@@ -328,13 +298,6 @@ class PrefixCache(RunnerWrapper):
         self._lengths[slot] -= len(again)
         self._cut(slot, self._lengths[slot])
         return [token if token >= 0 else ~token for token in again]
-
-    def _cut(self, slot: int, length: int) -> None:
-        """The slot inside holds so many tokens, as its user thinks, and is ready to be fed."""
-        self.inner.truncate(slot, length)
-        self._index.cut(slot, length)
-        if slot in self._states:
-            self._states[slot] = self._states[slot].first(length)
 
     def _append(self, slot: int, tokens: Sequence[int]) -> None:
         self._index.append(slot, tokens)

@@ -39,6 +39,16 @@ class PrefixIndex:
         self.cut(slot, 0)
         del self.tokens[slot], self._packed[slot], self._hashes[slot], self.salts[slot]
 
+    def move(self, slot: int, place: int) -> None:
+        """Another name for all that a slot holds."""
+        assert slot not in self._hidden and place not in self.tokens
+        self.tokens[place], self._packed[place] = self.tokens.pop(slot), self._packed.pop(slot)
+        self._hashes[place], self.salts[place] = self._hashes.pop(slot), self.salts.pop(slot)
+        for old in self._hashes[place]:
+            holders = self._holders[old]
+            holders.pop(slot, None)
+            holders[place] = None
+
     def append(self, slot: int, tokens: Sequence[int]) -> None:
         held, hashes = self.tokens[slot], self._hashes[slot]
         held += tokens
@@ -61,6 +71,9 @@ class PrefixIndex:
         """Never find this slot again, until it is cut to nothing."""
         self._forget(slot, 0)
         self._hidden.add(slot)
+
+    def is_hidden(self, slot: int) -> bool:
+        return slot in self._hidden
 
     def common(
         self, text: Sequence[int], salt: str = "", shortest: Callable[[int], int] = lambda slot: 0

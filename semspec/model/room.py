@@ -23,6 +23,9 @@ class EnoughRoom:
     def shortest(self, slot: int) -> int:
         return 0
 
+    def park(self, slot: int) -> int | None:
+        return None
+
     def preempt(self, slot: int) -> bool:
         return False
 

@@ -42,14 +42,14 @@ class ModelRunner(EnoughRoom):
         fp8_cache: bool = False,
         graphs: bool = True,
     ) -> None:
-        """`tokens`: that all slots hold together, at most, where the cache is paged, which it is on a GPU; `page`: its
-        pages' size, if another, or that of a CPU's; `fp8_cache`: how a paged cache stores keys and values; `graphs`:
-        whether short passes on a GPU are captured, which pays for a runner that stays."""
+        """`tokens`: that all slots hold together, at most; then the cache is paged, which it always is on a GPU;
+        `page`: its pages' size, if another; `fp8_cache`: how a paged cache stores keys and values; `graphs`: whether
+        short passes on a GPU are captured, which pays for a runner that stays."""
         self.transformer, self.shape = transformer, transformer.shape
         self.depth = self.shape.depth
         self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
         where = (transformer.device, transformer.attention_dtype)
-        paged = page is not None or transformer.device.type == "cuda"
+        paged = tokens is not None or page is not None or transformer.device.type == "cuda"
         make = partial(PagedCache, tokens=tokens, page=page, fp8=fp8_cache) if paged else Cache
         self.cache: Cache = make(self.shape, slots, capacity, *where)
         self.capacity = capacity
@@ -113,6 +113,9 @@ class ModelRunner(EnoughRoom):
 
     def shortest(self, slot: int) -> int:
         return self.cache.shortest(slot)
+
+    def park(self, slot: int) -> int | None:
+        return self.cache.park(slot) if self.sparsity is None else None  # whose figures belong to slots
 
     @on_its_device
     @torch.inference_mode()

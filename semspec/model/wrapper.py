@@ -39,6 +39,9 @@ class RunnerWrapper:
     def release(self, slot: int) -> None:
         self.inner.release(slot)
 
+    def park(self, slot: int) -> int | None:
+        return self.inner.park(slot)
+
     def length(self, slot: int) -> int:
         return self.inner.length(slot)
 

@@ -16,7 +16,8 @@ from itertools import count
 from semspec.loop.executor import Executor
 from semspec.loop.job import Job
 from semspec.model import ModelRunner
-from semspec.model.prefix_cache import ONCE, PrefixCache
+from semspec.model.prefix_cache import PrefixCache
+from semspec.model.remembered_texts import ONCE
 from semspec.model.wrapper import unwrap
 from semspec.types import Runner
 

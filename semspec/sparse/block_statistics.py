@@ -18,7 +18,7 @@ class BlockStatistics:
 
     def __init__(self, cache: Cache, block: int, values: bool = False, variances: bool = False) -> None:
         self.cache, self.block = cache, block
-        keys, slots = cache.layer(0).keys, len(cache.lengths)
+        keys, slots = cache.layer(0).keys, cache.slots
         _, kv_heads, _, size = keys.shape
         self.keys = keys.new_zeros(cache.depth, slots, kv_heads, cache.capacity // block, size, dtype=cache.dtype)
         self._layers = len(cache.whole_layers)  # blocks are selected in these only

@@ -45,6 +45,11 @@ class Runner(Protocol):
         """A slot for a sequence that starts with this prompt; it may hold a prefix of it, read for the same salt."""
 
     def release(self, slot: int) -> None: ...
+
+    def park(self, slot: int) -> int | None:
+        """Release a slot, but keep what it holds in a place: of that it can be copied, and it can be released, like a
+        slot, but nothing is fed to it. None: there are none, and the slot is as it was."""
+
     def length(self, slot: int) -> int: ...
     def shortest(self, slot: int) -> int: ...  # shortest length but 0 that it can be truncated to now; see `windowed`
     def truncate(self, slot: int, length: int) -> None: ...

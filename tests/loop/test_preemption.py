@@ -124,7 +124,7 @@ def test_a_conversation_is_not_dropped_to_admit_its_own_next_turn() -> None:
         target.release(slot)
     assert target.admits([*first, *[7] * 30])
     assert target.acquire([*first, *[7] * 30]) == 0 and target.reused == 39, "the other one has given way"
-    assert target._index.tokens[1] == []
+    assert [text[:39] for text in target._index.tokens.values()] == [first]
 
 
 def run(jobs: Sequence[Job], target: Runner, drafter: Callable[[], Drafter] = NoDrafter) -> list[Task]:

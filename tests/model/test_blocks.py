@@ -1,4 +1,5 @@
-"""Block tables against lists of tokens: whatever is extended, truncated, forked and freed, every slot holds its own."""
+"""Block tables against lists of tokens: whatever is extended, truncated, forked, parked and freed, every slot and every
+place holds its own."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ SLOTS, SIZE, BLOCKS = 4, 3, 14
 Step = tuple[str, int, int, int]
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["extend", "extend", "truncate", "fork", "preempt", "shrink"]),
+        st.sampled_from(["extend", "extend", "truncate", "fork", "preempt", "shrink", "park", "unpark", "drop"]),
         st.integers(0, SLOTS - 1), st.integers(0, SLOTS - 1), st.integers(0, 9),
     ),
     max_size=40,
@@ -22,11 +23,12 @@ steps = st.lists(
 
 
 def wrong_after(history: list[Step], tables: BlockTables) -> str | None:
-    """What goes wrong in the memory of a device that obeys the tables, against a plain list for each slot."""
+    """What goes wrong in the memory of a device that obeys the tables, against a plain list for each slot. Of places,
+    which come after the slots, the device knows nothing."""
     memory: list[list[int]] = [[-1] * SIZE for _ in range(BLOCKS)]
     held: list[list[int]] = [[] for _ in range(SLOTS)]
     device: list[dict[int, int]] = [{} for _ in range(SLOTS)]  # the tables as a device knows them
-    token = 0
+    token, parked = 0, dict[int, list[int]]()  # what each place holds
     for kind, slot, other, n in history:
         changes = []
         if kind == "extend":
@@ -41,11 +43,29 @@ def wrong_after(history: list[Step], tables: BlockTables) -> str | None:
         elif kind == "fork" and slot != other:
             held[other] = held[slot][:n]
             changes = tables.fork(slot, other, min(n, len(held[slot])))
+        elif kind == "park":
+            place = next((p for p in range(SLOTS, len(tables.tables)) if p not in parked), len(tables.tables))
+            if place == len(tables.tables):
+                tables.add()
+            tables.fork(slot, place, len(held[slot]))
+            tables.shrink(slot, 0)
+            parked[place], held[slot] = held[slot], []
+        elif kind == "unpark" and parked:
+            place = sorted(parked)[other % len(parked)]
+            held[slot] = parked[place][:n]
+            changes = tables.fork(place, slot, len(held[slot]))
+            if n % 2:  # it may stay, for others
+                tables.shrink(place, 0)
+                del parked[place]
+        elif kind == "drop" and parked:
+            del parked[place := sorted(parked)[other % len(parked)]]
+            tables.shrink(place, 0)
         elif kind == "preempt":
             held[slot] = []
             tables.shrink(slot, 0)
         elif kind == "shrink":
-            tables.shrink_all([len(tokens) for tokens in held])
+            for one, tokens in enumerate(held):
+                tables.shrink(one, len(tokens))
         for change in changes:
             if change.copied is not None:
                 memory[change.block] = list(memory[change.copied])
@@ -58,6 +78,9 @@ def wrong_after(history: list[Step], tables: BlockTables) -> str | None:
         for one, tokens in enumerate(held):
             if [memory[device[one][at // SIZE]][at % SIZE] for at in range(len(tokens))] != tokens:
                 return f"slot {one} does not hold its tokens"
+        for place, tokens in parked.items():
+            if [memory[tables.tables[place][at // SIZE]][at % SIZE] for at in range(len(tokens))] != tokens:
+                return f"place {place} does not hold its tokens"
     used = {block for table in tables.tables for block in table}
     return None if tables.free == BLOCKS - len(used) else "a block was lost"
 
@@ -67,7 +90,7 @@ def wrong_after(history: list[Step], tables: BlockTables) -> str | None:
 def test_every_slot_holds_its_tokens(history: list[Step]) -> None:
     tables = BlockTables(SLOTS, BLOCKS, SIZE)
     assert wrong_after(history, tables) is None
-    for slot in range(SLOTS):
+    for slot in range(len(tables.tables)):
         tables.shrink(slot, 0)
     assert tables.free == BLOCKS, "no block is lost"
 
@@ -108,12 +131,39 @@ def _freed_while_shared(tables: BlockTables) -> None:
     tables.shrink = shrink  # type: ignore[method-assign]
 
 
+def _parked_without_a_share(tables: BlockTables) -> None:
+    fork = tables.fork
+
+    def forked(source: int, target: int, length: int) -> list:
+        changes = fork(source, target, length)
+        for change in changes:
+            tables._users[change.block] -= target >= SLOTS  # as if a place were no user
+        return changes
+
+    tables.fork = forked  # type: ignore[method-assign]
+
+
 FAULTY: list[Step] = [("extend", 0, 0, 7), ("fork", 0, 1, 7), ("extend", 1, 0, 2), ("extend", 0, 0, 1)]
 FREED: list[Step] = [("extend", 0, 0, 7), ("fork", 0, 1, 7), ("preempt", 1, 0, 0), ("extend", 2, 0, 9)]
+PARKED: list[Step] = [
+    ("extend", 0, 0, 7),
+    ("park", 0, 0, 0),
+    ("extend", 1, 0, 9),
+    ("unpark", 0, 0, 4),
+    ("extend", 0, 0, 2),
+]
 
 
 @pytest.mark.parametrize(
-    ("fault", "history"), [(_written_in_place, FAULTY), (_copied_nothing, FAULTY), (_freed_while_shared, FREED)]
+    ("fault", "history"),
+    [
+        (_written_in_place, FAULTY),
+        (_copied_nothing, FAULTY),
+        (_freed_while_shared, FREED),
+        (_parked_without_a_share, PARKED),
+        (_written_in_place, PARKED),
+        (_copied_nothing, PARKED),
+    ],
 )
 def test_faults_are_noticed(fault: Callable[[BlockTables], None], history: list[Step]) -> None:
     assert wrong_after(history, BlockTables(SLOTS, BLOCKS, SIZE)) is None

@@ -108,6 +108,7 @@ def test_a_pool_that_is_empty_says_so_and_loses_nothing(plain: ModelRunner) -> N
 
 def test_there_is_always_room_for_one_sequence() -> None:
     assert pages_of(tokens=0, slots=4, capacity=90, page=8) == 13, "one more than it needs, to copy a shared page"
-    assert pages_of(tokens=10**6, slots=4, capacity=90, page=8) == 4 * 13
+    assert pages_of(tokens=4000, slots=4, capacity=90, page=8) == 500, "for texts that are remembered"
+    assert pages_of(tokens=4000, slots=4, capacity=200, page=8, window=16) == pages_of(None, 4, 200, 8, 16)
     assert pages_of(tokens=None, slots=4, capacity=90, page=8) == 4 * 13
     assert pages_of(tokens=200, slots=4, capacity=90, page=8) == 25

@@ -17,8 +17,9 @@ from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
-from semspec.model.prefix_cache import ONCE, PrefixCache
+from semspec.model.prefix_cache import PrefixCache
 from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
+from semspec.model.remembered_texts import ONCE
 from semspec.sampling.processors import BadWords, LogitsProcessor, OnlyTokens, Processors
 from semspec.types import Score, ScoreOutput
 from semspec.verify import make
@@ -214,6 +215,8 @@ def test_slots_are_taken_as_they_are_needed_and_given_back() -> None:
     slot = runner.acquire([1, 2])
     assert inner.free == runner.free == 2
     runner.release(slot)
+    assert inner.free == runner.free == 3, "it holds nothing"
+    cached(runner, [1, 2] * 9)
     assert inner.free == 2 and runner.free == 3, "it is kept, and anybody's"
     del runner
     assert inner.free == 3

@@ -273,7 +273,7 @@ def test_texts_are_what_they_were(rule: str, tokens: int | None, folders: dict[s
     for cache in (twin.target, twin.draft):
         assert isinstance(cache, PrefixCache)
         if tokens is None and (cache is twin.target or rule != "none"):
-            assert max(map(cache.inner.shortest, range(4))) > 0, "pages have been given back"
+            assert max(map(cache.inner.shortest, cache._idle)) > 0, "pages have been given back"
         cache.close()
         pools = cache.inner.cache.pools  # type: ignore[attr-defined]
         assert all(pool.blocks.free == pool.blocks.blocks for pool in pools), "no page is lost"
@@ -295,11 +295,11 @@ def test_a_prefix_whose_window_is_gone_is_read_again_and_a_shorter_one_is_found(
     for seed in (2, 3, 4, 5):  # conversations of several windows: the first pages of each slot are given back
         alone = pair.target.score([Score(pair.target, pair.target.acquire(), system + text(seed, 300), 1)])[0].logits
         close(rows(system + text(seed, 300))[0], alone)
-    assert max(map(target.inner.shortest, range(4))) > 48
-    held = target._index.tokens.values()
-    whole = [slot for slot in range(4) if target._index.tokens[slot][:48] == system and not target.inner.shortest(slot)]
+    assert max(map(target.inner.shortest, target._idle)) > 48
+    held = dict(target._index.tokens)
+    whole = [slot for slot, tokens in held.items() if tokens[:48] == system and not target.inner.shortest(slot)]
     logits, cached = rows(system + text(6, 20))
-    assert cached == (48 if whole else 0) and any(len(tokens) > 300 for tokens in held)
+    assert cached == (48 if whole else 0) and any(len(tokens) > 300 for tokens in held.values())
     pair.target.truncate(0, 0)
     close(logits, pair.target.score([Score(pair.target, 0, system + text(6, 20), 1)])[0].logits)
 
