@@ -92,7 +92,7 @@ KvDtype = Annotated[
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 CacheTokens = Annotated[
     int | None,
-    _model(help="Tokens that all slots hold together, on a GPU; by default all they can, or what there is memory for."),
+    _model(help="Tokens that all slots hold together; on a GPU by default all they can, or what there is memory for."),
 ]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 

@@ -84,9 +84,12 @@ class Source:
         transposed_layers: int = 0,
         kv_dtype: str = "auto",
         rules: bool = False,
+        pool: bool = False,
     ) -> MemoryPlan:
-        """See MemoryPlan.of for `transposed_layers`. A target's plan has what `rules` need beside it."""
+        """See MemoryPlan.of for `transposed_layers`. A target's plan has what `rules` need beside it. `pool`: slots are
+        to share one on a CPU, too, which is slower; those of integer weights, which NumPy reads, cannot."""
         plan = self._plan(device, dtype, slots, context, transposed_layers, kv_dtype)
+        plan = replace(plan, paged=plan.paged or (pool and self._reads_pages(device, dtype)))
         return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab, plan.device, slots)) if rules else plan
 
     def _plan(
@@ -126,6 +129,9 @@ class Source:
             raise ModelError(f"{self.path}: dtype {dtype} is for the model types semspec runs itself; give float32")
         kind = precision.dtype
         return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
+
+    def _reads_pages(self, device: str, dtype: str) -> bool:
+        return self.shape is not None and self._placed(device, dtype)[1].weights == "plain"
 
     def _kept_bytes(self, shape: Shape) -> int:
         if self.path.suffix == ".gguf":

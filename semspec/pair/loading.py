@@ -48,7 +48,7 @@ def load(
     package; or take the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/engines.md).
     `slots` sequences are decoded at a time, each of at most `context` tokens; others wait. On a GPU they share a cache
     of `cache_tokens`, by default as many as all slots can hold, or as there is memory for; where it is full, the
-    youngest give way and go on later.
+    youngest give way and go on later. On a CPU they do so if `cache_tokens` is given.
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
@@ -89,7 +89,8 @@ def load(
     layers = int(channels.thresholds.count_nonzero()) if channels else 0
     given, dtype = dtype, _dtype(source, device, dtype, context, report, floats=plan is not None)
     draft_dtype = (given if plan is None else dtype) if draft_dtype is None else draft_dtype
-    plans = [source.plan(device, dtype, slots, context, layers, kv_dtype, rules=True)]
+    pool = cache_tokens is not None
+    plans = [source.plan(device, dtype, slots, context, layers, kv_dtype, rules=True, pool=pool)]
     if plan is not None and plan.attention is not None:  # the index of the blocks takes memory too
         per_token, attention = plans[0].per_token, plan.attention
         wide = per_token if kv_dtype == "auto" else source.plan(device, dtype, slots, context).per_token
@@ -119,7 +120,7 @@ def load(
     ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
     narrow = draft_source.shape is not None and choose_device(draft_device).type != "cpu"
     draft_kv = kv_dtype if narrow else "auto"
-    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=draft_kv)
+    draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=draft_kv, pool=pool)
     plans = _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], cache_tokens, report)
     runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens, kv_dtype=kv_dtype)
     choose_threads(runner)
@@ -191,8 +192,9 @@ def _announce(
     """Share the memory there is, report what is needed, and refuse if there is not enough."""
     if cache_tokens is not None and (cache_tokens < 1 or not plans[0].paged):
         raise BadRequest(
-            f"cache_tokens is {cache_tokens}; give the tokens that all slots hold together, on a GPU: elsewhere, under "
-            "transformers and with a sparse plan of attention each slot of the target has room for its whole context"
+            f"cache_tokens is {cache_tokens}; give the tokens that all slots hold together, or leave it out: "
+            "under transformers, with a sparse plan of attention and with integer weights on a CPU each slot of the "
+            "target has room for its whole context"
         )
     plans = fitted(plans, cache_tokens)
     if report is not None:

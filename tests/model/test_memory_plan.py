@@ -342,7 +342,8 @@ def test_where_slots_cannot_all_be_full_they_share_what_there_is(target_folder: 
     here = Source.find(target_folder).plan("cpu", "float32", 32, 200)
     free(10**6)
     assert memory_plan.fitted([here]) == [here], "on a CPU a slot has room for its whole context"
-    with pytest.raises(BadRequest, match="cache_tokens is 640; give the tokens that all slots hold together, on a GPU"):
-        semspec.load(target_folder, device="cpu", cache_tokens=640)
-    with pytest.raises(BadRequest, match="with a sparse plan of attention each slot of the target has room"):
+    for refused in ({"cache_tokens": 0}, {"cache_tokens": 640, "dtype": "int8"}):
+        with pytest.raises(BadRequest, match=r"cache_tokens is \d+; give the tokens that all slots hold together"):
+            semspec.load(target_folder, device="cpu", **refused)
+    with pytest.raises(BadRequest, match=r"with a sparse plan of attention and .* each slot of the target has room"):
         loading._announce([replace(plans[0], paged=False), plans[1]], 640, None)
