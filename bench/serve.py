@@ -2,7 +2,9 @@
 
     python -m bench.serve --clients 64 --seconds 120 --out results
 
-Starts a server of its own, measures each method with one client and then with many, and writes a dated result.
+Starts a server of its own, measures each method with one client and then with many. Then one whose slots share a pool
+that is too small, with instructions that many requests share, several answers to some, and all rules and lengths at
+once. Writes a dated result.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ MIXED: list[dict[str, Any]] = [  # one of them with each problem of the last run
     {"logit_bias": {"100": 5.0, "200": -5.0}, "temperature": 0.8, "seed": 3},
     {"allowed_token_ids": list(range(19, 1000)), "logprobs": True, "ignore_eos": True},
 ]
-MIXED_RUN = "mixed options"
+MIXED_RUN, POOL_RUN = "mixed options", "small pool"
+INSTRUCTIONS = [f"You are a {kind} teacher who explains each step. " * 8 for kind in ("careful", "friendly", "brief")]
+SAMPLED = {"temperature": 0.8, "n": 4}  # with rules whose text depends on seeds alone
 MAX_NEW_TOKENS = 120
 THREADS = 1  # of the model's arithmetic; the other core is for HTTP and the clients
 
@@ -91,7 +95,7 @@ def quantile(values: list[float], percent: int) -> float | None:
 class Load:
     def __init__(self, url: str, pid: int, prompts: list[Any]) -> None:
         self.url, self.pid, self.prompts = url, pid, prompts
-        self.answers: dict[tuple[int, bool], str] = {}  # of the target without drafts, one request at a time
+        self.answers: dict[tuple[int, str], str] = {}  # one request at a time, of the target without drafts if lossless
 
     async def measure(self, method: str, clients: int, seconds: float) -> Run:
         run, start, cpu = Run(), time.perf_counter(), cpu_seconds(self.pid)
@@ -108,21 +112,34 @@ class Load:
         run.seconds, run.cpu_seconds = time.perf_counter() - start, cpu_seconds(self.pid) - cpu
         return run
 
-    async def reference(self) -> None:
-        """Every problem by itself, without drafts: all other answers are compared with these."""
+    async def reference(self, *methods: str) -> None:
+        """Every problem by itself: all other answers are compared with these."""
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
             for problem in range(len(self.prompts)):
-                await self.ask(http, Run(), "none", problem)
-                await self.ask(http, Run(), MIXED_RUN, problem)
-        assert len(self.answers) == 2 * len(self.prompts), "the server answers nobody"
+                for method in methods:
+                    await self.ask(http, Run(), method, problem)
+        assert len(self.answers) == len(methods) * len(self.prompts), "the server answers nobody"
 
-    async def ask(self, http: httpx.AsyncClient, run: Run, method: str, problem: int) -> None:
+    def body(self, method: str, problem: int) -> dict[str, Any]:
         body = {
             "model": "pocket", "messages": self.prompts[problem], "temperature": 0, "max_tokens": MAX_NEW_TOKENS,
             "speculation": METHODS.get(method, {"num_draft_tokens": 4}),
         }  # fmt: skip
-        if mixed := method == MIXED_RUN:
+        if method == MIXED_RUN:
             body |= MIXED[problem % len(MIXED)]
+        if method == POOL_RUN:
+            system = {"role": "system", "content": INSTRUCTIONS[problem % len(INSTRUCTIONS)]}
+            rule = list(METHODS)[problem % len(METHODS)]
+            body |= {
+                "messages": [system, *self.prompts[problem]],
+                "max_tokens": 20 * (1 + problem % 7),
+                "seed": problem,
+            }
+            body |= {"speculation": METHODS[rule]} | (SAMPLED if rule in ("none", "exact, k=4") else {})
+        return body
+
+    async def ask(self, http: httpx.AsyncClient, run: Run, method: str, problem: int) -> None:
+        body = self.body(method, problem)
         start = time.perf_counter()
         try:
             response = await http.post("/v1/chat/completions", json=body)
@@ -131,23 +148,26 @@ class Load:
             run.errors.append(repr(error))
             return
         answer = response.json()
-        message = answer["choices"][0]["message"]
-        text = message.get("reasoning_content", "") + message["content"]
+        messages = [choice["message"] for choice in answer["choices"]]
+        text = "\n".join(message.get("reasoning_content", "") + message["content"] for message in messages)
         run.latencies.append(time.perf_counter() - start)
-        run.first.append(answer["metrics"]["time_to_first_token_ms"] / 1000)
+        if len(messages) == 1:
+            run.first.append(answer["metrics"]["time_to_first_token_ms"] / 1000)
         run.tokens += answer["usage"]["completion_tokens"]
-        if (mixed or method in LOSSLESS) and self.answers.setdefault((problem, mixed), text) != text:
+        key = "" if method in LOSSLESS else method
+        if key in ("", MIXED_RUN, POOL_RUN) and self.answers.setdefault((problem, key), text) != text:
             run.unequal += 1
 
 
 @contextmanager
-def server(slots: int, context: int, log: TextIO) -> Iterator[tuple[str, int]]:
+def server(slots: int, context: int, log: TextIO, cache_tokens: int | None = None) -> Iterator[tuple[str, int]]:
     """Start a server that writes its log there; its URL and process id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "semspec", "serve", "pocket", "--allow-lossy"]
     command += ["--port", str(port), "--slots", str(slots), "--context", str(context)]
+    command += [] if cache_tokens is None else ["--cache-tokens", str(cache_tokens)]
     env = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
     process = subprocess.Popen(command, stderr=log, env=env)
     try:
@@ -192,7 +212,7 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
         memory: list[tuple[float, float]] = []
         rows = {}
         single = {}
-        await load.reference()
+        await load.reference("none", MIXED_RUN)
         for method in (*METHODS, MIXED_RUN):
             single[method] = await load.measure(method, 1, max(4.0, seconds / 16))
         sampler = asyncio.create_task(sample(pid, memory))
@@ -204,10 +224,9 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
             rows[method] = {"one_client": one, "many_clients": many, "times": round(times, 2)}
             print(json.dumps({method: rows[method]}), flush=True)
         sampler.cancel()
-        metrics = httpx.get(url + "/metrics").text
+        running = metric(url, "num_requests_running")
         log.seek(0)
         ready = next(line for line in map(json.loads, log) if line["event"] == "ready")
-    running = next(line for line in metrics.splitlines() if line.startswith("semspec:num_requests_running"))
     return {
         "clients": clients,
         "seconds": seconds,
@@ -216,7 +235,7 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
         "longest_answer": MAX_NEW_TOKENS,
         "threads": THREADS,
         "methods": rows,
-        "slots_in_use_at_the_end": float(running.split()[-1]),
+        "slots_in_use_at_the_end": running,
         "memory_mib": {
             "ready": ready["resident_mib"],
             "announced": ready["at_most_mib"],
@@ -224,6 +243,37 @@ async def measure(clients: int, seconds: float, slots: int, context: int) -> dic
             "at_the_end": memory[-1][1],
         },
     }
+
+
+async def measure_pool(clients: int, seconds: float, slots: int, context: int, cache_tokens: int) -> dict[str, Any]:
+    """A pool that all together overflow: whoever is preempted still gets the answer he gets alone."""
+    with tempfile.TemporaryFile("w+") as log, server(slots, context, log, cache_tokens) as (url, pid):
+        load = Load(url, pid, [problem.prompt for problem in Pocket(split="test").problems(35, 1)])
+        await load.reference(POOL_RUN)
+        alone = await load.measure(POOL_RUN, 1, max(4.0, seconds / 4))
+        before = {name: metric(url, name) for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")}
+        preempted = metric(url, "num_preemptions_total")
+        together = await load.measure(POOL_RUN, clients, seconds)
+        looked_up, found = (metric(url, name) - old for name, old in before.items())
+        one, many = alone.summary(), together.summary()
+        used, remembered = metric(url, "kv_cache_pages_used"), metric(url, "kv_cache_pages_remembered")
+        return {
+            "cache_tokens": cache_tokens,
+            "one_client": one,
+            "many_clients": many,
+            "times": round(many["tokens_per_second"] / one["tokens_per_second"], 2),
+            "preemptions": metric(url, "num_preemptions_total") - preempted,
+            "prompt_tokens_found": round(found / looked_up, 3),
+            "pages_remembered_at_the_end": remembered,
+            "pages_lost": used - remembered,
+            "slots_in_use_at_the_end": metric(url, "num_requests_running"),
+        }
+
+
+def metric(url: str, name: str) -> float:
+    """The sum over its labels."""
+    lines = [line for line in httpx.get(url + "/metrics").text.splitlines() if line.startswith(f"semspec:{name}{{")]
+    return sum(float(line.split()[-1]) for line in lines)
 
 
 def machine() -> dict[str, Any]:
@@ -244,15 +294,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--cache-tokens", type=int, default=6000, help="of the small pool")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     result = machine()
     result |= asyncio.run(measure(arguments.clients, arguments.seconds, arguments.slots, arguments.context))
+    share = arguments.seconds / (len(METHODS) + 1)
+    where = (arguments.slots, arguments.context, arguments.cache_tokens)
+    result["pool"] = pool = asyncio.run(measure_pool(arguments.clients, share, *where))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"serve-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
-    many = [row["many_clients"] for row in result["methods"].values()]
-    failed = sum(row["errors"] + row["unequal_answers"] for row in many)
+    many = [row["many_clients"] for row in (*result["methods"].values(), pool)]
+    failed = (
+        sum(row["errors"] + row["unequal_answers"] for row in many) + pool["pages_lost"] + (not pool["preemptions"])
+    )
     print(json.dumps({k: v for k, v in result.items() if k != "methods"}))
     sys.exit(1 if failed else 0)
 

@@ -118,9 +118,13 @@ class PagedCache(Cache):
         return any(pool.lacks(tokens, self.lengths, without) for pool in self.pools)
 
     @property
-    def held(self) -> int:
-        """Tokens that its pages in use have room for, of the layers that see most of a text."""
-        return (self.blocks.blocks - self.blocks.free) * self.blocks.size
+    def pages(self) -> int:
+        """In use."""
+        return sum(pool.blocks.blocks - pool.blocks.free for pool in self.pools)
+
+    def pages_of(self, slots: Sequence[int]) -> int:
+        """Those that these slots and places have, counted once each."""
+        return sum(len(pool.blocks.uses(slots)) for pool in self.pools)
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         for pool in self.pools:

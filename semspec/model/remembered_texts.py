@@ -29,6 +29,11 @@ class RememberedTexts(RunnerWrapper):
     def free(self) -> int:
         return len(self._idle) - len(self._places) + self.inner.free
 
+    @property
+    def idle(self) -> list[int]:
+        """Slots and places that hold what is only remembered."""
+        return list(self._idle)
+
     def _keep(self, slot: int) -> None:
         """What it holds stays, if anybody may find it; the slot is free in any case."""
         if self._remembers(slot) and self._index.tokens[slot] and not self._index.is_hidden(slot):

@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 
+from semspec.model.paged_cache import PagedCache
 from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
 from semspec.serve.limits import LONGEST_STEP
@@ -57,6 +58,17 @@ def cache_tokens(runner: Runner, slots: int) -> int:
     """That all slots hold together, at most."""
     cache = getattr(unwrap(runner), "cache", None)
     return slots * runner.capacity if cache is None else cache.tokens
+
+
+def pages(pair: Pair | None) -> tuple[int, int]:
+    """Pages of both models' pools that are in use, and those that are only remembered; where slots have none, 0."""
+    used = remembered = 0
+    for runner in (pair.target, pair.draft) if pair is not None else ():
+        cache = getattr(unwrap(runner), "cache", None)
+        if isinstance(cache, PagedCache):
+            used += cache.pages
+            remembered += cache.pages_of(getattr(runner, "idle", ()))
+    return used, remembered
 
 
 def expected(pair: Pair, draft_tokens: int) -> dict[str, int | None]:

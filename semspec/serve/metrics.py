@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from semspec.profile import DriftMonitor
 from semspec.serve.deltas import Finished
 from semspec.serve.engine import Engine
+from semspec.serve.memory import pages
 
 log = logging.getLogger("semspec.serve")
 PREFIX, VLLM = "semspec:", "vllm:"
@@ -101,6 +102,12 @@ class Metrics:
         self._gauge("num_slots", "Slots.").set_function(lambda: engine.slots)
         self._gauge("kv_cache_usage_perc", "Share of the cache's tokens in use, 0 to 1.").set_function(
             lambda: engine.cache_usage
+        )
+        self._gauge("kv_cache_pages_used", "Pages of the models' pools in use; 0 without pools.").set_function(
+            lambda: pages(engine.pair)[0]
+        )
+        self._gauge("kv_cache_pages_remembered", "Those of them that only keep what was read before.").set_function(
+            lambda: pages(engine.pair)[1]
         )
         self._own.register(PrefixCache(engine))
 

@@ -67,6 +67,8 @@ def test_everybody_gets_the_text_he_gets_alone(pool: tuple[Live, Pair]) -> None:
         together = list(clients.map(ask, range(14)))
     assert together == alone and live.idle()
     assert live.metric("semspec:num_preemptions_total") > before
+    remembered = live.metric("semspec:kv_cache_pages_remembered")
+    assert live.metric("semspec:kv_cache_pages_used") == remembered > 0, "nobody holds any"
     for runner in (pair.target, pair.draft):
         cache = unwrap(runner).cache
         assert isinstance(cache, PagedCache)
