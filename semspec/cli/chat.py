@@ -64,7 +64,7 @@ def chat(
         args.valid_text(system, "--system")
     options, quiet = request.options(), quiet or as_json
     with loading(quiet) as memory:
-        pair = model.load(slots=1, allow_lossy=options.allow_lossy, report=memory)
+        pair = model.load(slots=1, drafter=options.drafter, allow_lossy=options.allow_lossy, report=memory)
     if not pair.tokenizer.chat_template:
         raise BadRequest(
             f"{model.target} has no chat template; it can go on with a text: semspec generate {model.target} TEXT"

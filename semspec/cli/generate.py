@@ -53,7 +53,7 @@ def generate(
         raise BadRequest(f"at temperature 0 all {n} answers would be the same; give a temperature above 0")
     errors = terminal(stderr=True)
     with loading(quiet or as_json) as memory:
-        pair = model.load(min(n, SLOTS), allow_lossy=options.allow_lossy, report=memory)
+        pair = model.load(min(n, SLOTS), drafter=options.drafter, allow_lossy=options.allow_lossy, report=memory)
     if chat is None:
         chat = bool(pair.tokenizer.chat_template)
         if chat and not (quiet or as_json):

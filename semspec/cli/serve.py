@@ -158,7 +158,8 @@ def serve(
     metrics = Metrics(settings.name)
 
     def load() -> Pair:  # it refuses lossy rules itself, whatever gets past the server's own check
-        pair = model.load(slots, cache_tokens=given.cache_tokens, allow_lossy=lossy, report=logs.say).cached()
+        how = {"cache_tokens": given.cache_tokens, "drafter": settings.defaults.drafter}
+        pair = model.load(slots, **how, allow_lossy=lossy, report=logs.say).cached()
         pair.check(settings.defaults)
         pair.load_drafter(settings.defaults)
         return pair

@@ -17,6 +17,7 @@ class RememberedStates:
         self._parts: list[dict[int, Tensor]] = []
         self._ends: list[int] = []  # tokens up to the end of each part
         self._layers: list[frozenset[int]] = []  # that it and all before it have: fewer and fewer
+        self._bytes: list[int] = []  # of it and all before it
 
     @property
     def _count(self) -> int:
@@ -24,8 +25,8 @@ class RememberedStates:
 
     @property
     def nbytes(self) -> int:
-        """All the memory it takes."""
-        return sum(states.untyped_storage().nbytes() for part in self._parts for states in part.values())
+        """All the memory it takes; where another one shares some of it, that counts for both."""
+        return self._bytes[-1] if self._bytes else 0
 
     def covers(self, layers: Iterable[int]) -> int:
         """How many leading tokens it has the states of, in all these layers."""
@@ -45,6 +46,7 @@ class RememberedStates:
     def first(self, length: int) -> RememberedStates:
         made, whole = RememberedStates(), bisect_right(self._ends, length)
         made._parts, made._ends, made._layers = self._parts[:whole], self._ends[:whole], self._layers[:whole]
+        made._bytes = self._bytes[:whole]
         if whole < len(self._parts) and made._count < length:
             made._add({layer: states[: length - made._count] for layer, states in self._parts[whole].items()})
         return made
@@ -69,5 +71,6 @@ class RememberedStates:
         # A view would keep the states of a whole batch, or of a whole tree.
         self._parts.append({i: h.clone() if h.untyped_storage().nbytes() > h.nbytes else h for i, h in part.items()})
         self._ends.append(self._count + count)
+        self._bytes.append(self.nbytes + sum(states.untyped_storage().nbytes() for states in self._parts[-1].values()))
         own = frozenset(part)
         self._layers.append(own & self._layers[-1] if self._layers else own)

@@ -10,6 +10,7 @@ from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Runner
 
 ONCE = "\0"  # begins the salt of a text that nobody asks for again: its slot is given back when it is released
+STATES = 2 * 2**30  # bytes of states that are remembered, where nobody has planned them
 PLACES = 256  # texts that are parked at most: all that begin alike are looked at when another one does
 
 
@@ -23,6 +24,7 @@ class RememberedTexts(RunnerWrapper):
         self._places: set[int] = set()  # those of them that are no slots
         self._index = PrefixIndex()  # the tokens whose KV entries a slot or place has
         self._states: dict[int, RememberedStates] = {}  # of these, where a drafter wanted them
+        self.states_limit = STATES  # bytes; those of idle texts give way, the least recently used first
         self._calls: set[str] = set()  # salts of texts that are kept although they begin with ONCE, for now
 
     @property
@@ -38,8 +40,18 @@ class RememberedTexts(RunnerWrapper):
         """What it holds stays, if anybody may find it; the slot is free in any case."""
         if self._remembers(slot) and self._index.tokens[slot] and not self._index.is_hidden(slot):
             self._idle.append(self._parked(slot))
+            self._limit_states()
         else:
             self._give_back(slot)
+
+    def _limit_states(self) -> None:
+        """A text without its states is still there for drafters that read none."""
+        held = sum(states.nbytes for states in self._states.values())
+        for slot in self._idle:
+            if held <= self.states_limit:
+                break
+            if slot in self._states:
+                held -= self._states.pop(slot).nbytes
 
     def _parked(self, slot: int) -> int:
         """The place where it is now, or the slot itself."""

@@ -130,6 +130,10 @@ class Source:
         kind = precision.dtype
         return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
 
+    def precision(self, device: str, dtype: str) -> torch.dtype:
+        """In which it computes."""
+        return self._placed(device, dtype)[1].dtype
+
     def _reads_pages(self, device: str, dtype: str) -> bool:
         return self.shape is not None and self._placed(device, dtype)[1].weights == "plain"
 

@@ -9,14 +9,18 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from semspec.draft.kinds import HeadKind
 from semspec.engines.address import is_url
 from semspec.errors import BadRequest, ModelError, did_you_mean
 from semspec.model import ModelRunner, Source, memory_plan
+from semspec.model.heads.plan import HeadPlan, head_plan
 from semspec.model.memory_plan import MemoryPlan, check, describe, fitted
 from semspec.model.placement import choose_device
 from semspec.model.threads import choose_threads, row_cost
+from semspec.options import AUTO, Options
 from semspec.pair import Pair
 from semspec.pair.remote import connect
+from semspec.pocket.shipped import HEADS as SHIPPED_HEADS
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
 from semspec.sparse import SparsePlan, apply
 from semspec.text.exchange import Exchange, Side
@@ -40,6 +44,7 @@ def load(
     slots: int = 8,
     context: int | None = None,
     cache_tokens: int | None = None,
+    drafter: str = AUTO,
     sparse: str | Path | SparsePlan | None = None,
     allow_lossy: bool = True,
     report: Callable[[str], None] | None = None,
@@ -49,6 +54,8 @@ def load(
     `slots` sequences are decoded at a time, each of at most `context` tokens; others wait. On a GPU they share a cache
     of `cache_tokens`, by default as many as all slots can hold, or as there is memory for; where it is full, the
     youngest give way and go on later. On a CPU they do so if `cache_tokens` is given.
+
+    `drafter` is what requests will name, if that is a draft head: its memory is planned, too.
 
     `dtype` is auto, float32, bfloat16 or float16, or fp8, int8 or int4, which quantise the weights while loading; the
     draft model's may be another. `draft_vocab` limits the draft model's head to so many tokens, or to those in a file
@@ -99,13 +106,14 @@ def load(
     if draft is None:
         if draft_vocab is not None:
             raise BadRequest("draft_vocab is for a draft model, and there is none; give one or leave it out")
-        plans = _announce(plans, cache_tokens, report)
+        head = _head(drafter, source, plans[0], device, dtype)
+        plans = _announce(plans, cache_tokens, report, head)
         runner = source.load(device, dtype, slots, context, tokens=plans[0].tokens, kv_dtype=kv_dtype)
         choose_threads(runner)
         cost = row_cost(runner)
         if plan is not None:
             apply(plan, runner)
-        return _shared(Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy, row_cost=cost), plans)
+        return _shared(Pair(runner, tokenizer, eos=eos, allow_lossy=allow_lossy, row_cost=cost), plans, head)
     draft_source = find(draft)
     exchange = exchange_of(source, draft_source, tokenizer)
     # Models with the same tokens share the ids of the smaller vocabulary; others each have their own.
@@ -121,7 +129,9 @@ def load(
     narrow = draft_source.shape is not None and choose_device(draft_device).type != "cpu"
     draft_kv = kv_dtype if narrow else "auto"
     draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=draft_kv, pool=pool)
-    plans = _announce([*plans, replace(draft_plan, weights=0) if shared else draft_plan], cache_tokens, report)
+    plans = [*plans, replace(draft_plan, weights=0) if shared else draft_plan]
+    head = _head(drafter, source, plans[0], device, dtype)
+    plans = _announce(plans, cache_tokens, report, head)
     runner = source.load(device, dtype, slots, context, common, tokens=plans[0].tokens, kv_dtype=kv_dtype)
     choose_threads(runner)
     cost = row_cost(runner)
@@ -135,12 +145,22 @@ def load(
         where = (draft_device, draft_dtype, slots, draft_context)
         draft_runner = draft_source.load(*where, common, ids, plans[1].tokens, draft_kv)
     shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
-    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange, cost), plans)
+    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange, cost), plans, head)
 
 
-def _shared(pair: Pair, plans: list[MemoryPlan]) -> Pair:
+def _head(drafter: str, source: Source, target: MemoryPlan, device: str, dtype: str) -> HeadPlan | None:
+    kind = Options(drafter=drafter).drafter_kind
+    if not isinstance(kind, HeadKind) or source.shape is None:
+        return None
+    path, precision = SHIPPED_HEADS.get(kind.path, kind.path), source.precision(device, dtype)
+    return head_plan(path, target, source.shape, precision, Path(kind.path).name)
+
+
+def _shared(pair: Pair, plans: list[MemoryPlan], head: HeadPlan | None) -> Pair:
     """Slots of a pool that may be empty, or of layers that keep their window only, may have to be read again: a prefix
     cache remembers what they held."""
+    if head is not None and pair.caches is not None:
+        pair.caches.target.states_limit = head.states * plans[0].held
     windowed = any(runner.windowed for runner in (pair.target, pair.draft) if runner is not None)
     return pair.cached() if windowed or any(plan.tokens is not None for plan in plans) else pair
 
@@ -187,7 +207,10 @@ def _dtype(
 
 
 def _announce(
-    plans: list[MemoryPlan], cache_tokens: int | None, report: Callable[[str], None] | None
+    plans: list[MemoryPlan],
+    cache_tokens: int | None,
+    report: Callable[[str], None] | None,
+    head: HeadPlan | None = None,
 ) -> list[MemoryPlan]:
     """Share the memory there is, report what is needed, and refuse if there is not enough."""
     if cache_tokens is not None and (cache_tokens < 1 or not plans[0].paged):
@@ -196,7 +219,7 @@ def _announce(
             "under transformers, with a sparse plan of attention and with integer weights on a CPU each slot of the "
             "target has room for its whole context"
         )
-    plans = fitted(plans, cache_tokens)
+    plans = fitted(plans if head is None else [*plans, head.memory], cache_tokens)
     if report is not None:
         report(describe(plans))
     check(plans)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,7 @@ class HeadConfig:
     def read(tensors: HeadTensors, target_depth: int, target_width: int) -> HeadConfig:
         config, folder = read_json(tensors.folder), tensors.folder
         _refuse_others(config, tensors)
-
-        def option(key: str) -> Any:
-            places = [config, *(config[place] for place in NESTED if isinstance(config.get(place), dict))]
-            return next((place[key] for place in places if place.get(key) is not None), None)
-
+        option = partial(option_of, config)
         speculators = "speculators_model_type" in config or "speculators_config" in config
         residual = option("norm_before_residual")
         fused = "fc.weight" in tensors and option("use_aux_hidden_state") is not False
@@ -116,6 +113,11 @@ class HeadConfig:
             speculators if residual is None else bool(residual),
             bool(option("norm_output")),
         )
+
+
+def option_of(config: dict[str, Any], key: str) -> Any:
+    places = [config, *(config[place] for place in NESTED if isinstance(config.get(place), dict))]
+    return next((place[key] for place in places if place.get(key) is not None), None)
 
 
 def read_json(folder: Path) -> dict[str, Any]:
