@@ -80,6 +80,11 @@ def test_calls_that_fail_or_are_left_keep_no_slots(pair: semspec.Pair, monkeypat
     assert pair.generate([PROMPT] * 2, max_new_tokens=2)[1].stats.cached_tokens > 0
 
 
+def test_nor_does_a_head_that_is_tried_when_it_is_loaded(pair: semspec.Pair) -> None:
+    pair.generate(PROMPT, drafter="eagle:pocket", max_new_tokens=4)
+    assert pair.target.free == pair.draft.free == 2
+
+
 def test_sessions_share_their_instructions(pair: semspec.Pair, fed: list[int]) -> None:
     with semspec.Session(pair, SYSTEM) as one, semspec.Session(pair, SYSTEM) as other:
         first = ask(one)
