@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable, Collection
 from typing import Any
 
 from semspec import draft, tasks, verify
 from semspec.options import AUTO
-from semspec.registry import limits_in_words
+from semspec.registry import Registry, limits_in_words
 from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
 
 SHOWN = ("label", "main", "choices", "unset")  # of an option's metadata
 
 
-def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """By kind: names with one line each, what they need, and their options."""
-    return {
-        "verifiers": [
-            _entry(rule, _needs(rule))
-            | {"title": rule.title or rule.name, "lossless": rule.lossless, "unit": rule.unit, "control": rule.control}
-            | {"num_draft_tokens": default_length(rule) if rule.speculates else None}
-            for rule in verify.REGISTRY.values()
-        ],
-        "drafters": [_entry(kind, _drafter_needs(kind)) for kind in draft.REGISTRY.values()],
-        "tasks": [_entry(task, []) | {"scored": task.scored} for task in tasks.REGISTRY.values()],
+def catalogue(kinds: Collection[str]) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """By kind: names with one line each, what they need, and their options. And by name what is wrong with those of
+    other packages that cannot be used; the rest are listed all the same."""
+    ways: dict[str, tuple[Registry[Any], Callable[[Any], dict[str, Any]]]] = {
+        "verifiers": (verify.REGISTRY, _rule),
+        "drafters": (draft.REGISTRY, lambda kind: _entry(kind, _drafter_needs(kind))),
+        "tasks": (tasks.REGISTRY, lambda task: _entry(task, []) | {"scored": task.scored}),
     }
+    found, broken = dict[str, list[dict[str, Any]]](), dict[str, str]()
+    for kind in kinds:
+        registry, entry = ways[kind]
+        classes, wrong = registry.load_all()
+        broken |= wrong
+        found[kind] = []
+        for name, cls in classes.items():
+            try:
+                found[kind].append(entry(cls))
+            except Exception as error:  # whatever another package's class is like
+                broken[name] = f"{registry.kind} {name!r} cannot be described: {error!r}"
+    return found, broken
+
+
+def _rule(rule: Any) -> dict[str, Any]:
+    traits = {"title": rule.title or rule.name, "lossless": rule.lossless, "unit": rule.unit, "control": rule.control}
+    length = default_length(rule) if rule.speculates else None
+    return _entry(rule, _needs(rule)) | traits | {"num_draft_tokens": length}
 
 
 def default_length(rule: type[Rule]) -> int | str:
@@ -40,7 +55,10 @@ def option(cls: type, field: dataclasses.Field[Any]) -> dict[str, Any]:
     for kind in reversed(cls.__mro__):
         own = getattr(kind, "__dataclass_fields__", {}).get(field.name)
         words |= {key: own.metadata[key] for key in SHOWN if own is not None and key in own.metadata}
-    plain = {"name": field.name, "type": type(field.default).__name__, "default": field.default}
+    default = None if field.default is dataclasses.MISSING else field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    plain = {"name": field.name, "type": type(default).__name__, "default": default}
     return plain | {"label": field.name.replace("_", " "), "main": False} | words
 
 

@@ -7,6 +7,7 @@ it is imported when it is first asked for.
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from functools import cached_property
@@ -19,6 +20,7 @@ from semspec.errors import BadRequest, did_you_mean
 T = TypeVar("T")
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_READ: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -73,6 +75,16 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
                 raise BadRequest(f"{self.kind} {name!r} cannot be loaded from {point.value}: {error}") from error
         return self._classes[name]
 
+    def load_all(self) -> tuple[dict[str, type[T]], dict[str, str]]:
+        """All that can be loaded by name, and of the others why not: they are other packages' affair."""
+        found, broken = dict[str, type[T]](), dict[str, str]()
+        for name in self:
+            try:
+                found[name] = self[name]
+            except BadRequest as error:
+                broken[name] = str(error)
+        return found, broken
+
     def __setitem__(self, name: str, cls: type[T]) -> None:
         self._classes[name] = cls
 
@@ -110,7 +122,7 @@ def parse_options(
             raise BadRequest(f"{what} has no option {key!r}; {(elsewhere or {}).get(key, known)}")
         if key in values:
             raise BadRequest(f"option {key!r} of {what} is given twice; give it once")
-        values[key] = _read(what, key, value.strip(), fields[key].default)
+        values[key] = _read(what, value.strip(), fields[key])
     return values
 
 
@@ -128,26 +140,37 @@ def check_limits(what: str, thing: Any) -> None:
     """Refuse values that fields' metadata do not allow. A class that overrides a field keeps its limits."""
     for cls in type(thing).__mro__:
         for field in getattr(cls, "__dataclass_fields__", {}).values():
-            value, limits = getattr(thing, field.name), field.metadata
-            if not _allowed(value, limits):
+            value, limits = getattr(thing, field.name), dict(field.metadata)
+            if isinstance(other := limits.get("max"), str):
+                limits["max"] = getattr(thing, other)
+            if not (_allowed(value, limits) or (value is None and field.default is None)):
                 about = f" ({limits['label']})" if "label" in limits else ""
                 raise BadRequest(f"{what}'s {field.name} is {value!r}; give {limits_in_words(limits)}{about}")
 
 
 def _allowed(value: Any, limits: Mapping[str, Any]) -> bool:
-    least = "min" not in limits or value >= limits["min"]  # written so that NaN is refused
-    above = "above" not in limits or value > limits["above"]
-    return (
-        least and above and ("max" not in limits or value <= limits["max"]) and value in limits.get("choices", (value,))
-    )
+    try:  # written so that NaN is refused
+        least = "min" not in limits or value >= limits["min"]
+        above = "above" not in limits or value > limits["above"]
+        most = "max" not in limits or value <= limits["max"]
+    except TypeError:  # no number
+        return False
+    return bool(least and above and most and ("choices" not in limits or value in limits["choices"]))
 
 
 def limits_in_words(limits: Mapping[str, Any]) -> str:
-    """What an option may be, by its metadata; empty: anything of its type."""
+    """What an option may be, by its metadata; empty: anything of its type. The "max" may be another option's name; what
+    else depends on others, and is checked with them, is in a "note"."""
+    return ", ".join(filter(None, (_bounds(limits), limits.get("note"))))
+
+
+def _bounds(limits: Mapping[str, Any]) -> str:
     if "choices" in limits:
-        *others, last = limits["choices"]
+        *others, last = (str(choice) or "nothing" for choice in limits["choices"])
         return f"{', '.join(others)} or {last}" if others else last
     low, high, above = (limits.get(name) for name in ("min", "max", "above"))
+    if low is not None and low == high:
+        return f"{low}"
     if above is not None:
         return f"a number above {above}" + ("" if high is None else f", at most {high}")
     if low is None:
@@ -155,9 +178,14 @@ def limits_in_words(limits: Mapping[str, Any]) -> str:
     return f"{low:g} or more" if high is None else f"{low} to {high}"
 
 
-def _read(what: str, key: str, text: str, default: Any) -> Any:
+def _read(what: str, text: str, field: dataclasses.Field[Any]) -> Any:
+    """As the type of the default; where that is None, as the first of the field's own types that a text can be."""
+    default, names = field.default, re.findall(r"\w+", str(field.type))
+    kind = type(default) if default is not None else next((_READ[name] for name in names if name in _READ), object)
+    if kind not in _READ.values():
+        raise BadRequest(f"option {field.name!r} of {what} cannot be given as text; set it in Python")
     try:
-        return _TRUTH[text.lower()] if isinstance(default, bool) else type(default)(text)
+        return _TRUTH[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
-        example = f"{KINDS[type(default)]}, e.g. {default}"
-        raise BadRequest(f"option {key!r} of {what} is {text!r}; give {example}") from None
+        example = KINDS[kind] + ("" if default is None else f", e.g. {default}")
+        raise BadRequest(f"option {field.name!r} of {what} is {text!r}; give {example}") from None

@@ -182,7 +182,7 @@ class Chat:
         from semspec.catalogue import catalogue
         from semspec.cli.listing import rule_tables
 
-        self.errors.print(*rule_tables(catalogue()["verifiers"]), sep="\n")
+        self.errors.print(*rule_tables(catalogue(["verifiers"])[0]["verifiers"]), sep="\n")
 
     def stats(self, _: str) -> None:
         pooled = semspec.Stats.pooled(result.stats for result, _ in self.turns)

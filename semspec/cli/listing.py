@@ -35,22 +35,25 @@ def listing(
     """List the verifiers, drafters and tasks: what each does and needs; with a NAME, its options."""
     from semspec.catalogue import catalogue
 
-    found = catalogue()
-    if name in found:
-        found = {name: found[name]}
-    elif name is not None:
+    found, broken = catalogue([name] if name in KINDS else KINDS)
+    if name is not None and name not in KINDS:
+        if name in broken:
+            raise BadRequest(broken[name])
         named = {kind: [one for one in ones if one["name"] == name] for kind, ones in found.items()}
         if not any(named.values()):
             near = did_you_mean(name, [one["name"] for ones in found.values() for one in ones])
             raise BadRequest(f"there is no {name!r}; semspec list shows all names{near and f'; {near}'}")
         found = {kind: ones for kind, ones in named.items() if ones}
+        broken = {}
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        typer.echo(json.dumps(found | ({"broken": broken} if broken else {}), ensure_ascii=False, default=str))
         return
     console = terminal()
     if name is None or name in KINDS:
         for kind, ones in found.items():
             console.print(*(rule_tables(ones) if kind == "verifiers" else [_table(kind.capitalize(), ones)]), sep="\n")
+        for why in broken.values():
+            console.print(Text(why, "red"))
         console.print(Text("semspec list NAME shows the options of one. Which verifier when: docs/methods.md", "dim"))
         return
     for kind, one in [(kind, one) for kind, ones in found.items() for one in ones]:
@@ -88,7 +91,7 @@ def describe(kind: str, one: dict[str, Any], console: Console) -> None:
         return
     table = Table("option", "default", "allowed", "meaning", box=None, pad_edge=False)
     for option in one["options"]:
-        default = option.get("unset") or json.dumps(option["default"], ensure_ascii=False)
+        default = option.get("unset") or json.dumps(option["default"], ensure_ascii=False, default=str)
         table.add_row(option["name"], Text(default), option["allowed"] or "", Text(option["label"]))
     console.print(table)
     first = max(one["options"], key=lambda option: option["main"])

@@ -39,12 +39,6 @@ class TreeOptions:
     top: int = TOP  # branches of a token
 
     def __post_init__(self) -> None:
-        if not 0 <= self.size <= tree.MAX_TREE:
-            raise BadRequest(f"tree is {self.size}; give the tokens of a draft, up to {tree.MAX_TREE}, or 0: a chain")
-        if self.depth < 0:
-            raise BadRequest(f"depth is {self.depth}; give the most tokens on a path, or 0: the draft length")
-        if not 1 <= self.top <= tree.MAX_TREE:
-            raise BadRequest(f"top is {self.top}; give how many tokens may follow a token, 1 to {tree.MAX_TREE}")
         if not self.size and (self.depth or self.top != TOP):
             raise BadRequest("depth and top are for drafts that branch; give tree=... too, the tokens of a draft")
 

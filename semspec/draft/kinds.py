@@ -14,6 +14,7 @@ from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.errors import BadRequest
 from semspec.registry import Registry, check_limits
+from semspec.tree import MAX_TREE
 from semspec.types import Drafter, Runner
 
 if TYPE_CHECKING:
@@ -61,13 +62,20 @@ class DrafterKind(ABC):
 class Branching(DrafterKind):
     """Kinds whose drafts may branch."""
 
-    tree: int = field(default=0, metadata={"label": "tokens of a draft that branches; 0: drafts are chains"})
-    depth: int = field(default=0, metadata={"label": "tokens on a path; 0: the draft length"})
-    top: int = field(default=TOP, metadata={"label": "branches per token"})
+    tree: int = field(
+        default=0,
+        metadata={"label": "tokens of a draft that branches; 0: drafts are chains", "min": 0, "max": MAX_TREE},
+    )
+    depth: int = field(
+        default=0, metadata={"label": "tokens on a path; 0: the draft length", "min": 0, "note": "with tree"}
+    )
+    top: int = field(
+        default=TOP, metadata={"label": "branches per token", "min": 1, "max": MAX_TREE, "note": "with tree"}
+    )
 
     def __post_init__(self) -> None:
-        _ = self.branches  # refuses what is wrong
         super().__post_init__()
+        _ = self.branches  # refuses those that do not belong together
 
     @property
     def branches(self) -> TreeOptions:
@@ -79,13 +87,8 @@ class Lookup(DrafterKind):
     """What kinds that look drafts up in the text share."""
 
     longest: int = field(default=4, metadata={"label": "longest n-gram to look up", "min": 1, "max": MAX_NGRAM})
-    shortest: int = field(default=1, metadata={"label": "shortest n-gram to look up", "min": 1})
+    shortest: int = field(default=1, metadata={"label": "shortest n-gram to look up", "min": 1, "max": "longest"})
     earliest: bool = field(default=False, metadata={"label": "take the earliest occurrence, not the latest"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shortest > self.longest:
-            raise BadRequest(f"n-gram lengths {self.shortest} to {self.longest}: the shortest is above the longest")
 
     def lookup(self) -> NgramDrafter:
         return NgramDrafter(self.longest, self.shortest, self.earliest, self.branches)

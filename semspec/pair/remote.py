@@ -195,7 +195,7 @@ class RemotePair(Pair):
 
     def _thinking(self, prompt: TextPrompt) -> Thinking | None:
         """Which is only counted."""
-        markers = self.resources.thinking
+        markers: tuple[int, int] | None = self.resources.thinking
         return None if markers is None else Thinking(*markers, opens_thinking(self.tokenizer, prompt, markers))
 
     def load_drafter(self, options: Options) -> None:

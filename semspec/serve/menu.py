@@ -55,7 +55,7 @@ def menu(settings: Settings) -> dict[str, Any]:
                 "num_draft_tokens": _capped(default_length(rule), settings.limits.draft_tokens),
                 "options": [option(rule, f) for f in option_fields(rule)],
             }
-            for name, rule in REGISTRY.items()
+            for name, rule in REGISTRY.load_all()[0].items()
             if not getattr(rule, "refereed", False)  # a client has no referee
         ],
     }

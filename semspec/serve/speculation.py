@@ -96,7 +96,7 @@ def _with_paths_of(rule: Rule, default: Rule) -> Rule:
 def _check(rule: Rule, settings: Settings) -> None:
     """Refuse what this server does not allow."""
     if not (rule.lossless or settings.allow_lossy):
-        allowed = ", ".join(sorted(name for name, kind in REGISTRY.items() if kind.lossless))
+        allowed = ", ".join(sorted(name for name, kind in REGISTRY.load_all()[0].items() if kind.lossless))
         raise BadRequest(
             f"verifier {rule.name!r} may change what the target would have written, and this server allows only "
             f"lossless ones: {allowed}"

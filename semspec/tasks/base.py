@@ -19,6 +19,7 @@ from typing import IO, Any, ClassVar
 from transformers import PreTrainedTokenizerBase
 
 from semspec.errors import BadRequest
+from semspec.registry import check_limits
 from semspec.text.tokenizer import Prompt
 
 
@@ -59,6 +60,9 @@ class Task(ABC):
     max_new_tokens: ClassVar[int]
 
     data: Path | None = None  # the folder that holds every task's files
+
+    def __post_init__(self) -> None:
+        check_limits(self.name, self)
 
     @abstractmethod
     def problems(self, n: int | None, seed: int) -> list[Problem]:
@@ -207,11 +211,6 @@ def ask(question: str, examples: Sequence[tuple[str, str]] = ()) -> Prompt:
 
 
 STYLES = ("own", "harness")  # how a question is put: as here, or in the form of lm-evaluation-harness
-
-
-def check_style(task: str, style: str) -> None:
-    if style not in STYLES:
-        raise BadRequest(f"task {task!r} has no style {style!r}; give {' or '.join(STYLES)}")
 
 
 def needs(task: str, module: str, package: str, what: str, extra: str = "bench") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from semspec.errors import BadRequest
 from semspec.tasks.base import FileTask, Problem, Row, ask
 
 
@@ -13,11 +12,7 @@ class ChatTask(FileTask):
     scored = False
     max_new_tokens = 1024
 
-    turns: int = field(default=0, metadata={"label": "turns of a conversation to ask; 0: all"})
-
-    def __post_init__(self) -> None:
-        if self.turns < 0:
-            raise BadRequest(f"{self.turns} turns of a conversation: give 1 or more, or 0 for all")
+    turns: int = field(default=0, metadata={"label": "turns of a conversation to ask; 0: all", "min": 0})
 
     def problem(self, row: Row) -> Problem:
         turns = row["turns"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from semspec.errors import BadRequest
 from semspec.tasks.answers import visible
-from semspec.tasks.base import FileTask, check_style
+from semspec.tasks.base import STYLES, FileTask
 from semspec.tasks.sandbox import run
 
 _FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -32,8 +32,8 @@ class CodeTask(FileTask):
     max_new_tokens = 1024
 
     execute: bool = field(default=False, metadata={"label": "run what the model wrote; must be true"})
-    timeout: float = field(default=10.0, metadata={"label": "seconds per program"})
-    style: str = field(default="own", metadata={"label": "prompts: own, or harness"})
+    timeout: float = field(default=10.0, metadata={"label": "seconds per program", "above": 0})
+    style: str = field(default="own", metadata={"label": "prompts: own, or harness", "choices": STYLES})
 
     def __post_init__(self) -> None:
         if not self.execute:
@@ -41,9 +41,7 @@ class CodeTask(FileTask):
                 f"task {self.name!r} is scored by running code that a model wrote, in a process with limits that is "
                 f"no full sandbox; if you accept this, allow it with {self.name}:execute=true"
             )
-        check_style(self.name, self.style)
-        if self.timeout <= 0:
-            raise BadRequest(f"a program cannot finish in {self.timeout} seconds; give a timeout above 0")
+        super().__post_init__()
 
     def passes(self, program: str) -> bool:
         return run(program, seconds=self.timeout).passed

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from semspec.errors import BadRequest
 from semspec.tasks.answers import marked
-from semspec.tasks.base import Problem, Row, ask, check_style, read_rows
+from semspec.tasks.base import STYLES, Problem, Row, ask, read_rows
 from semspec.tasks.number import INSTRUCTION, NumberTask
 
 HARNESS = (
@@ -24,13 +23,8 @@ class Gsm8k(NumberTask):
     name = "gsm8k"
     filename = "gsm8k/test.jsonl"
 
-    shots: int = field(default=0, metadata={"label": "solved examples, the first of gsm8k/train.jsonl"})
-    style: str = field(default="own", metadata={"label": "prompts: own, or harness"})
-
-    def __post_init__(self) -> None:
-        check_style(self.name, self.style)
-        if self.shots < 0:
-            raise BadRequest(f"{self.shots} examples: give a number of 0 or more")
+    shots: int = field(default=0, metadata={"label": "solved examples, the first of gsm8k/train.jsonl", "min": 0})
+    style: str = field(default="own", metadata={"label": "prompts: own, or harness", "choices": STYLES})
 
     @cached_property
     def examples(self) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ class Harness(Task):
 
     task: str = field(default="", metadata={"label": "its name there"})
     include: str = field(default="", metadata={"label": "folder of further tasks, as the harness's --include_path"})
-    shots: int = field(default=-1, metadata={"label": "solved examples; -1: as the task says"})
+    shots: int = field(default=-1, metadata={"label": "solved examples; -1: as the task says", "min": -1})
     chat: bool = field(default=False, metadata={"label": "chat messages, as the harness's --apply_chat_template"})
     metric: str = field(default="", metadata={"label": "one of the task's metrics; its first by default"})
     filter: str = field(default="", metadata={"label": "one of the task's filters; its first by default"})
@@ -36,6 +36,7 @@ class Harness(Task):
     def __post_init__(self) -> None:
         if not self.task:
             raise BadRequest("task 'lm_eval' needs the name of a task of lm-evaluation-harness, as in lm_eval:gsm8k")
+        super().__post_init__()
         needs(self.name, "lm_eval", "lm-evaluation-harness", "its prompts and scorers", "lm_eval")
         settings = self._task.config.generation_kwargs or {}
         until = settings.get("until") or []

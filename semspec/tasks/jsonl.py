@@ -30,13 +30,14 @@ class JsonLines(FileTask):
     max_new_tokens = 1024
 
     path: str = field(default="", metadata={"label": "the file, from here or from the data folder"})
-    match: str = field(default="", metadata={"label": "how answers are compared; empty: prompts only"})
+    match: str = field(
+        default="", metadata={"label": "how answers are compared; empty: prompts only", "choices": ("", *MATCH)}
+    )
 
     def __post_init__(self) -> None:
         if not self.path:
             raise BadRequest("task 'jsonl' needs a file; say which with jsonl:path=FILE")
-        if self.match and self.match not in MATCH:
-            raise BadRequest(f"task 'jsonl' cannot match by {self.match!r}; choose one of {', '.join(MATCH)}")
+        super().__post_init__()
         object.__setattr__(self, "scored", bool(self.match))  # the one task where an option decides it
 
     def find(self) -> Path:

@@ -59,13 +59,12 @@ class LongBench(Task):
     max_new_tokens = 512
 
     sets: str = field(default="all", metadata={"label": "data sets with + between them"})
-    longest: int = field(default=0, metadata={"label": "tokens of a prompt; 0: as many as fit"})
+    longest: int = field(default=0, metadata={"label": "tokens of a prompt; 0: as many as fit", "min": 0})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if unknown := [name for name in self.chosen if name not in PARTS]:
             raise BadRequest(f"longbench has no set {unknown[0]!r}; give some of {'+'.join(PARTS)}, or all")
-        if self.longest < 0:
-            raise BadRequest(f"prompts of {self.longest} tokens: give a number above 0, or 0 for all that fit")
         for measure, library in LIBRARIES.items():
             if any(PARTS[name].measure is measure for name in self.chosen):
                 needs(self.name, *library)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from semspec.errors import BadRequest
 from semspec.tasks.answers import number, same_number
-from semspec.tasks.base import Problem, Row, ask, check_style, choose, read_rows
+from semspec.tasks.base import STYLES, Problem, Row, ask, choose, read_rows
 from semspec.tasks.number import NumberTask
 
 # What a question and an answer in steps begin with, as the benchmark's own examples have it.
@@ -39,10 +39,12 @@ class Mgsm(NumberTask):
     filename = "mgsm/mgsm_{}.tsv"
 
     language: str = field(default="all", metadata={"label": "language codes with + between them"})
-    style: str = field(default="own", metadata={"label": "own: asked in English; harness: in the language"})
+    style: str = field(
+        default="own", metadata={"label": "own: asked in English; harness: in the language", "choices": STYLES}
+    )
 
     def __post_init__(self) -> None:
-        check_style(self.name, self.style)
+        super().__post_init__()
         if unknown := [code for code in self.languages if code not in LABELS]:
             raise BadRequest(f"mgsm has no language {unknown[0]!r}; give some of {'+'.join(LABELS)}, or all")
 

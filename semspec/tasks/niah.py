@@ -39,16 +39,11 @@ class Niah(Task):
     graded = True
     max_new_tokens = 128
 
-    length: int = field(default=4096, metadata={"label": "tokens of prompt and answer together"})
-    values: int = field(default=4, metadata={"label": "numbers to find"})
+    length: int = field(
+        default=4096, metadata={"label": "tokens of prompt and answer together", "min": 2 * max_new_tokens}
+    )
+    values: int = field(default=4, metadata={"label": "numbers to find", "min": 1, "max": DEPTHS})
     haystack: str = field(default="", metadata={"label": "file of text; empty: made-up sentences"})
-
-    def __post_init__(self) -> None:
-        if self.length < 2 * self.max_new_tokens or not 1 <= self.values <= DEPTHS:
-            raise BadRequest(
-                f"{self.values} numbers in {self.length} tokens: give 1 to {DEPTHS} numbers, and a length of "
-                f"{2 * self.max_new_tokens} or more"
-            )
 
     def problems(self, n: int | None, seed: int) -> list[Problem]:
         return [self._problem(i, self.length // 16) for i in made_numbers(self.name, n, seed)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
-from semspec.errors import BadRequest
 from semspec.tasks.base import Problem, Task, ask
 from semspec.tasks.chat import ChatTask
 
@@ -21,20 +20,17 @@ class SpecBench(ChatTask):
     name = "spec-bench"
     filename = "spec_bench/question.jsonl"
 
-    category: str = field(default="", metadata={"label": "category of prompts; empty: all"})
-    long: int = field(default=0, metadata={"label": "characters of prompts made by joining articles; 0: off"})
+    category: str = field(
+        default="", metadata={"label": "category of prompts; empty: all", "choices": ("", *CATEGORIES)}
+    )
+    long: int = field(default=0, metadata={"label": "characters of prompts made by joining articles; 0: off", "min": 0})
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "category", str(self.category).replace("-", "_"))
         super().__post_init__()
-        if self.category and self.category.replace("-", "_") not in CATEGORIES:
-            raise BadRequest(f"spec-bench has no category {self.category!r}; choose one of {', '.join(CATEGORIES)}")
-        if self.long < 0:
-            raise BadRequest(
-                f"long prompts of {self.long} characters: give a number above 0, or 0 for prompts as they are"
-            )
 
     def load(self) -> list[Problem]:
-        wanted = self.category.replace("-", "_") or ("summarization" if self.long else "")
+        wanted = self.category or ("summarization" if self.long else "")
         problems = [problem for problem in super().load() if wanted in ("", problem.group)]
         return self._joined(problems) if self.long else problems
 

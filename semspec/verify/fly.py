@@ -58,9 +58,11 @@ class Fly(Rule):
     gate: str = field(
         default="tempered", metadata={"label": "gate on tempered or raw probabilities", "choices": ("tempered", "raw")}
     )
-    draws: int = field(default=2, metadata={"label": "draws of the target per token", "min": 1, "max": 2})
+    draws: int = field(default=2, metadata={"label": "draws of the target per token", "choices": (1, 2)})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
-    carry: int = field(default=0, metadata={"label": "matches that may come after the draft", "min": 0})
+    carry: int = field(
+        default=0, metadata={"label": "matches that may come after the draft", "min": 0, "max": "window"}
+    )
     adapt: bool = field(default=False, metadata={"label": "shorten the window where the target's entropy is high"})
 
     def __post_init__(self) -> None:
@@ -69,8 +71,6 @@ class Fly(Rule):
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             object.__setattr__(self, "reading", "released")
         super().__post_init__()
-        if self.carry > self.window:
-            raise BadRequest(f"fly's carry is {self.carry}; give 0 (off) to the window, {self.window}")
 
     def min_draft_tokens(self) -> int:
         return self.window + 1

@@ -20,7 +20,7 @@ from torch import Tensor
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.cues import cue_starts, cue_tokens
-from semspec.verify.step_rule import StepRule
+from semspec.verify.step_rule import ONE_STEP, StepRule
 
 CHECKING = ("verify", "think again", "recap", "check")
 CUES = (*CHECKING, "wait", "alternatively", "hold on", "another", "yeah", "yes", "final answer", "confident")
@@ -30,9 +30,8 @@ CUES = (*CHECKING, "wait", "alternatively", "hold on", "another", "yeah", "yes",
 class SpecThinking(StepRule):
     name = "spec-thinking"
     title = "Reflection cues"
-    several = False
 
-    steps: int = field(default=1, metadata={"main": False})
+    steps: int = field(default=1, metadata={"main": False, **ONE_STEP})
     lead: int = 0
     hand_over: bool = False
     look: int = field(default=20, metadata={"label": "tokens in which cues count", "main": True, "min": 1})

@@ -23,7 +23,7 @@ from torch import Tensor
 from semspec.errors import BadRequest
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.step_rule import StepRule
+from semspec.verify.step_rule import ONE_STEP, StepRule
 
 QUESTION = "\n\nHow good is the last step of this reasoning, from 0 (useless) to 9 (excellent)? One digit: "
 TURN = (
@@ -38,7 +38,6 @@ FORMS, SCORES = ("inline", "chat"), ("digit", "greedy", "mean")
 class SpecReason(StepRule):
     name = "specreason"
     title = "Step rating"
-    several = False
     published: ClassVar[Mapping[str, Any]] = {
         "form": "chat",
         "score": "greedy",
@@ -47,7 +46,7 @@ class SpecReason(StepRule):
         "hand_over": False,
     }
 
-    steps: int = field(default=1, metadata={"main": False})
+    steps: int = field(default=1, metadata={"main": False, **ONE_STEP})
     threshold: int = field(
         default=7,
         metadata={"label": "lowest rating to accept, 0 to 9", "main": True, "was": "least", "min": 0, "max": 9},

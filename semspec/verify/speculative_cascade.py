@@ -40,7 +40,14 @@ class SpeculativeCascade(Rule):
         default="opt", metadata={"label": "when to defer", "main": True, "choices": ("chow", "diff", "opt", "token")}
     )
     alpha: float = field(
-        default=0.2, metadata={"label": "deferral cost; larger defers less", "main": True, "min": -1, "max": 1}
+        default=0.2,
+        metadata={
+            "label": "deferral cost; larger defers less",
+            "main": True,
+            "min": -1,
+            "max": 1,
+            "note": "0 or more but with diff",
+        },
     )
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
 from semspec.probe.evidence import FAR, at_one
 from semspec.probe.head import Probe
 from semspec.sampling import noise
@@ -31,6 +30,8 @@ from semspec.types import COLDEST, Draft, Sampling
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
+ONE_STEP = {"min": 1, "max": 1, "note": "since it asks about one step at a time"}  # limits of `steps` in such rules
+
 
 @dataclass(frozen=True)
 class StepRule(Rule):
@@ -39,7 +40,6 @@ class StepRule(Rule):
     unit = "step"
     lossless = False
     refereed: ClassVar[bool] = False  # the loop asks a referee first, see `oracle`
-    several: ClassVar[bool] = True  # it can verify more than one step in one pass
     glimpses: ClassVar[bool] = False  # the loop asks `begins` before the draft writes a step
     asks_draft: ClassVar[bool] = False  # the draft model reads `layout`'s tokens after its own step: `rate_by_draft`
 
@@ -74,8 +74,6 @@ class StepRule(Rule):
             if option.name in self.published and getattr(self, option.name) == option.default:
                 object.__setattr__(self, option.name, self.published[option.name])
         super().__post_init__()
-        if self.steps > 1 and not self.several:
-            raise BadRequest(f"{self.name}'s steps is {self.steps}; give 1: it asks about one step at a time")
 
     @property
     def samples_drafts(self) -> bool:

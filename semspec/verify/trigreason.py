@@ -21,7 +21,7 @@ from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.cues import cue_starts, cue_tokens
 from semspec.verify.probe_inputs import draft_confidence
-from semspec.verify.step_rule import StepRule
+from semspec.verify.step_rule import ONE_STEP, StepRule
 
 CUES = ("wait", "hmm", "alternatively", "hold on", "actually", "mistake")
 
@@ -30,9 +30,8 @@ CUES = ("wait", "hmm", "alternatively", "hold on", "actually", "mistake")
 class TrigReason(StepRule):
     name = "trigreason"
     title = "Takeover triggers"
-    several = False
 
-    steps: int = field(default=1, metadata={"main": False})
+    steps: int = field(default=1, metadata={"main": False, **ONE_STEP})
     lead: int = field(default=1, metadata={"main": True})
     hand_over: bool = False
     overconfident: float = field(

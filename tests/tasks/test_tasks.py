@@ -86,25 +86,25 @@ def test_the_registry_has_the_tasks() -> None:
         ("nothing", "there is no task 'nothing'; the tasks are: acp-prog-gen, aime24"),
         ("pocket:depth=3", "has no option 'depth'; its options are: steps, split, long"),
         ("svamp:data=x", "has no option 'data'; its options are: none"),
-        ("gsm8k:style=odd", "no style 'odd'; give own or harness"),
+        ("gsm8k:style=odd", "gsm8k's style is 'odd'; give own or harness"),
         ("gsm8k:shots=-1", "0 or more"),
-        ("humaneval:execute=true,style=odd", "no style 'odd'"),
+        ("humaneval:execute=true,style=odd", "humaneval's style is 'odd'"),
         ("mgsm:language=fr+xx", "no language 'xx'; give some of en\\+de"),
         ("longbench:sets=lcc+poems", "no set 'poems'; give some of gov_report\\+2wikimqa"),
-        ("longbench:longest=-1", "above 0"),
-        ("niah:length=100", "length of 256 or more"),
-        ("niah:values=0", "1 to 40 numbers"),
+        ("longbench:longest=-1", "give 0 or more"),
+        ("niah:length=100", "give 256 or more"),
+        ("niah:values=0", "give 1 to 40"),
         ("pocket:steps=many", "give a whole number, e.g. 0"),
         ("pocket:long=maybe", "give true or false"),
         ("pocket:steps=3,steps=4", "given twice"),
-        ("pocket:steps=99", "3 to 10 steps"),
-        ("pocket:split=dev", "unknown split 'dev'"),
-        ("spec-bench:category=poems", "choose one of mt_bench, translation"),
+        ("pocket:steps=99", "give 0, 3, 4, 5, 6, 7, 8, 9 or 10"),
+        ("pocket:split=dev", "pocket's split is 'dev'; give train, test"),
+        ("spec-bench:category=poems", "give nothing, mt_bench, translation"),
         ("humaneval", "humaneval:execute=true"),
         ("mbpp:execute=no", "mbpp:execute=true"),
-        ("mbpp:execute=true,timeout=0", "timeout above 0"),
+        ("mbpp:execute=true,timeout=0", "timeout is 0.0; give a number above 0"),
         ("jsonl", "jsonl:path=FILE"),
-        ("jsonl:path=x,match=vibes", "choose one of exact, number"),
+        ("jsonl:path=x,match=vibes", "give nothing, exact, number"),
     ],
 )
 def test_what_cannot_be_made(spec: str, message: str) -> None:
@@ -344,7 +344,7 @@ def test_spec_bench_articles_make_long_prompts(write: Write) -> None:
     assert [len(body) for body in bodies] == [20, 30, 40, 50]  # and 60 are not left
     assert "".join(bodies).replace("\n", "").startswith("a" * 30 + "b" * 30) and "Summarize" not in "".join(bodies)
     assert all("r" in question(p) and "a" * 5 not in question(p) for p in task.for_fitting().problems(None, 0))
-    with pytest.raises(BadRequest, match="give a number"):
+    with pytest.raises(BadRequest, match="give 0 or more"):
         make("spec-bench:long=-1")
 
 
@@ -353,7 +353,7 @@ def test_mt_bench(write: Write) -> None:
     (problem,) = make("mt-bench", data).problems(1, 0)
     assert (problem.id, problem.group, problem.turns) == ("mt-bench/81", "writing", ("Again.",))
     assert make("mt-bench:turns=1", data).problems(1, 0)[0].turns == ()
-    with pytest.raises(BadRequest, match="give 1 or more"):
+    with pytest.raises(BadRequest, match="give 0 or more"):
         make("mt-bench:turns=-1")
     with pytest.raises(BadRequest, match="has no turns"):
         make("mt-bench", write(FILES["mt-bench"], [{"turns": []}])).problems(None, 0)
