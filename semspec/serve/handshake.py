@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from semspec.serve.connection import Connection, address_of
 
+GOODBYE_SECONDS = 5.0  # for which a client that does not say goodbye keeps its place
+
 
 class Handshake(asyncio.Protocol):
     """Of one client; then its connection takes over."""
@@ -31,8 +33,9 @@ class Handshake(asyncio.Protocol):
     async def _shake(self, transport: asyncio.Transport, connection: Connection, address: str) -> None:
         try:
             secure = await asyncio.get_running_loop().start_tls(
-                transport, self, self._context, server_side=True, ssl_handshake_timeout=self._seconds
-            )
+                transport, self, self._context, server_side=True, ssl_handshake_timeout=self._seconds,
+                ssl_shutdown_timeout=min(self._seconds, GOODBYE_SECONDS),
+            )  # fmt: skip
         except OSError:  # too late, not TLS, or gone
             return
         finally:

@@ -306,6 +306,16 @@ def test_options_that_clients_of_ollama_send(live: Live, options: dict[str, Any]
     assert penalty == options.get("repeat_penalty", 1.0)
 
 
+@pytest.mark.parametrize(("one", "other"), [("num_predict", "max_tokens"), ("repeat_penalty", "repetition_penalty")])
+def test_an_option_of_ollama_under_two_names_is_not_guessed(live: Live, one: str, other: str):
+    body = {"model": "s", "messages": USER, "stream": False}
+    for options in ({one: 3, other: 4}, {other: 3, one: 4}):
+        refusal = live.post("/api/chat", body | {"options": options})
+        assert refusal.status_code == 400 and f"{other} is given twice" in refusal.json()["error"]
+    for options in ({one: 2, other: 2}, {one: None, other: 2}, {other: 2, one: None}):
+        assert live.post("/api/chat", body | {"options": options}).status_code == 200, options
+
+
 def test_who_asks_nothing_of_ollama_has_the_model_loaded(live: Live):
     for path, key in (("/api/chat", "message"), ("/api/generate", "response")):
         for nothing in ({}, {"messages": []}) if path == "/api/chat" else ({}, {"prompt": ""}):

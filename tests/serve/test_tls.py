@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import semspec
 from semspec.cli.serve import check_tls
 from semspec.errors import BadRequest
+from semspec.serve.handshake import GOODBYE_SECONDS
 from semspec.serve.limits import Limits, Settings
 from tests.serve.live import WAIT, Live, serving, until
 from tests.serve.scripted import scripted_pair
@@ -88,6 +90,28 @@ def test_a_client_that_never_says_hello_is_not_waited_for(pair: semspec.Pair, fi
     with serving(lambda: pair, impatient, tls=files) as live, connect(live) as silent:
         assert silent.recv(1) == b""
         assert until(lambda: not counted(live))
+
+
+def test_a_client_that_never_says_goodbye_is_not_waited_for(
+    pair: semspec.Pair, files: tuple[Path, Path], trusting: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+):
+    """The server closes a connection on which no request comes, and this client does not answer that. asyncio would
+    wait for half a minute."""
+    waits, begin = list[float](), asyncio.BaseEventLoop.start_tls
+
+    async def seen(self: Any, *given: Any, **how: Any) -> Any:
+        waits.append(how["ssl_shutdown_timeout"])
+        return await begin(self, *given, **how)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "start_tls", seen)
+    for seconds, most in ((2.0, 2.0), (WAIT, GOODBYE_SECONDS)):
+        limits = replace(SETTINGS.limits, header_seconds=seconds)
+        with (
+            serving(lambda: pair, replace(SETTINGS, limits=limits), tls=files) as live,
+            trusting.wrap_socket(connect(live), server_hostname="localhost"),
+        ):
+            assert until(lambda: waits and waits[-1] == most)  # noqa: B023
+            assert seconds == WAIT or until(lambda: not counted(live))
 
 
 @pytest.mark.parametrize("limit", ["client_connections", "connections"])

@@ -93,7 +93,10 @@ class OllamaRequest(Lenient):
 
     def with_options(self, own: dict[str, Any]) -> dict[str, Any]:
         """A negative num_predict means as much as there is room for."""
-        options = {SAMPLING.get(k, k): v for k, v in self.options.items() if k not in IGNORED}
+        options: dict[str, Any] = {}
+        for name, value in self.options.items():
+            if name not in IGNORED and value is not None:
+                options = joined(options, {SAMPLING.get(name, name): value})
         if isinstance(wanted := options.get("max_tokens"), int) and wanted < 0:
             options["max_tokens"] = None
         own |= {"model": self.name, "stream": self.stream}
