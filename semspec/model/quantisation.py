@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import regex
-
 from semspec.errors import ModelError, cause
+from semspec.model.patterns import ERRORS, Patience, compiled
 
 KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's and ModelOpt's
 NAMES = ("quant_method", "quant_algo", "format", "kv_cache_quant_algo")
 IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 FILES = ("config.json", "hf_quant_config.json")
-PATIENCE = 5.0  # seconds for one pattern on one name; real ones take microseconds
 EVERY = ("Linear", "*")  # targets that mean every matrix
 GROUPS = (32, 64, 128, 256)  # inputs that share a scale, as a CPU's product takes them
 Settings = dict[str, Any]
@@ -49,6 +46,7 @@ class Quantisation:
     method: str
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (targets, how they are stored); the first that fits
     ignored: tuple[str, ...]
+    patience: Patience = field(default_factory=Patience, compare=False, repr=False)
 
     @staticmethod
     def read(folder: Path) -> Quantisation | None:
@@ -65,7 +63,7 @@ class Quantisation:
                     f"{folder}: {file} says that the weights are quantised ({method}), which is not supported: {why}; "
                     "take the checkpoint in bfloat16 or a GGUF file of it"
                 ) from why
-            except (TypeError, ValueError, AttributeError, KeyError, regex.error) as error:
+            except (TypeError, ValueError, AttributeError, KeyError, *ERRORS) as error:
                 raise ModelError(
                     f"{folder}: the quantisation ({method}) in {file} cannot be read: {cause(error)}"
                 ) from error
@@ -73,9 +71,10 @@ class Quantisation:
 
     def scheme_of(self, module: str) -> Scheme | None:
         """Of a matrix by its module's name; None: it is plain."""
-        if any(_matches(pattern, module) for pattern in self.ignored):
+        if any(self.patience.matches(pattern, module) for pattern in self.ignored):
             return None
-        return next((s for targets, s in self.schemes if any(t in EVERY or _matches(t, module) for t in targets)), None)
+        matches = self.patience.matches
+        return next((s for targets, s in self.schemes if any(t in EVERY or matches(t, module) for t in targets)), None)
 
     @property
     def dequantises(self) -> bool:
@@ -138,29 +137,14 @@ def _quantisation(method: str, settings: Any) -> Quantisation:
         if type(scheme.bits) is not int:
             raise NotSupported(f"weights of {scheme.bits!r} bits")
     for pattern in (*ignored, *(target for targets, _ in schemes for target in targets)):
-        _matches(pattern, "")  # a pattern that is none is told now
+        if pattern.startswith("re:"):
+            compiled(pattern[3:])  # one that is none is told now
     return Quantisation(method, schemes, tuple(ignored))
 
 
 def _names(found: Any) -> list[str]:
     """A list of names; one by itself may stand without a list."""
     return [found] if isinstance(found, str) else list(map(str, found or []))
-
-
-def _matches(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        try:
-            return regex.match(pattern[3:], module, timeout=PATIENCE) is not None
-        except TimeoutError as error:  # whoever wrote the checkpoint chose the pattern
-            raise ModelError(
-                f"the pattern {pattern!r:.80} of the quantisation takes over {PATIENCE:g} s on {module!r:.80}; "
-                "write it without repeats inside repeats"
-            ) from error
-    if "*" in pattern:
-        return (
-            fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*") or fnmatchcase(module, f"*.{pattern}")
-        )
-    return f".{pattern}." in f".{module}."
 
 
 def _one_of(settings: Settings, key: str, known: Iterable[Any], default: Any = None) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from semspec.errors import ModelError
-from semspec.model import ModelRunner, Source, int4, quantisation
+from semspec.model import ModelRunner, Source, int4, patterns
 from semspec.model.config import Shape
 from semspec.model.int4 import Int4Linear
 from semspec.model.linear import DenseLinear
@@ -202,11 +202,56 @@ def test_a_pattern_that_is_none_and_settings_of_another_form_are_refused(copied:
 
 def test_a_pattern_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes a checkpoint chooses its patterns; this one tries every way to split the name."""
-    monkeypatch.setattr(quantisation, "PATIENCE", 0.1)
+    monkeypatch.setattr(patterns, "PATIENCE", 0.1)
     found = Quantisation("fp8", (), ("re:(a|aa)+$",))
     assert found.scheme_of("model.layers.0") is None
-    with pytest.raises(ModelError, match="takes over"):
+    with pytest.raises(ModelError, match="take over"):
         found.scheme_of("a" * 200 + ".b")
+
+
+def test_all_patterns_of_a_checkpoint_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these names takes too long by itself; a checkpoint has thousands of them. The clock is the test's."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(patterns.time, "thread_time", lambda: float(next(clock)))
+    found = Quantisation("fp8", (), ("re:b",))
+    for _ in range(3):
+        found.scheme_of("a")
+    assert found.patience.left == pytest.approx(patterns.PATIENCE - 3 * (1 - patterns.USUAL))
+    allowed = list[float]()
+
+    class Slow:
+        def match(self, name: str, timeout: float) -> None:
+            allowed.append(timeout)
+            if timeout < 1:
+                raise TimeoutError
+
+    monkeypatch.setattr(patterns, "compiled", lambda pattern: Slow())
+    for i in range(2):
+        found.scheme_of(f"layer.{i}")
+    with pytest.raises(ModelError, match="take over 5 s"):
+        found.scheme_of("layer.2")
+    assert allowed == pytest.approx([2.0, 1.0, patterns.USUAL], abs=1e-3)
+    assert Quantisation("fp8", (), ("re:b",)).patience.left is None, "another checkpoint has its own"
+
+
+@pytest.mark.parametrize("pattern", [
+    "a{i}", "a{d}x", "(?:ab){s}", "a{e<=1}", "model.{name}.b", "a{2}", "a{,2}b", "a{1,}", "a{}", "{a", r"a\{i}",
+    "[{i}]+", "[[:alpha:]]", r"[\]\[a[]+", "[]a[]+", "[^]a]+", r"\N{DIGIT ONE}{2}", ".*b", "(?i)A{1,2}$",
+])  # fmt: skip
+def test_patterns_are_read_as_python_reads_them(pattern: str) -> None:
+    names = ("a", "ab", "axxx", "a{i}", "a{d}x", "(ab){s}", "ab{s}", "ad", "a{e<=1}", "model.{name}.b", "model.x.b",
+             "aa", "aab", "a{}", "{a", "{i}", "[:alpha:]", ":]", "]", "[", "a[", "11", "Aab", "x")  # fmt: skip
+    ours = patterns.compiled(pattern)
+    for name in names:
+        theirs = re.match(pattern, name)
+        found = ours.match(name)
+        assert (found and found.span()) == (theirs and theirs.span()), name
+
+
+def test_what_is_no_pattern_of_python_is_refused() -> None:
+    for wrong in ("(", "a{2}{3}", r"\p{L}", "(?R)", "(?V1)a", "a{99999999999999999999}"):
+        with pytest.raises(patterns.ERRORS):
+            patterns.compiled(wrong)
 
 
 def test_numbers_of_another_type_and_deep_nesting_are_refused(tmp_path: Path) -> None:
