@@ -28,6 +28,7 @@ import httpx
 
 import semspec
 from semspec.bench.folder import cpu_name
+from semspec.loop.stats import current_outcomes
 from semspec.pair import Pair
 from semspec.pair.remote import connect
 from semspec.pocket import problem, score
@@ -118,7 +119,7 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
     right = [one for part in parts for one in part["right"]]
     seconds, tokens = sum(part["seconds"] for part in parts), sum(part["tokens"] for part in parts)
-    steps, calls = summed("steps"), summed("calls")
+    steps, calls = dict(current_outcomes(summed("steps"))), summed("calls")
     drafted = sum(steps.get(outcome, 0) for outcome in ("accepted", "rejected", "handed over"))
     every = drafted + steps.get("target", 0) + len(right)  # the target itself ends each text
     return {

@@ -43,6 +43,7 @@ from rich.table import Table
 from bench.synthetic_e2e_text import EVERY, FirstWord, make_tokenizer, spelling
 from semspec.bench.shapes import SHAPES, random_runner
 from semspec.cli.probe_options import Teaching
+from semspec.loop.stats import current_outcomes
 from semspec.model import ModelRunner
 from semspec.model.graphs import GraphCache
 from semspec.model.placement import choose_device
@@ -274,7 +275,7 @@ def show(report: dict[str, Any], console: Console) -> None:
             arm["arm"], f"{arm['tokens']}{' (cut off)' if arm['cut_off'] else ''}", f"{arm['seconds']:.2f}",
             f"{arm['tokens_a_second']:.1f}", f"{arm['tokens_a_second'] / target_only:.2f}" if target_only else "",
             str(arm["target_passes"]), f"{arm['tokens_a_pass']:.2f}",
-            str(arm["steps"].get("accepted", 0)), str(arm["steps"].get("rejected", arm["steps"].get("refused", 0))),
+            str(arm["steps"].get("accepted", 0)), str(current_outcomes(arm["steps"])["rejected"]),
         )  # fmt: skip
     console.print(table)
     if report["left_out"]:

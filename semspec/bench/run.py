@@ -25,7 +25,7 @@ from semspec.bench.record import Pass, Recorder, RecordingExecutor
 from semspec.bench.replay_verify import probe_cards
 from semspec.bench.summary import summarise
 from semspec.errors import BadRequest
-from semspec.loop.stats import Stats
+from semspec.loop.stats import FORMER, Stats
 from semspec.model.wrapper import unwrap
 from semspec.pair import Pair
 from semspec.pair.loading import load, readable
@@ -284,9 +284,8 @@ class Bench:
             for event in result.events:
                 for step in event.drafted_steps:
                     text, before = str(spell(step.tokens)), str(spell(result.tokens[: step.start]))
-                    found.append(
-                        {"outcome": step.outcome, "valid": referee(before, text) if referee else None, "text": text}
-                    )
+                    valid, former = referee(before, text) if referee else None, FORMER.get(step.outcome, step.outcome)
+                    found.append({"outcome": step.outcome, "fate": former, "valid": valid, "text": text})
         return found
 
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[tuple[Prompt, Result]]]:

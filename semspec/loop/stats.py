@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 SECONDS = ("draft", "score", "verify", "host")
+FORMER = {"rejected": "refused"}  # what records before 2026-11-18 call the outcome of a step
+
+
+def current_outcomes(counts: Mapping[str, int]) -> Counter[str]:
+    """Steps by outcome, of a record of today or before."""
+    now = {former: name for name, former in FORMER.items()}
+    found: Counter[str] = Counter()
+    for name, count in counts.items():
+        found[now.get(name, name)] += count
+    return found
 
 
 @dataclass(slots=True)
@@ -121,6 +131,8 @@ class Stats:
             "drafted_per_position": self.drafted_per_position,
             "acceptance_per_position": self.acceptance_per_position,
             "step_outcomes": dict(self.step_outcomes),
+            # The same under its former name, for readers of it; goes with the next release.
+            "fates": {FORMER.get(name, name): count for name, count in self.step_outcomes.items()},
             **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,
             "cached_tokens": self.cached_tokens,

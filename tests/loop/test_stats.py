@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.loop.stats import SECONDS, Stats
+from bench.engines import joined
+from semspec.loop.stats import SECONDS, Stats, current_outcomes
 
 rounds = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()).map(lambda s: (s[0], min(s[0], s[1]), s[2])),
@@ -132,3 +133,20 @@ def test_as_a_dictionary_it_is_json_with_every_figure() -> None:
     assert found["accepted_per_position"] == stats.accepted_per_position
     assert found["drafted_per_position"] == stats.drafted_per_position
     assert found["seconds"] == dict.fromkeys(SECONDS, 0.0)
+
+
+def test_steps_are_found_under_their_former_names_for_a_release() -> None:
+    """Records that were written before, and programs that read those of today."""
+    stats = Stats(step_outcomes=Counter(accepted=3, rejected=2, target=1))
+    found = stats.to_dict()
+    assert found["fates"] == {"accepted": 3, "refused": 2, "target": 1}
+    assert current_outcomes(found["fates"]) == current_outcomes(found["step_outcomes"]) == stats.step_outcomes
+    assert current_outcomes({"refused": 1, "rejected": 2}) == {"rejected": 3}
+
+
+def test_parts_of_an_older_file_keep_their_rejected_steps() -> None:
+    part = {"right": [True], "seconds": 1.0, "tokens": 10, "calls": {"draft": 6, "target": 6}, "finish": {"stop": 1},
+            "load": 0.0, "texts": [""]}  # fmt: skip
+    steps = {"accepted": 3, "target": 1}
+    old, new = (joined([part | {"steps": steps | {name: 3}}]) for name in ("refused", "rejected"))
+    assert old == new and new["draft_calls_per_drafted_step"] == 1.0
