@@ -1,0 +1,59 @@
+"""Tables of the docs have the figures and verdicts of the files that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def result(name: str) -> Any:
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The table below a line that begins like this: first cell -> the others."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith(heading))
+    found = {}
+    for line in lines[at + 2 :]:
+        if not line.startswith("|"):
+            break
+        first, *others = (cell.strip() for cell in line.strip("|").split("|"))
+        found[first] = others
+    return found
+
+
+def test_correlations_of_measures() -> None:
+    names = {"`number`": "number", "`meaning`, words in common": "words in common (no encoder)",
+             "`meaning`, MiniLM": "meaning", "`least likely token`": "least likely token",
+             "`likelihood`": "likelihood"}  # fmt: skip
+    found, told = result("trust-2026-11-18.json")["correlation"], rows("trust.md", "| measure | correlation |")
+    assert set(told) == set(names)
+    for label, name in names.items():
+        one = found[name]
+        assert told[label][0] == f"{one['spearman']:.2f} [{one['low']:.2f}, {one['high']:.2f}]", label
+
+
+def test_verdicts_on_real_text() -> None:
+    (run,) = result("real-text-2026-11-18.json")["runs"]
+    told = rows("results-rules.md", "| rule | tau | relaxed tokens | as the target's |")
+    verdicts = {name.strip("`"): cells[-1] for name, cells in told.items() if name.startswith("`")}
+    arms = {re.sub(r"[:,]k=3$", "", name): arm for name, arm in run["arms"].items() if arm["role"] == "method"}
+    assert verdicts == {name: arm["quality"] for name, arm in arms.items()}
+    assert told["the target again, at 0.7"][-1] == "" and run["arms"]["resampled"]["quality"] == "spread"
+
+
+def test_bounds_of_calibrations_lie_below_what_random_loses() -> None:
+    found = result("trust-2026-11-18.json")
+    right = found["accuracy"]
+    losses = [right["none"] - right[f"random:k=15,rate={rate}"] for rate in ("0.1", "0.25", "0.5", "0.75")]
+    bounds = sorted(float(name.rpartition(" ")[2]) for name in found["calibration"]["random"] if "with answers" in name)
+    text = " ".join((ROOT / "docs" / "trust.md").read_text().split())
+    words = ", ".join(f"{100 * loss:.1f}" for loss in losses[:-1]) + f" and {100 * losses[-1]:.1f}"
+    assert f"settings that lose {words} points; bounds were also set half a point below the last three" in text
+    own = [bound for bound in bounds if bound not in (0.03, 0.05, 0.1)]
+    assert [round(loss - 0.005, 4) for loss in losses[1:]] == own
