@@ -72,7 +72,7 @@ BARS = {  # one H200, 32B/1.5B in bfloat16, context 2,048
 def bars(bench: Bench) -> None:
     found = dict[str, float]()
     for batch in (1, 8, 32, 64):
-        bench.section_step(batch, name=f"bars: batch {batch}, one K=8 step")
+        bench.section_round(batch, name=f"bars: batch {batch}, one K=8 step")
         found[f"batch {batch}"] = bench.rows[-1]["ms"]
     found["auto"] = automatic(bench)
     vocab = min(bench.config(which).vocab_size for which in ("target", "draft"))
