@@ -197,8 +197,21 @@ def counting(folder: Path, texts: list[Text], tmp_path: Path, monkeypatch: pytes
     data.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(60)))
 
     def run(problems: int, *more: str) -> Result:
-        command = ["head", "train", str(folder), "--prompts", str(data), "--out", str(tmp_path / "head"), "--batch", "4"]
-        command += ["--depth", "2", "--device", "cpu", "--context", "128", "--rate", "0.003", "--length", "32"]
+        command = ["head", "train", str(folder), "--prompts", str(data), "--out", str(tmp_path / "head")]
+        command += [
+            "--depth",
+            "2",
+            "--device",
+            "cpu",
+            "--context",
+            "128",
+            "--rate",
+            "0.003",
+            "--length",
+            "32",
+            "--batch",
+            "4",
+        ]
         options = ["--problems", str(problems), "--draft-vocab", "12", "--layers", "1,2,2", "--steps", "30", *more]
         return CliRunner().invoke(app, [*command, *options])
 
