@@ -104,7 +104,8 @@ def measure(
     tried = head.config.offsets if isinstance(head, BlockHead) else OFFSETS
     offsets = [n for n in tried if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
     wanted = {n: tuple(i + n for i in ids) for n in offsets}
-    text, hidden = written(beside(target), prompt, tuple(sorted({i for layers in wanted.values() for i in layers})), stop)
+    needed = tuple(sorted({i for layers in wanted.values() for i in layers}))
+    text, hidden = written(beside(target), prompt, needed, stop)
     own, shared = head.embedding, head.shared_embedding
     embeddings = [own]
     if own is not shared and own.shape == shared.shape and not torch.allclose(own, shared, atol=1e-2):
