@@ -34,7 +34,7 @@ class ConfSpec(SpecReason):
     sure: float = field(
         default=0.9,
         metadata={
-            "label": "draft's probability of a good or bad rating that settles it",
+            "label": "draft's certainty that settles it",
             "main": True,
             "above": 0.5,
             "max": 1,

@@ -63,7 +63,7 @@ class Fly(Rule):
     carry: int = field(
         default=0, metadata={"label": "matches that may come after the draft", "min": 0, "max": "window"}
     )
-    adapt: bool = field(default=False, metadata={"label": "shorten the window where the target's entropy is high"})
+    adapt: bool = field(default=False, metadata={"label": "shorter window where the target is undecided"})
 
     def __post_init__(self) -> None:
         if self.reading == "code":

@@ -48,9 +48,7 @@ class Semantic(StepRule):
     tau: float = field(
         default=0.0, metadata={"label": "accept if p >= tau q; 0: with probability p/q", "main": True, "min": 0}
     )
-    top: int = field(
-        default=2, metadata={"label": "accept if all tokens are among the target's N likeliest; 0: off", "min": 0}
-    )
+    top: int = field(default=2, metadata={"label": "accept if all tokens are in the target's top N", "min": 0})
     floor: float = field(default=0.0, metadata={"label": "reject below this ratio", "min": 0})
     min_prob: float = field(
         default=0.02, metadata={"label": "the draft's probability counts as this or more", "min": 0}

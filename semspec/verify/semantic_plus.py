@@ -43,7 +43,7 @@ class SemanticPlus(StepRule):
     sample: bool = False  # greedy drafts are accepted more often
     hand_over: bool = False
     # Of a rejected step, accept what is before its least likely token if the judge probe does.
-    part: bool = field(default=False, metadata={"label": "accept a rejected step's prefix if the judge probe does"})
+    part: bool = field(default=False, metadata={"label": "accept a rejected step's prefix if probe agrees"})
     threshold: float = field(  # below 0: the one the judge probe was calibrated to
         default=-1.0,
         metadata={"label": "lowest judge-probe probability", "main": True, "unset": "calibrated", "was": "least"}

@@ -53,12 +53,10 @@ class StepRule(Rule):
     steps: int = field(default=1, metadata={"label": "steps drafted ahead, at most", "main": True, "min": 1})
     ahead: float = field(
         default=0.5,
-        metadata={"label": "draft another step while the draft's confidence is at least this", "min": 0, "max": 1},
+        metadata={"label": "confidence from which one more step is drafted", "min": 0, "max": 1},
     )
-    hand_over: bool = field(
-        default=True, metadata={"label": "the target writes the rest once the draft wants to end the thinking"}
-    )
-    keep: bool = field(default=False, metadata={"label": "accept a rejected step as far as the target writes the same"})
+    hand_over: bool = field(default=True, metadata={"label": "target writes all after the draft's thinking ends"})
+    keep: bool = field(default=False, metadata={"label": "accept a rejected step's prefix if target agrees"})
     rewrite: str = field(default="", metadata={"label": "token rule for what the target writes"})
     rewrite_tokens: int = field(default=4, metadata={"label": "draft length for `rewrite`", "min": 1})
     sample: bool = field(default=True, metadata={"label": "the draft samples its steps"})

@@ -160,7 +160,7 @@ def test_the_picker_is_in_view_with_names_for_people_and_few_options(page: Any, 
     picker.select_option("semantic+")
     page.get_by_label("lowest judge-probe probability").fill("0.99")
     page.locator(".more summary").click()
-    page.get_by_label("keep a rejected step's good beginning").select_option("no")
+    page.get_by_label("accept a rejected step's prefix if target agrees").select_option("no")
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page)
     done(page)
