@@ -13,9 +13,10 @@ from typing import Any
 
 from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_words, key_of, references
 from semspec.bench.arms import on_trial, shown
+from semspec.bench.blind import separates
 from semspec.bench.folder import Sample
 from semspec.bench.pairs import Figures, both_sides, paired, plain
-from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
+from semspec.bench.verdict import MIN_PROBLEMS, Margin, correct, decide
 from semspec.statistics import difference, equivalence_p, paired_p
 
 LIKELIHOOD, AT_REQUEST, LOWEST = "likelihood", "likelihood at the temperature", "least likely token"
@@ -119,17 +120,17 @@ def _spread(own: list[Sample], others: dict[str, list[Sample]], values: Values) 
 def _about(run: Mapping[str, Any], told: dict[str, Figures], problems: int, limit: float | None) -> Figures:
     """Whether the measure tells `random` and the draft from the target here."""
 
-    def separates(names: list[str]) -> bool | None:
+    def tells(names: list[str]) -> bool | None:
         seen = [told[name] for name in names if name in told]
-        return None if not seen else any(f["p"] < ALPHA and f["difference"]["value"] < 0 for f in seen)
+        return None if not seen else any(separates(figures) for figures in seen)
 
     roles, draft = {arm["name"]: arm["role"] for arm in run["arms"]}, draft_of(run)
     coins = [name for name in told if roles[name] == "method" and name.partition(":")[0] in CONTROLS]
     return {
         "problems": problems,
         "margin": limit,
-        "separates_draft": separates([] if draft is None else [draft]),
-        "separates_random": separates(coins),
+        "separates_draft": tells([] if draft is None else [draft]),
+        "separates_random": tells(coins),
         "controls": coins,
     }
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from semspec.bench.agreement import Values
 from semspec.bench.arms import GREEDY_SPREAD, on_trial, shown
+from semspec.bench.blind import within_margin
 from semspec.bench.folder import Sample, deduplicated
-from semspec.bench.measures import compare_measures, deciding
+from semspec.bench.measures import compare_measures, deciding, draft_of
 from semspec.bench.names import natural
 from semspec.bench.pairs import Figures, Row, both_sides, by_problem, paired, plain, quotient
 from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
@@ -58,7 +59,7 @@ def summarise(
     names = [arm["name"] for arm in shown(run)]
     loops = {id(s): find_loop(s["tokens"]) is not None for s in ordered}
     pairs = {name: paired(by_arm[name], by_arm[baseline]) for name in names}
-    draft = next((name for name in names if arms[name]["role"] == "draft"), None)
+    draft = draft_of(run)
     lost = difference(*right_answers(pairs[draft])) if draft else None
     limit = margin.of_accuracy(lost.value if lost else None)
     figures = {
@@ -68,6 +69,7 @@ def summarise(
     others = [name for name in names if name != baseline and on_trial(run, arms[name])]
     for p in ("mcnemar_p", "equivalence_p"):
         correct(figures, others, p)
+    blind = within_margin(figures[baseline], (draft, figures[draft]) if draft else None, limit)
     measures: Figures = {}
     chosen, measured = None, any(arm["role"] == "resampled" or s.get("likelihood") for arm, s in _examples(run, by_arm))
     if measured:
@@ -84,7 +86,7 @@ def summarise(
     }
     for i, name in enumerate(others):
         excesses = {what: often for what, found in problems.items() if (often := found[i])}
-        figures[name] |= verdict(figures[name], excesses, chosen, measures)
+        figures[name] |= verdict(figures[name], excesses, chosen, measures, blind)
     for name in (name for name in names if not on_trial(run, arms[name])):
         figures[name] |= {"quality": "spread", "sampled_at": GREEDY_SPREAD}
     return {
@@ -220,18 +222,22 @@ def compare(arm: dict[str, Any], pairs: list[Row], batch: int, limit: float | No
     }
 
 
-def verdict(found: Figures, excesses: dict[str, str], chosen: str | None, measures: Figures) -> Figures:
+def verdict(
+    found: Figures, excesses: dict[str, str], chosen: str | None, measures: Figures, blind: str | None
+) -> Figures:
     """The verdict on an arm's quality and speed. `excesses`: what happens to it more often than by chance. `chosen`:
-    the measure that decides where nothing is scored."""
+    the measure that decides where nothing is scored. `blind`: why right answers cannot show a loss, if they cannot."""
     p, scored, lost, gained = (found[k] for k in ("mcnemar_p_holm", "scored_in_common", "lost", "gained"))
     same = found["identical_outputs"] is not None and found["identical_outputs"]["share"] == 1
     worse = [f"{what} in {how_often}" for what, how_often in excesses.items()]
     few = f"in common with the target alone are too few; {MIN_PROBLEMS} are needed at least"
     quality, refused = "unmeasured", None
     if scored >= MIN_PROBLEMS:
-        quality = decide(p, found["equivalence_p_holm"], (lost or 0) > (gained or 0))
+        quality = decide(p, None if blind else found["equivalence_p_holm"], (lost or 0) > (gained or 0))
         if quality == "worse":
             worse.insert(0, f"right answers lost on {lost} problems and gained on {gained} (p = {p:.2g})")
+        elif blind and quality == "unclear" and not same and not found["lossless"]:
+            refused = blind
     elif chosen is not None and chosen in found["measures"]:
         own = found["measures"][chosen]
         quality = own["verdict"]

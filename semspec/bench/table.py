@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from semspec.bench.blind import cut_note
 from semspec.bench.measures import sentences
 from semspec.bench.names import described, natural
 
@@ -326,7 +327,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
     shares = [arm["accuracy"]["share"] for arm in summary["arms"].values() if arm["accuracy"]]
     if shares and not any(shares):
         lines.append("No arm has a correct answer.")
-    return lines + margin_note(summary) + correction(summary["arms"])
+    return lines + cut_note(summary) + margin_note(summary) + correction(summary["arms"])
 
 
 def margin_note(summary: dict[str, Any]) -> list[str]:
