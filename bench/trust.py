@@ -66,10 +66,8 @@ def correlations(run: dict[str, Any], samples: list[Sample], extra: Any) -> dict
     rng, found = np.random.default_rng(0), {}
     words = values_of(run, samples, {})[MEANING]
     for name, values in {**values_of(run, samples, extra), WORDS: words}.items():
-        ours = losses_of(samples, arms, values, None)
-        truth = losses_of(
-            samples, arms, {key: correct[key] for key in values if key in correct}, None
-        )  # on the same problems
+        ours = losses_of(samples, arms, values).of
+        truth = losses_of(samples, arms, {key: correct[key] for key in values if key in correct}).of
         table, right = (np.array([losses[arm] for arm in arms]) for losses in (ours, truth))
         drawn = [rng.integers(0, table.shape[1], table.shape[1]) for _ in range(1000)]
         ranks = [stats.spearmanr(table[:, d].mean(1), right[:, d].mean(1)).statistic for d in drawn]
@@ -155,19 +153,21 @@ def outcomes_of(run: dict[str, Any], samples: list[Sample], extra: Any) -> Outco
 
 def calibrations(outcomes: Outcomes) -> dict[str, Any]:
     """With answers and without, at several bounds, for every rule with more than one setting. A bound just below the
-    loss of a setting is the hardest for a calibrator; `random` has settings that lose much."""
+    loss of a setting is the hardest for a calibrator; `random` has settings that lose much. Bounds are shares: of the
+    target's right answers, or of its distance to the draft."""
     lost = {
         name: {arm: np.array(arms[BASELINE]) - np.array(seen) for arm, seen in arms.items()}
         for name, arms in outcomes.items()
     }
-    right, number = lost["accuracy"], lost[NUMBER]
+    right, number, own = lost["accuracy"], lost[NUMBER], np.array(outcomes["accuracy"][BASELINE])
     found: dict[str, Any] = {}
     for rule, methods in LADDERS.items():
         found[rule] = {}
         table = np.stack([right[m] for m in methods])
-        hardest = [round(one - 0.005, 4) for one in table.mean(1).tolist() if one > LOSSES[0]]
+        lost_shares = table.mean(1) / max(own.mean(), 1e-12)
+        hardest = [round(one - 0.005, 4) for one in lost_shares.tolist() if one > LOSSES[0]]
         for loss in (*LOSSES, *hardest):
-            found[rule][f"with answers, {loss:g}"] = splits(table, loss, 1.0, 1)
+            found[rule][f"with answers, {loss:g}"] = splits(table - loss * own, 0.0, 1.0, 1)
         for share in SHARES:
             beyond = np.stack([number[m] - share * number[DRAFT] for m in methods])
             found[rule][f"without, {share:g}"] = splits(beyond, 0.0, 1 + share, 2)

@@ -20,6 +20,8 @@ from semspec.loop.stats import Stats
 from semspec.verify import Rule
 
 PREFIX = "profile:"
+ACCURACY = "accuracy"  # the measure where there are right answers
+SHARE, POINTS = "share", "points"  # units of a loss; points of accuracy in files before 2026-11-18
 FORMAT = "semspec profile 1"
 WINDOW, FEWEST = 200, 30  # sequences over which drift is watched, and after which it can be noticed
 NOTICED, ERRORS = 0.5, 4.0  # standard deviations of a sequence, and standard errors of their mean
@@ -59,6 +61,11 @@ class Drift:
                 "otherwise": list(self.otherwise), "unlike": self.unlike}  # fmt: skip
 
 
+def lost_of(measure: str) -> str:
+    """What a loss is a share of."""
+    return "the target's right answers" if measure == ACCURACY else f"the distance to the draft in {measure}"
+
+
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
@@ -79,12 +86,22 @@ class Profile:
     data: str  # hash of the prompts
     problems: int
     measure: str  # in which the loss is counted: accuracy, or one without right answers
-    loss: float  # the bound: points of accuracy, or a share of the distance from the target to the draft
+    loss: float  # the bound, as a share of what `lost_of` says; where `unit` is points, of all answers
     confidence: float
     seen: float  # the loss on the calibration's own problems
     acceptance: Figure
     entropy: Figure
     created: str
+    unit: str = POINTS  # a file without it is an older one
+
+    @property
+    def promise(self) -> str:
+        """What was calibrated, in words."""
+        points = self.measure == ACCURACY and self.unit == POINTS
+        most = (
+            f"{100 * self.loss:g} points of accuracy" if points else f"{100 * self.loss:g} % of {lost_of(self.measure)}"
+        )
+        return f"at most {most} lost, with confidence {self.confidence:g}"
 
     @property
     def rule(self) -> Rule:

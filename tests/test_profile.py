@@ -67,6 +67,16 @@ def test_a_damaged_profile_is_refused_in_words(file: Path, change: dict[str, Any
         Profile.load(file)
 
 
+def test_a_profile_says_what_it_promises_and_older_ones_are_read(file: Path) -> None:
+    assert replace(PROFILE, unit="share").promise.startswith("at most 1 % of the target's right answers lost")
+    without = replace(PROFILE, unit="share", measure="meaning", loss=0.25)
+    assert without.promise == "at most 25 % of the distance to the draft in meaning lost, with confidence 0.95"
+    before = json.loads(file.read_text())
+    del before["unit"]
+    file.write_text(json.dumps(before))
+    assert Profile.load(file).promise == "at most 1 points of accuracy lost, with confidence 0.95"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p").write_text(text)

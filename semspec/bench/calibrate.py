@@ -2,9 +2,9 @@
 
 Learn then test (Angelopoulos et al. 2021) along a fixed sequence: candidates are ordered beforehand, from the strictest
 and slowest to the loosest and fastest. Of each, "the loss is the bound or more" is tested on the same problems, until
-one cannot be rejected; the last one rejected is chosen. With answers the loss is in points of accuracy. Without, it is
-a share of the distance from the target to the draft, in a measure of `measures.py`; that distance is estimated from the
-same problems, so it is a part of the test.
+one cannot be rejected; the last one rejected is chosen. The loss is a share: with answers, of the target's right
+answers; without, of the distance from the target to the draft, in a measure of `measures.py`. What it is a share of is
+estimated from the same problems, so it is a part of the test.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import numpy as np
 
 from semspec import verify
 from semspec.bench.agreement import Values, key_of
-from semspec.bench.arms import BASELINE, DRAFT, Arm
+from semspec.bench.arms import BASELINE, Arm
+from semspec.bench.blind import no_loss_in_answers, no_loss_in_measure
 from semspec.bench.folder import Sample, load_run
-from semspec.bench.measures import LIKELIHOOD, deciding, values_of
+from semspec.bench.measures import LIKELIHOOD, compare_measures, deciding, draft_of, values_of
 from semspec.bench.measures import LOWEST as LEAST_LIKELY
+from semspec.bench.pairs import Figures, plain
 from semspec.bench.run import Bench, Progress
+from semspec.bench.verdict import Margin
 from semspec.errors import BadRequest
-from semspec.profile import Figure, Profile
+from semspec.profile import ACCURACY, SHARE, Figure, Profile, lost_of
 from semspec.sparse import plan_of
-from semspec.statistics import betting_p, fixed_sequence
+from semspec.statistics import betting_p, difference, fixed_sequence, paired_p
 
-ACCURACY = "accuracy"
 LOWEST = {LIKELIHOOD: -2.0, LEAST_LIKELY: -20.0}  # nats; a text that the target likes even less counts as this
 # Strictest first. Rules of other packages, and other options, are given by the user.
 LADDERS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -64,7 +66,7 @@ class Choice:
 
     method: str
     measure: str
-    losses: dict[str, float]  # candidate -> mean loss on the calibration's problems
+    losses: dict[str, float]  # candidate -> share that it lost on the calibration's problems
     p: dict[str, float]
 
 
@@ -102,34 +104,45 @@ def loosest_safe(losses: Sequence[Sequence[float]], bound: float, confidence: fl
 
 
 def fewest_problems(bound: float, confidence: float) -> int:
-    """With fewer, not even a candidate that loses nothing can be shown to be safe."""
+    """With fewer, not even a candidate that loses nothing of a target that is always right can be shown to be safe."""
     n = 8
-    while excess_p([0.0] * n, bound) > 1 - confidence:
+    while excess_p([-bound] * n, 0.0) > 1 - confidence:
         n += max(1, n // 16)
     return n
 
 
-def losses_of(
-    samples: Sequence[Sample], methods: Sequence[str], values: Values, share: float | None
-) -> dict[str, list[float]]:
-    """By problem: what each method loses against the target; with a share, beyond that share of what the draft loses.
+@dataclass(frozen=True)
+class Losses:
+    """What methods lose against the target, problem by problem."""
+
+    of: dict[str, list[float]]
+    worth: list[float]  # what there is to lose: the target's own right answers, or its distance to the draft
+
+    def beyond(self, method: str, share: float) -> list[float]:
+        """Above 0 on average: more than that share is lost."""
+        return [lost - share * whole for lost, whole in zip(self.of[method], self.worth, strict=True)]
+
+    def share(self, method: str) -> float:
+        return fsum(self.of[method]) / fsum(self.worth)
+
+
+def losses_of(samples: Sequence[Sample], methods: Sequence[str], values: Values, control: str | None = None) -> Losses:
+    """`control`: the arm whose distance from the target is the unit; None: the target's own values are.
     In an order that says nothing, since the test bets on one problem after the other, and files are often sorted."""
     means: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         if key_of(sample) in values:
             means.setdefault((sample["arm"], sample["problem"]), []).append(values[key_of(sample)])
     mean = {key: fsum(seen) / len(seen) for key, seen in means.items()}
-    needed = [BASELINE, *methods, *([] if share is None else [DRAFT])]
+    needed = [BASELINE, *methods, *([] if control is None else [control])]
     problems = [p for p in dict.fromkeys(s["problem"] for s in samples) if all((arm, p) in mean for arm in needed)]
     problems = [problems[i] for i in np.random.default_rng(0).permutation(len(problems))]
+    own = [mean[BASELINE, p] for p in problems]
 
-    def loss(arm: str, problem: str) -> float:
-        return mean[BASELINE, problem] - mean[arm, problem]
+    def lost(arm: str) -> list[float]:
+        return [value - mean[arm, p] for value, p in zip(own, problems, strict=True)]
 
-    return {
-        name: [loss(name, p) - (share * loss(DRAFT, p) if share is not None else 0.0) for p in problems]
-        for name in methods
-    }
+    return Losses({name: lost(name) for name in methods}, own if control is None else lost(control))
 
 
 def bounded(measure: str, values: Values) -> Values:
@@ -144,30 +157,41 @@ def choose(
     run: Mapping[str, Any], samples: Sequence[Sample], methods: Sequence[str], loss: float, confidence: float,
     extra: Mapping[str, Values],
 ) -> Choice:  # fmt: skip
-    """The loosest safe method of a run, by its right answers or, where it has none, by a measure."""
+    """The loosest safe method of a run, by its right answers or, where it has none, by the measure that `bench` would
+    decide by. Refused where the data could not show a loss."""
     scored: Values = {key_of(s): float(s["correct"]) for s in samples if s["correct"] is not None}
-    measure, values, share = ACCURACY, scored, None
-    if not scored:
-        found = values_of(run, samples, extra)
-        about = {name: {"problems": len({key[1] for key in seen})} for name, seen in found.items()}
+    own, control = [s for s in samples if s["arm"] == BASELINE], draft_of(run)
+    if scored:
+        measure, values, unit, most = ACCURACY, scored, None, 1.0
+        blind = no_loss_in_answers(own, None if control is None else (control, _distance(samples, control, scored)))
+    else:
+        about = compare_measures(run, samples, Margin(share=loss), extra)[1]
         chosen = deciding(about, len({s["problem"] for s in samples}))
-        if chosen is None:
+        if chosen is None or control is None:
             raise BadRequest("too few problems have a measure in common; calibrate on more of them")
-        measure, values, share = chosen, bounded(chosen, found[chosen]), loss
-    losses = losses_of(samples, methods, values, share)
-    bound, most = (loss, 1.0) if share is None else (0.0, 1.0 + share)
-    at = loosest_safe([losses[name] for name in methods], bound, confidence, most)
-    p = {name: excess_p(losses[name], bound, most) for name in methods}
+        measure, values, unit, most = chosen, bounded(chosen, values_of(run, samples, extra)[chosen]), control, 1 + loss
+        blind = no_loss_in_measure(own, chosen, about[chosen], control)
+    if blind:
+        raise BadRequest(f"nothing can be certified: {blind}")
+    losses = losses_of(samples, methods, values, unit)
+    beyond = {name: losses.beyond(name, loss) for name in methods}
+    at = loosest_safe([beyond[name] for name in methods], 0.0, confidence, most)
+    p = {name: excess_p(beyond[name], 0.0, most) for name in methods}
     if at is None:
-        n = len(losses[methods[0]])
         raise BadRequest(
-            f"{n} problems do not show that {methods[0]} loses less than {100 * loss:g} % of "
-            f"{'the answers' if share is None else 'the distance to the draft'} with confidence {confidence:g} "
-            f"(p = {p[methods[0]]:.2g}); calibrate on more problems"
-            + (f" ({fewest_problems(loss, confidence)} at least)" if share is None else "")
+            f"{len(losses.worth)} problems do not show that {methods[0]} loses less than {100 * loss:g} % of "
+            f"{lost_of(measure)} with confidence {confidence:g} (p = {p[methods[0]]:.2g}); calibrate on more problems"
+            + (f" ({fewest_problems(loss, confidence)} at least)" if unit is None else "")
             + ", allow more, or give stricter values"
         )
-    return Choice(methods[at], measure, {name: fsum(seen) / len(seen) for name, seen in losses.items()}, p)
+    return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p)
+
+
+def _distance(samples: Sequence[Sample], control: str, values: Values) -> Figures:
+    """How far a control lies from the target, and whether that may be chance."""
+    lost = losses_of(samples, [control], values).of[control]
+    gaps, none = [-one for one in lost], [0.0] * len(lost)
+    return {"difference": plain(difference(gaps, none)) or {"value": 0.0}, "p": paired_p(gaps, none) or 1.0}
 
 
 def calibrate(
@@ -181,8 +205,6 @@ def calibrate(
             f"{len(bench.problems)} problems cannot show a loss under {100 * loss:g} % with confidence {confidence:g}, "
             f"whatever they say; give {fewest} or more with --problems, or allow more"
         )
-    if bench.pair.draft is None and not bench.task.scored:
-        raise BadRequest("without right answers the loss is counted in distances to the draft; give one with --draft")
     for one in (arm for arm in bench.arms if arm.role == "method"):
         if one != Arm(one.name, one.role, one.verifier, one.lossless, one.num_draft_tokens, one.drafter):
             raise BadRequest(
@@ -218,5 +240,6 @@ def calibrate(
         acceptance=Figure.of([s["acceptance_rate"] for s in own if s["drafted"]]),
         entropy=Figure.of([s["mean_entropy"] for s in own if "mean_entropy" in s]),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        unit=SHARE,
     )
     return profile, choice

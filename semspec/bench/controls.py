@@ -1,4 +1,5 @@
-"""The control below: a rule that relaxes without looking, about as often as the loosest method does."""
+"""The controls below: a rule that relaxes without looking, about as often as the loosest method does; and, where no
+model drafts and so none can write alone, one that accepts whatever is drafted."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 
 from semspec import verify
 from semspec.bench.arms import Arm, parse_arm
-from semspec.bench.measures import CONTROLS
+from semspec.bench.measures import CONTROLS, UNCHECKED
 from semspec.pair.result import Result
 
 PILOT = 8  # problems on which methods are tried to see how often they relax
@@ -28,6 +29,15 @@ def coin_for(arms: Sequence[Arm], answer: Answer) -> Arm | None:
     length = loosest.options(referee=lambda so_far, text: False).draft_length()
     spec = f"random-step:rate={rate:g}" if step else f"random:k={length},rate={rate:g}"
     return replace(parse_arm(spec, drafter=loosest.drafter), control=True)
+
+
+def unchecked_for(arms: Sequence[Arm]) -> Arm | None:
+    """What the drafter at hand writes if nothing is checked; None where an arm shows that, or all is lossless."""
+    lossy = [arm for arm in arms if arm.role == "method" and not verify.make(arm.verifier).lossless]
+    if not lossy or any(arm.role == "draft" or arm.verifier.partition(":")[0] == UNCHECKED for arm in arms):
+        return None
+    length = lossy[0].options(referee=lambda so_far, text: False).draft_length()
+    return replace(parse_arm(f"{UNCHECKED}:k={length}", drafter=lossy[0].drafter), control=True)
 
 
 def relaxing_rate(results: Sequence[Result], unit: str) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from semspec import tasks, verify
 from semspec.bench.arms import GREEDY_SPREAD, Arm, arms_for, parse_arm
-from semspec.bench.controls import PILOT, coin_for
+from semspec.bench.controls import PILOT, coin_for, unchecked_for
 from semspec.bench.examples import LONGEST, shortened
 from semspec.bench.folder import RunFolder, load_run, surroundings
 from semspec.bench.likelihood import Likelihood, likelihoods, summed_up
@@ -137,7 +137,7 @@ class Bench:
         """Run what is not on the disk yet; returns the summary."""
         folder = RunFolder(out)
         if self.measured:
-            self._add_coin(folder)
+            self._add_controls(folder)
         done = folder.open(self._about())
         units = self._units()
         warm: set[str] = set()
@@ -158,19 +158,19 @@ class Bench:
         folder.finish(summary)
         return summary
 
-    def _add_coin(self, folder: RunFolder) -> None:
-        """The control that relaxes without looking; a run that goes on has it already, at the rate it had."""
+    def _add_controls(self, folder: RunFolder) -> None:
+        """The controls that check nothing; a run that goes on has them already, at the rate that they had."""
         before = [arm for arm in folder.arms() if arm.get("control") and arm["role"] == "method"]
-        if before:
-            coin: Arm | None = replace(parse_arm(before[0]["name"]), control=True)
-        else:
+        found: list[Arm | None] = [replace(parse_arm(a["name"], drafter=a["drafter"]), control=True) for a in before]
+        if not before:
             pilot = self.problems[:PILOT]
             groups = [pilot[i : i + self.config.batch] for i in range(0, len(pilot), self.config.batch)]
             coin = coin_for(
                 self.arms, lambda arm: [r for g in groups for turns in self._answer(arm, g, 0) for _, r in turns]
             )
-        if coin is not None and all(arm.name != coin.name for arm in self.arms):
-            self.arms.append(coin)
+            found = [coin, unchecked_for(self.arms)]
+        names = {arm.name for arm in self.arms}
+        self.arms += [arm for arm in found if arm is not None and arm.name not in names]
 
     def _about(self) -> dict[str, Any]:
         where = surroundings()

@@ -35,7 +35,7 @@ def calibrate(
     max_loss: Annotated[
         str,
         typer.Option(
-            help="Largest loss: a share of correct answers, or where none are known, of the target-to-draft distance."
+            help="Largest loss: a share of the target's correct answers, or where none are known, of the distance to the draft."
         ),
     ] = "1%",
     confidence: Annotated[float, typer.Option(help="Confidence that the loss is below --max-loss.")] = 0.95,
@@ -85,8 +85,7 @@ def calibrate(
     for name in methods:
         mark = "chosen" if name == choice.method else "safe" if choice.p[name] <= 1 - confidence else "not shown safe"
         say.print(f"{name}: loss {100 * choice.losses[name]:+.2f} %, p {choice.p[name]:.2g}, {mark}", markup=False)
-    what = "correct answers" if choice.measure == "accuracy" else f"the distance to the draft in {choice.measure}"
-    say.print(f"at most {100 * allowed:g} % of {what} lost, with confidence {confidence:g}", markup=False)
+    say.print(profile.promise, markup=False)
     say.print(f"use it: --verifier profile:{path}", markup=False)
     if not sys.stdout.isatty():
         typer.echo(json.dumps({"profile": str(path), "verifier": profile.verifier, "measure": choice.measure,

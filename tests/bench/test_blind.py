@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import semspec
+from semspec import pocket as pocket_world
+from semspec.bench.calibrate import calibrate, choose
+from semspec.bench.folder import load_run
+from semspec.bench.run import Bench, Config
 from semspec.bench.summary import summarise
 from semspec.bench.table import notes
 from semspec.bench.verdict import Margin
+from semspec.errors import BadRequest
+from tests.bench import test_measures
+from tests.bench.test_measures import made_up, same, swapped
 from tests.bench.test_summary import arm, many, run_of
 
 Special = Callable[[int], dict[str, Any]]
+RULE = "typical:epsilon=0.01"
 
 
 def with_draft(*methods: str) -> dict[str, Any]:
@@ -27,6 +37,74 @@ def right(share: float, off: int = 0, **more: Any) -> Special:
     return lambda i: {
         "correct": int((i + 1) * share) > int(i * share) and (off == 0 or i % off != 0), "tokens": [i, off], **more,
     }  # fmt: skip
+
+
+# -- calibration
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        (right(0.0, finish_reason="length"), right(0.0, finish_reason="length"), "100 % of the target's answers were"),
+        (right(0.0), right(0.0), r"right on 0.0 % of 300 answers.*match="),
+        (right(0.01), right(0.0), r"right on 1.0 % of 300 answers"),
+        (right(0.8), right(0.8, 200), "the draft alone cannot be told from the target"),
+    ],
+)
+def test_nothing_is_certified_where_answers_cannot_show_a_loss(target: Special, draft: Special, message: str) -> None:
+    samples = many(300, **{"none": target, "draft": draft, RULE: draft})
+    with pytest.raises(BadRequest, match=f"nothing can be certified: .*{message}"):
+        choose(with_draft(RULE), samples, [RULE], 0.05, 0.95, {})
+
+
+def test_answers_that_are_right_though_cut_off_show_a_loss() -> None:
+    cut = {"finish_reason": "length"}
+    samples = many(300, **{"none": right(1, **cut), "draft": right(1, 4, **cut), RULE: right(1, 250, **cut)})
+    assert choose(with_draft(RULE), samples, [RULE], 0.05, 0.95, {}).method == RULE
+
+
+def spoilt(i: int) -> str:
+    return f"zzz {i} qqq {10 * i}"
+
+
+def test_calibration_decides_by_the_measure_that_bench_would_decide_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the number cannot tell `random` from the target, so words decide, and they see what the rule spoils."""
+    monkeypatch.setattr(test_measures, "N", 300)
+    run, samples = made_up(**{RULE: spoilt, "random:rate=0.5": spoilt, "draft": lambda i: f"{spoilt(i + 1)} sss"})
+    summary = summarise(run, samples)
+    assert summary["deciding_measure"] == "meaning" and summary["arms"][RULE]["quality"] == "worse"
+    with pytest.raises(BadRequest, match=r"do not show .* distance to the draft in meaning"):
+        choose(run, samples, [RULE], 0.25, 0.95, {})
+    run, samples = made_up(**{RULE: same, "random:rate=0.5": swapped(3), "draft": swapped(2)})
+    found = choose(run, samples, [RULE], 0.25, 0.95, {})
+    assert found.measure == summarise(run, samples)["deciding_measure"] == "number" and found.losses[RULE] == 0
+
+
+@pytest.mark.parametrize("blind", ["random", "draft", "cut"])
+def test_nothing_is_certified_by_a_measure_that_cannot_tell_a_control(
+    blind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_measures, "N", 300)
+    own = lambda i: f"There are {10 * i} apples."  # noqa: E731
+    coin, draft = (own if blind == "random" else swapped(3)), (own if blind == "draft" else swapped(2))
+    run, samples = made_up(**{RULE: own, "random:rate=0.5": coin, "draft": draft})
+    for sample in samples:
+        sample["finish_reason"] = "length" if blind == "cut" else "stop"
+    message = {"random": r"random \(random:rate=0.5\) cannot", "draft": "the draft alone cannot", "cut": "cut off"}
+    with pytest.raises(BadRequest, match=f"nothing can be certified: .*{message[blind]}"):
+        choose(run, samples, [RULE], 0.25, 0.95, {})
+
+
+def test_a_run_of_beginnings_certifies_nothing(pocket: semspec.Pair, tmp_path: Path) -> None:
+    config = Config(
+        task="pocket:steps=3,split=probe", methods=["random:rate=1"], n=80, batch=4, max_new_tokens=4, device="cpu",
+        context=512, entropy=True,
+    )  # fmt: skip
+    with pytest.raises(BadRequest, match=r"100 % of the target's answers were cut off .* --max-new-tokens"):
+        calibrate(Bench(config, pocket), tmp_path, 0.1, 0.9, lambda done, total: None)
+
+
+# -- the verdict
 
 
 def verdicts(samples: list[dict[str, Any]], margin: str | None = None) -> tuple[dict[str, Any], str]:
@@ -71,3 +149,44 @@ def test_what_accepts_everything_is_the_control_where_no_model_drafts() -> None:
     assert found["fly"]["quality"] == "unclear" and "accept-all:k=4, which checks nothing" in str(
         found["fly"]["speedup_refused"]
     )
+
+
+def test_without_a_draft_model_what_the_lookups_write_unchecked_is_a_control(
+    pocket: semspec.Pair, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"question": pocket_world.problem(i, 3, "probe").text} for i in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    alone = semspec.Pair(pocket.target, pocket.tokenizer, eos=pocket.eos)
+    config = Config(
+        task=f"jsonl:path={path}", methods=["margin:ratio=0.1"], max_new_tokens=12, device="cpu", context=512, batch=3,
+        resamples=2, drafter="ngram",
+    )  # fmt: skip
+    bench = Bench(config, alone)
+    summary = bench.run(tmp_path / "run")
+    (control,) = [a for a in bench.arms if a.name.startswith("accept-all")]
+    assert control.control and control.drafter == "ngram" and summary["arms"][control.name]["control"]
+    assert summary["measures"]["meaning"]["separates_draft"] is not None, "there is a control below"
+    run, samples = load_run(tmp_path / "run")
+    assert {s["arm"] for s in samples} == {a["name"] for a in run["arms"]}
+    again = Bench(config, alone)
+    again.run(tmp_path / "run")
+    assert [a.name for a in again.arms] == [a.name for a in bench.arms], "a run that goes on keeps its controls"
+    lossless = Bench(Config(**vars(config) | {"methods": ["exact:k=4"]}), alone)
+    lossless.run(tmp_path / "exact")
+    assert not any(a.name.startswith("accept-all") for a in lossless.arms)
+
+
+# -- what a loss is a share of
+
+
+def test_a_loss_is_a_share_of_the_targets_right_answers() -> None:
+    """The target is right on 40 %; 3 points less are 7.5 % of its right answers, and that is no loss under 5 %."""
+    losing = lambda lost: lambda i: {"correct": i % 10 < 4 and i % 200 not in lost, "tokens": [i, len(lost)]}  # noqa: E731
+    rule = "fly:theta=0.1"
+    run = with_draft(rule)
+    samples = many(4000, **{"none": losing(()), "draft": losing(range(100)), rule: losing((0, 1, 2, 3, 100, 101))})
+    with pytest.raises(BadRequest, match="less than 5 % of the target's right answers"):
+        choose(run, samples, [rule], 0.05, 0.95, {})
+    found = choose(run, samples, [rule], 0.1, 0.95, {})
+    assert found.losses[rule] == pytest.approx(0.075) and found.p[rule] < 0.05

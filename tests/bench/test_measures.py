@@ -330,7 +330,7 @@ def test_a_control_relaxes_as_often_as_the_loosest_method(pocket: semspec.Pair) 
 
 
 def test_calibration_makes_a_profile_that_is_used_and_refused_elsewhere(
-    pocket: semspec.Pair, pair: semspec.Pair, tmp_path: Path
+    pocket: semspec.Pair, pair: semspec.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(Path(), task="pocket:steps=3,split=probe", n=12, methods=["fly:theta=0.9", "fly:theta=0.3"])
     bench = Bench(Config(**vars(settings) | {"entropy": True, "max_new_tokens": 110}), pocket)
@@ -339,6 +339,9 @@ def test_calibration_makes_a_profile_that_is_used_and_refused_elsewhere(
     other = Bench(Config(**vars(settings) | {"methods": ["fly:draft_min_p=0.3,theta=0.9"]}), pocket)
     with pytest.raises(BadRequest, match="and no others"):
         calibrate(other, tmp_path, 0.6, 0.8, lambda done, total: None)
+    with pytest.raises(BadRequest, match="the draft alone cannot be told from the target"):
+        calibrate(bench, tmp_path, 0.6, 0.8, lambda done, total: None)  # the problems are so easy
+    monkeypatch.setattr("semspec.bench.calibrate.no_loss_in_answers", lambda own, control: None)
     profile, choice = calibrate(bench, tmp_path, 0.6, 0.8, lambda done, total: None)
     assert choice.method in settings.methods and choice.measure == "accuracy" and profile.problems == 12
     profile.save(tmp_path / "profile.json")
