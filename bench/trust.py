@@ -28,7 +28,7 @@ import semspec
 from semspec.bench.agreement import WORDS, key_of
 from semspec.bench.arms import BASELINE, DRAFT
 from semspec.bench.calibrate import bounded, loosest_safe, losses_of
-from semspec.bench.folder import Sample, load_run, write_json
+from semspec.bench.folder import Sample, load_run, surroundings, write_json
 from semspec.bench.likelihood import likelihoods, summed_up
 from semspec.bench.measures import MEANING, NUMBER, compare_measures, values_of
 from semspec.bench.outside import outside_measures
@@ -167,10 +167,10 @@ def calibrations(outcomes: Outcomes) -> dict[str, Any]:
         lost_shares = table.mean(1) / max(own.mean(), 1e-12)
         hardest = [round(one - 0.005, 4) for one in lost_shares.tolist() if one > LOSSES[0]]
         for loss in (*LOSSES, *hardest):
-            found[rule][f"with answers, {loss:g}"] = splits(table - loss * own, 0.0, 1.0, 1)
+            found[rule][f"with answers, {loss:g}"] = splits(table - loss * own, 0.0, 1 - loss, 1)
         for share in SHARES:
             beyond = np.stack([number[m] - share * number[DRAFT] for m in methods])
-            found[rule][f"without, {share:g}"] = splits(beyond, 0.0, 1 + share, 2)
+            found[rule][f"without, {share:g}"] = splits(beyond, 0.0, 1.0, 2)
     return found
 
 
@@ -197,14 +197,34 @@ def whole_run(out: Path) -> tuple[dict[str, Any], list[Sample]]:
     return run, [s for s in samples if s["problem"] in common]
 
 
+def report(found: dict[str, Any], result: Path | None) -> None:
+    print(json.dumps({key: value for key, value in found.items() if key not in ("figures", "outcomes")}, indent=1))
+    if result:
+        write_json(result, {**surroundings(), **found})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--problems", type=int, default=400)
     parser.add_argument("--result", type=Path)
     parser.add_argument("--processes", type=int, default=1, help="each answers a share; as before, to go on")
+    parser.add_argument(
+        "--outcomes", type=Path, help="only calibrations again, from what an earlier result has of a run"
+    )
     parser.add_argument("--analyse", action="store_true", help="do not run anything; take what is in the folder")
     given = parser.parse_args()
+    if given.outcomes:
+        written = json.loads(given.outcomes.read_text())["outcomes"]
+        kept = {
+            name: {arm: [float(value) for value in text.split()] for arm, text in arms.items()}
+            for name, arms in written.items()
+        }
+        again = {"outcomes_of": given.outcomes.name, "confidence": CONFIDENCE, "calibration": calibrations(kept)}
+        report(again, given.result)
+        return
+    if given.out is None:
+        parser.error("say where to keep the run with --out DIR")
     if not given.analyse:
         shares = [(given.problems, i, given.processes, given.out / f"share-{i:02}") for i in range(given.processes)]
         with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
@@ -230,9 +250,7 @@ def main() -> None:
             for name, arms in outcomes.items()
         },
     }  # fmt: skip
-    print(json.dumps({key: value for key, value in found.items() if key not in ("figures", "outcomes")}, indent=1))
-    if given.result:
-        write_json(given.result, found)
+    report(found, given.result)
 
 
 if __name__ == "__main__":

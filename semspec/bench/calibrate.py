@@ -9,6 +9,7 @@ estimated from the same problems, so it is a part of the test.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ from semspec.bench.verdict import Margin
 from semspec.errors import BadRequest
 from semspec.profile import ACCURACY, SHARE, Figure, Profile, lost_of
 from semspec.sparse import plan_of
-from semspec.statistics import betting_p, difference, fixed_sequence, paired_p
+from semspec.statistics import PURSES, Purses, betting_p, difference, fixed_sequence, paired_p
 
 LOWEST = {LIKELIHOOD: -2.0, LEAST_LIKELY: -20.0}  # nats; a text that the target likes even less counts as this
 # Strictest first. Rules of other packages, and other options, are given by the user.
@@ -91,10 +92,10 @@ def candidates(rule: str, values: str | None) -> list[str]:
     return [f"{name}:" + ",".join([*filter(None, [shared]), f"{option.strip()}={step}"]) for step in steps]
 
 
-def excess_p(losses: Sequence[float], bound: float, most: float = 1.0) -> float:
-    """p of "the mean loss is the bound or more", for losses between -most and most: it holds for any number of them."""
-    scaled = (np.asarray(losses, float) / most + 1) / 2
-    return betting_p(scaled, (bound / most + 1) / 2)
+def excess_p(losses: Sequence[float], bound: float, most: float = 1.0, purses: Purses = PURSES) -> float:
+    """p of "the mean loss is the bound or more", for losses between -1 and `most`: it holds for any number of them."""
+    scaled = (np.asarray(losses, float) + 1) / (most + 1)
+    return betting_p(scaled, (bound + 1) / (most + 1), purses)
 
 
 def loosest_safe(losses: Sequence[Sequence[float]], bound: float, confidence: float, most: float = 1.0) -> int | None:
@@ -105,21 +106,26 @@ def loosest_safe(losses: Sequence[Sequence[float]], bound: float, confidence: fl
 
 def fewest_problems(bound: float, confidence: float) -> int:
     """With fewer, not even a candidate that loses nothing of a target that is always right can be shown to be safe."""
-    n = 8
-    while excess_p([-bound] * n, 0.0) > 1 - confidence:
-        n += max(1, n // 16)
-    return n
+
+    def shows(n: int) -> bool:
+        return excess_p([-bound] * n, 0.0, 1 - bound) <= 1 - confidence
+
+    most = 8
+    while not shows(most):
+        most *= 2
+    return bisect_left(range(most), True, key=shows)
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What methods lose against the target, problem by problem."""
+    """What methods lose against the target, problem by problem, in values from 0 to 1."""
 
     of: dict[str, list[float]]
     worth: list[float]  # what there is to lose: the target's own right answers, or its distance to the draft
 
     def beyond(self, method: str, share: float) -> list[float]:
-        """Above 0 on average: more than that share is lost."""
+        """Above 0 on average: more than that share is lost. With t of the target, m of the method and c of the control
+        it is (1 - share) t - m + share c, so between -1 and 1; 1 - share where the target's own values are the unit."""
         return [lost - share * whole for lost, whole in zip(self.of[method], self.worth, strict=True)]
 
     def share(self, method: str) -> float:
@@ -162,14 +168,14 @@ def choose(
     scored: Values = {key_of(s): float(s["correct"]) for s in samples if s["correct"] is not None}
     own, control = [s for s in samples if s["arm"] == BASELINE], draft_of(run)
     if scored:
-        measure, values, unit, most = ACCURACY, scored, None, 1.0
+        measure, values, unit, most = ACCURACY, scored, None, 1 - loss
         blind = no_loss_in_answers(own, None if control is None else (control, _distance(samples, control, scored)))
     else:
         about = compare_measures(run, samples, Margin(share=loss), extra)[1]
         chosen = deciding(about, len({s["problem"] for s in samples}))
         if chosen is None or control is None:
             raise BadRequest("too few problems have a measure in common; calibrate on more of them")
-        measure, values, unit, most = chosen, bounded(chosen, values_of(run, samples, extra)[chosen]), control, 1 + loss
+        measure, values, unit, most = chosen, bounded(chosen, values_of(run, samples, extra)[chosen]), control, 1.0
         blind = no_loss_in_measure(own, chosen, about[chosen], control)
     if blind:
         raise BadRequest(f"nothing can be certified: {blind}")

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def _difference(before: Any, now: Any) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Versions, hardware and the state of the source, for run.json."""
+    """The time, versions, hardware and the state of the source, for run.json and other results."""
     import torch
     import transformers
 
@@ -129,6 +130,7 @@ def surroundings() -> dict[str, Any]:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "semspec": semspec.__version__,
             "python": platform.python_version(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +175,6 @@ class Bench:
         where = surroundings()
         pair = " + ".join(model_name(name) for name in (self.config.target, self.config.draft) if name is not None)
         return {
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "finished": False,
             "config": asdict(self.config),
             "arms": [arm.to_dict() for arm in self.arms],
