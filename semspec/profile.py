@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import isfinite, sqrt
 from pathlib import Path
@@ -50,7 +50,7 @@ class Drift:
 
     acceptance: float | None
     entropy: float | None
-    otherwise: tuple[str, ...] = ()  # options of the request for which nothing was calibrated
+    otherwise: tuple[str, ...] = ()  # options of the request or the models for which nothing was calibrated
 
     @property
     def unlike(self) -> bool:
@@ -92,7 +92,11 @@ class Profile:
     acceptance: Figure
     entropy: Figure
     created: str
-    unit: str = POINTS  # a file without it is an older one
+    unit: str = POINTS  # a file without it is an older one, and does not have the following either
+    dtype: str = ""  # how the models computed: the same weights have the same fingerprint in any type
+    kv_dtype: str = ""
+    draft_dtype: str = ""
+    max_new_tokens: int = 0  # the longest answer that was allowed
 
     @property
     def promise(self) -> str:
@@ -123,15 +127,22 @@ class Profile:
                     "calibrate one for this pair with `semspec calibrate`"
                 )
 
-    def drift(self, stats: Stats, sampling: Any, processed: Sequence[str] = ()) -> Drift:
-        """`processed`: options that change logits; no calibration has any."""
+    def computed_otherwise(self, precisions: Mapping[str, str]) -> tuple[str, ...]:
+        """Options by which these models compute in another way than the calibration's, where both are known. That may
+        change what is lost, and mostly does not by much: it is told, not refused."""
+        return tuple(name for name, now in precisions.items() if getattr(self, name) and getattr(self, name) != now)
+
+    def drift(self, stats: Stats, sampling: Any, otherwise: Sequence[str] = ()) -> Drift:
+        """`otherwise`: what else is known to be unlike: options that change logits, of which no calibration has any,
+        and those of the models."""
         names = ("temperature", "top_k", "top_p", "min_p")
-        otherwise = (*(name for name in names if getattr(sampling, name) != getattr(self, name)), *processed)
+        longer = ("max_new_tokens",) if 0 < self.max_new_tokens < stats.tokens else ()
+        unlike = (*(name for name in names if getattr(sampling, name) != getattr(self, name)), *longer, *otherwise)
         entropy, drafted = stats.mean_entropy, stats.drafted
         return Drift(
             self.acceptance.deviations(stats.acceptance_rate) if drafted else None,
             None if entropy is None else self.entropy.deviations(entropy),
-            otherwise,
+            unlike,
         )
 
     def save(self, path: Path) -> None:

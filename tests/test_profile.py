@@ -102,6 +102,34 @@ def test_a_pair_checks_the_profile_of_a_request(pair: semspec.Pair) -> None:
         pair.generate("hello", Options(**replace(own, draft="other").settings()))
 
 
+def test_models_that_compute_in_another_way_and_longer_answers_are_named(pair: semspec.Pair) -> None:
+    target, draft = pair.resources.fingerprints
+    now = pair.resources.precisions
+    assert now == {"dtype": "float32", "kv_dtype": "float32", "draft_dtype": "float32"}
+    own = replace(PROFILE, target=target, draft=draft, max_new_tokens=6, **now)
+
+    def named(profile: Profile, tokens: int = 6) -> tuple[str, ...]:
+        drift = pair.generate("hello", Options(**profile.settings(), max_new_tokens=tokens, ignore_eos=True)).drift
+        assert drift is not None and (drift.unlike or not drift.otherwise)
+        return drift.otherwise
+
+    assert named(own) == () == named(replace(own, dtype="", kv_dtype="", draft_dtype=""), 6)
+    for option, other in (("dtype", "float32 with weights in int8"), ("kv_dtype", "fp8"), ("draft_dtype", "bfloat16")):
+        assert named(replace(own, **{option: other})) == (option,)
+    assert named(own, 12) == ("max_new_tokens",) and named(replace(own, max_new_tokens=0), 12) == ()
+
+
+def test_a_models_precision_is_no_part_of_its_fingerprint() -> None:
+    plain, rounded = (
+        semspec.load("pocket", dtype=dtype, device="cpu", slots=1, context=128) for dtype in ("float32", "int8")
+    )
+    assert plain.resources.fingerprints == rounded.resources.fingerprints
+    assert rounded.resources.precisions["dtype"] == "float32 with weights in int8"
+    own = replace(PROFILE, **plain.resources.precisions)
+    assert rounded.computed_otherwise(own) == ("dtype", "draft_dtype") and plain.computed_otherwise(own) == ()
+    assert rounded.computed_otherwise(PROFILE) == () == rounded.computed_otherwise(None), "an older file does not say"
+
+
 def test_options_that_were_not_calibrated_are_named(pair: semspec.Pair) -> None:
     target, draft = pair.resources.fingerprints
     own = Options(**replace(PROFILE, target=target, draft=draft).settings(), max_new_tokens=6)

@@ -247,5 +247,7 @@ def calibrate(
         entropy=Figure.of([s["mean_entropy"] for s in own if "mean_entropy" in s]),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         unit=SHARE,
+        **bench.pair.resources.precisions,
+        max_new_tokens=max(bench.task.new_tokens(p, config.max_new_tokens) for p in bench.problems),
     )
     return profile, choice

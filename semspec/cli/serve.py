@@ -161,6 +161,8 @@ def serve(
         how = {"cache_tokens": given.cache_tokens, "drafter": settings.defaults.drafter}
         pair = model.load(slots, **how, allow_lossy=lossy, report=logs.say).cached()
         pair.check(settings.defaults)
+        if otherwise := pair.computed_otherwise(settings.defaults.profile):
+            logs.say(f"the profile was calibrated with another {', '.join(otherwise)}, so its bound may not hold")
         pair.load_drafter(settings.defaults)
         return pair
 

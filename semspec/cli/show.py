@@ -67,7 +67,8 @@ def summary(result: Result) -> str:
     elif result.thinking_cut:
         ending += ", thinking cut"
     if result.drift is not None and result.drift.unlike:
-        ending += " · unlike what the profile was calibrated on, so its bound may not hold"
+        named = f" ({', '.join(result.drift.otherwise)})" if result.drift.otherwise else ""
+        ending += f" · unlike what the profile was calibrated on{named}, so its bound may not hold"
     kind = "lossless" if result.lossless else f"{'sparse, ' if result.sparse else ''}{s.relaxed} relaxed"
     return (
         f"{s.tokens} tokens in {seconds:.2f} s ({s.tokens / max(seconds, 1e-9):.1f}/s) · {result.verifier}, {kind} · "

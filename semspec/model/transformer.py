@@ -31,7 +31,7 @@ class Transformer(LayerMath):
         self, shape: Shape, checkpoint: Tensors, device: torch.device, dtype: torch.dtype, weights: Weights = "plain"
     ) -> None:
         super().__init__(shape, device, dtype)
-        precision = Precision(dtype, weights)
+        precision, self.weights = Precision(dtype, weights), weights
         self.attention_dtype = precision.attention(device, shape.mixture is not None)
         loader = WeightLoader(checkpoint, device, precision, shape.parameters)
         reader = LayerReader(shape, loader)

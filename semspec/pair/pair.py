@@ -130,6 +130,10 @@ class Pair:
         if profile is not None:
             profile.check_pair(*self.resources.fingerprints, str(self.sparse or ""))
 
+    def computed_otherwise(self, profile: Profile | None) -> tuple[str, ...]:
+        """Options of loading that are not as they were when the profile was calibrated."""
+        return () if profile is None else profile.computed_otherwise(self.resources.precisions)
+
     def generate(self, prompt: Any, options: Options | list[Options] | None = None, **overrides: Any) -> Any:
         """Answer one prompt (a Result) or a list of prompts decoded as one batch (a list of Results).
 
@@ -200,7 +204,8 @@ class Pair:
         decoder = (Decoder if job.steps is None else StepDecoder)(job, self._preparer.target, prepared.drafter, stats)
         task = self.executor.submit(decoder.decode(), stats)
         sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""
-        return Ticket(self.executor, task, job, stats, prepared.text, sparse, prepared.profile)
+        otherwise = self.computed_otherwise(prepared.profile)
+        return Ticket(self.executor, task, job, stats, prepared.text, sparse, prepared.profile, otherwise)
 
     def load_drafter(self, options: Options) -> None:
         """Load what the drafter of these options needs, such as a head, before the first request comes."""

@@ -17,7 +17,7 @@ from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.fit import Fitted, fitted
 from semspec.model.heads.runner import StateRunner
 from semspec.pocket import shipped
-from semspec.probe import Probe, fingerprint
+from semspec.probe import Probe, fingerprint, precision
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
 from semspec.text.steps import Steps
@@ -93,6 +93,16 @@ class Resources:
     def fingerprints(self) -> tuple[str, str]:
         """Of the target and the draft; "" where there is none."""
         return fingerprint(self.target), "" if self.draft is None else fingerprint(self.draft)
+
+    @cached_property
+    def precisions(self) -> dict[str, str]:
+        """How both models compute, under the names of the options that set it; empty where there is none."""
+        dtype, kv_dtype = precision(self.target)
+        return {
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "draft_dtype": "" if self.draft is None else precision(self.draft)[0],
+        }
 
     @cached_property
     def thinking(self) -> tuple[int, int] | None:

@@ -48,6 +48,7 @@ class Ticket:
     text: TextStream
     sparse: str = ""
     profile: Profile | None = None
+    otherwise: tuple[str, ...] = ()  # how the models compute, where that is not as the profile's did
     events: list[Event] = field(default_factory=list)
 
     def collect(self) -> list[Event]:
@@ -68,7 +69,8 @@ class Ticket:
 
     def _drift(self) -> Drift | None:
         processed = [] if self.job.processors is None else [one.option for one in self.job.processors.each]
-        return None if self.profile is None else self.profile.drift(self.stats, self.job.sampling, processed)
+        otherwise = (*self.otherwise, *processed)
+        return None if self.profile is None else self.profile.drift(self.stats, self.job.sampling, otherwise)
 
     def result(self) -> Result:
         finish = next((event.finish_reason for event in reversed(self.events)), None)

@@ -6,6 +6,6 @@ calibration, and which model it belongs to (`identity`). How one is made is `sem
 
 from semspec.probe.features import Features
 from semspec.probe.head import Probe
-from semspec.probe.identity import fingerprint
+from semspec.probe.identity import fingerprint, precision
 
-__all__ = ["Features", "Probe", "fingerprint"]
+__all__ = ["Features", "Probe", "fingerprint", "precision"]

@@ -32,6 +32,23 @@ def fingerprint(runner: Runner) -> str:
     return f"{shape.model_type}-{shape.depth}x{shape.width}-{digest.hexdigest()[:16]}"
 
 
+def precision(runner: Runner) -> tuple[str, str]:
+    """How a model computes, which its fingerprint leaves out: the type of its activations, with that of its weights
+    where they are quantised, and of its keys and values. Empty where a runner does not say."""
+    inner = unwrap(runner)
+    model = getattr(inner, "transformer", None)
+    if model is None:
+        return _name(getattr(getattr(inner, "model", None), "dtype", None)), ""
+    weights = getattr(model, "weights", "plain")
+    pools = getattr(getattr(inner, "cache", None), "pools", ())
+    stored = "fp8" if any(pool.scales is not None for pool in pools) else _name(model.attention_dtype)
+    return _name(model.dtype) + ("" if weights == "plain" else f" with weights in {weights}"), stored
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
 def _rounded(some: Tensor) -> bytes:
     """Weights rounded so that a checkpoint widened or narrowed on loading reads the same."""
     return some.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()

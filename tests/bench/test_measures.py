@@ -347,6 +347,7 @@ def test_calibration_makes_a_profile_that_is_used_and_refused_elsewhere(
     profile.save(tmp_path / "profile.json")
     read = semspec.Profile.load(tmp_path / "profile.json")
     assert read == profile
+    assert (read.dtype, read.kv_dtype, read.draft_dtype, read.max_new_tokens) == (*["float32"] * 3, 110)
     prompt = bench.problems[0].prompt
     result = pocket.generate(prompt, Options(**read.settings(), max_new_tokens=130))
     assert result.drift is not None and not result.drift.unlike and result.verifier == "fly"
