@@ -20,6 +20,7 @@ import torch
 
 import semspec
 from semspec import tasks
+from semspec.bench.folder import surroundings
 from semspec.pair.result import Result
 from semspec.statistics import Share
 from semspec.text.tokenizer import encode
@@ -81,7 +82,7 @@ def main() -> None:
     asked = parser.parse_args()
     quality = Quality(asked.n, asked.device, asked.batch, asked.k)
     gpu = quality.load("auto").target.device.type == "cuda"
-    report: dict[str, Any] = {"n": asked.n, "k": asked.k, "pairs": {}, "drafts": {}}
+    report: dict[str, Any] = {**surroundings(), "n": asked.n, "k": asked.k, "pairs": {}, "drafts": {}}
 
     def tell(group: str, name: str, figures: dict[str, Any], began: float) -> None:
         report[group][name] = figures

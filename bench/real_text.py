@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from semspec.bench.folder import load_run
+from semspec.bench.folder import load_run, surroundings
 from semspec.bench.markdown import write_tables
 from semspec.bench.outside import AUTO, outside_measures
 from semspec.bench.run import Bench, Config
@@ -84,7 +84,9 @@ def main(arguments: list[str] | None = None) -> None:
             Bench(config).run(folders[-1], lambda done, total: print(f"{done} of {total}", end="\r", flush=True))
         summaries.append(pooled(folders, args.encoder))
         (args.out / "tables.md").write_text(write_tables(summaries, [], None), encoding="utf-8")
-        (args.out / "summary.json").write_text(json.dumps({"runs": summaries}, indent=1), encoding="utf-8")
+        (args.out / "summary.json").write_text(
+            json.dumps({**surroundings(), "runs": summaries}, indent=1), encoding="utf-8"
+        )
     print(f"tables: {args.out / 'tables.md'}, summaries: {args.out / 'summary.json'}")
 
 

@@ -63,7 +63,7 @@ class Drift:
 
 def lost_of(measure: str) -> str:
     """What a loss is a share of."""
-    return "the target's right answers" if measure == ACCURACY else f"the distance to the draft in {measure}"
+    return "the target's correct answers" if measure == ACCURACY else f"the distance to the draft in {measure}"
 
 
 def _rounded(value: float | None) -> float | None:

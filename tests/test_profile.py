@@ -68,7 +68,7 @@ def test_a_damaged_profile_is_refused_in_words(file: Path, change: dict[str, Any
 
 
 def test_a_profile_says_what_it_promises_and_older_ones_are_read(file: Path) -> None:
-    assert replace(PROFILE, unit="share").promise.startswith("at most 1 % of the target's right answers lost")
+    assert replace(PROFILE, unit="share").promise.startswith("at most 1 % of the target's correct answers lost")
     without = replace(PROFILE, unit="share", measure="meaning", loss=0.25)
     assert without.promise == "at most 25 % of the distance to the draft in meaning lost, with confidence 0.95"
     before = json.loads(file.read_text())

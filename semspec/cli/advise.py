@@ -26,7 +26,7 @@ def advise(
     model: args.LocalArguments,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Your prompts: a .jsonl file (as for task jsonl), or text with one prompt per line."),
+        typer.Option(help="Your prompts: a .jsonl file (as for task jsonl), or a .txt with one prompt per line."),
     ] = None,
     task: Annotated[
         str | None, typer.Option(help="Prompts of a task instead, e.g. pocket.", autocompletion=args.tasks)
@@ -85,20 +85,17 @@ def advise(
 
 def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed: int) -> list[Prompt]:
     from semspec import tasks
-    from semspec.tasks.base import ask
+    from semspec.tasks import base
+    from semspec.tasks.jsonl import JsonLines
 
     if (path is None) == (task is None):
         raise BadRequest("give the prompts: either --prompts FILE or --task NAME")
-    if path is not None and path.suffix not in (".jsonl", ".json"):
-        try:
-            lines = [ask(line.strip()) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, ValueError) as error:
-            raise BadRequest(f"{path} cannot be read: {error}; give a text file with one prompt a line") from error
-        found = lines[:n]
+    if path is not None:  # a file may have fewer than that; a task says so
+        there = JsonLines(path=str(path), data=data).load()
+        problems = base.choose(there, min(n, len(there)), seed, path.name)
     else:
-        # A file may have fewer than that; a task says so.
-        chosen = tasks.make(task or f"jsonl:path={path}", data).problems(n if task else None, seed)
-        found = [problem.prompt for problem in chosen][:n]
+        problems = tasks.make(task or "", data).problems(n, seed)
+    found = [problem.prompt for problem in problems]
     if len(found) < MIN_PROMPTS:
         raise BadRequest(f"there are {len(found)} prompts to try; give {MIN_PROMPTS} or more, for the intervals")
     return found

@@ -26,7 +26,9 @@ def main() -> None:
 def train(
     target: arguments.LocalTarget,
     out: Annotated[Path, typer.Option(help="Folder for the head; an unfinished one is continued.")],
-    prompts: Annotated[str, typer.Option(help="A .jsonl, .json or .csv file of prompts, or a task, e.g. pocket.")],
+    prompts: Annotated[
+        str, typer.Option(help="A .jsonl, .json, .csv or .txt file of prompts, or a task, e.g. pocket.")
+    ],
     draft: Annotated[
         str | None, typer.Option(help="Draft model that speeds up writing the texts; none by default.")
     ] = None,

@@ -15,7 +15,7 @@ from semspec.tasks.jsonl import JsonLines
 from semspec.text.tokenizer import Prompt, encode
 
 AT_A_TIME = 4  # prompts for each slot: a slot that is done with a short text takes the next one; then all are kept
-FILES = (".jsonl", ".json", ".csv", ".tsv", ".gz")
+FILES = (".jsonl", ".json", ".csv", ".tsv", ".gz", ".txt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,10 +164,11 @@ def existing(path: Path, task: str) -> Path:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file: one JSON object per line (.jsonl, .jsonl.gz), a list of objects (.json), lines of values with
-    (.csv) or without (.tsv) a line of names before them."""
+    (.csv) or without (.tsv) a line of names before them, or a question on every line (.txt). In UTF-8, with or
+    without a mark at the beginning, as some editors write it."""
     read, form = READERS.get(path.suffix, (_lines, "JSON objects, one per line"))
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding=UTF8) if path.suffix == ".gz" else path.open(encoding=UTF8) as file:
             rows = read(file)
     except (ValueError, OSError, EOFError, csv.Error) as error:  # bad JSON and bad UTF-8 are ValueErrors
         raise BadRequest(f"{path} cannot be read as {form}: {error}") from error
@@ -196,11 +197,17 @@ def _tabs(file: IO[str]) -> Any:
     return [dict(zip(TSV_FIELDS, line.rstrip("\n").split("\t"), strict=False)) for line in file if line.strip()]
 
 
+def _questions(file: IO[str]) -> Any:
+    return [{"question": line.strip()} for line in file if line.strip()]
+
+
+UTF8 = "utf-8-sig"
 TSV_FIELDS = ("question", "answer")
 READERS: dict[str, tuple[Callable[[IO[str]], Any], str]] = {
     ".json": (json.load, "a list of JSON objects"),
     ".csv": (_table, "comma-separated values"),
     ".tsv": (_tabs, "tab-separated values"),
+    ".txt": (_questions, "text with one prompt a line"),
 }
 
 

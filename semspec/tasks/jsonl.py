@@ -1,4 +1,4 @@
-"""`jsonl`: anyone's own problems, one JSON object per line.
+"""`jsonl`: anyone's own problems, one JSON object per line, or one question per line of a .txt file.
 
 A line has a `prompt` (text), a `question` (put to a chat model) or `messages` (a chat), and may have an `answer`, an
 `id` and a `group`. `match=` says how answers are compared; without it there are prompts only.

@@ -18,6 +18,7 @@ from semspec.advise.advice import Advice, advise
 from semspec.advise.measure import ALONE, EVERYTHING, LOSSLESS_TOKENS, ROWS, Answer, Candidate, Measured, candidates
 from semspec.advise.page import html
 from semspec.advise.predict import Costs, predict
+from semspec.cli.advise import choose
 from semspec.cli.main import app
 from semspec.errors import BadRequest
 from semspec.loop import profile
@@ -198,13 +199,30 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Does speculation pay for pocket?" in page.read_text()
 
 
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_the_seed_chooses_among_the_prompts_of_a_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"prompts, mine.{suffix}"
+    said = [f"Question {i}?" for i in range(40)]
+    path.write_text(
+        "\n".join(s if suffix == "txt" else json.dumps({"question": s}) for s in said), encoding="utf-8-sig"
+    )
+
+    def chosen(seed: int, n: int = 8) -> list[str]:
+        return [str(prompt[0]["content"]) for prompt in choose(path, None, None, n, seed)]
+
+    assert len(set(chosen(0))) == 8 and set(chosen(0)) <= set(said), "without a mark before the first"
+    assert chosen(0) != chosen(1) and chosen(1) == chosen(1), "not always the first eight"
+    assert sorted(chosen(3, 100)) == sorted(said), "a file may have fewer"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--max-likelihood-loss", "much", "--task", "pocket"], "--max-likelihood-loss is 'much'"),
         ([], "give the prompts"),
         (["--task", "pocket", "--problems", "2"], "give 3 or more"),
-        (["--prompts", "nowhere.txt"], "cannot be read"),
+        (["--prompts", "nowhere.txt"], "which does not exist"),
+        (["--prompts", __file__.replace("test_advise.py", "")], "which does not exist"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], message: str) -> None:

@@ -30,6 +30,13 @@ def test_a_calibrator_that_looks_at_nothing_is_found(monkeypatch: pytest.MonkeyP
     assert splits(table(), 0.05, 1.0, seed=1)["broken_surely"] == trust.SPLITS
 
 
+def test_a_result_says_when_where_and_by_what_it_was_made(tmp_path: Path) -> None:
+    trust.report({"problems": 3}, tmp_path / "result.json")
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["problems"] == 3 and found["created"].startswith("20") and found["versions"]["semspec"]
+    assert "git" in found and "cpu" in found["hardware"]
+
+
 def sample(arm: str, problem: str, correct: bool, number: int) -> dict[str, object]:
     text = f"</think>\n\nThe answer is {number}."
     return {"arm": arm, "problem": problem, "repeat": 0, "correct": correct, "text": text, "index": 0}

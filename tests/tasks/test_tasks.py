@@ -376,6 +376,21 @@ def test_jsonl_prompts(write: Write, tmp_path: Path) -> None:
         task.score(first, "text")
 
 
+@pytest.mark.parametrize("name", ["own.txt", "own.jsonl", "own.json", "own.csv"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_prompts_of_a_file_with_a_mark_before_it_or_one_a_line(tmp_path: Path, name: str, encoding: str) -> None:
+    """Some editors begin a file of UTF-8 with U+FEFF, which is no part of the first prompt."""
+    rows = [{"question": "Why?"}, {"question": "Since when?"}]
+    text = {
+        "own.txt": "Why?\r\n\n  Since when? \n",
+        "own.jsonl": "\n".join(map(json.dumps, rows)),
+        "own.json": json.dumps(rows),
+        "own.csv": "question\nWhy?\nSince when?\n",
+    }[name]
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    assert [question(p) for p in make(f"jsonl:path={tmp_path / name}").problems(None, 0)] == ["Why?", "Since when?"]
+
+
 @pytest.mark.parametrize(
     ("match", "answer", "right", "wrong"),
     [
