@@ -17,7 +17,7 @@ from typing import Any
 
 from semspec.bench.agreement import Values
 from semspec.bench.arms import GREEDY_SPREAD, on_trial, shown
-from semspec.bench.blind import within_margin
+from semspec.bench.blind import CUT, within_margin
 from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.measures import compare_measures, deciding, draft_of
 from semspec.bench.names import natural
@@ -236,8 +236,10 @@ def verdict(
         quality = decide(p, None if blind else found["equivalence_p_holm"], (lost or 0) > (gained or 0))
         if quality == "worse":
             worse.insert(0, f"right answers lost on {lost} problems and gained on {gained} (p = {p:.2g})")
-        elif blind and quality == "unclear" and not same and not found["lossless"]:
-            refused = blind
+        elif (
+            blind and quality == "unclear" and not found["lossless"] and not (same and found["cap_rate"]["share"] < CUT)
+        ):
+            refused = blind  # the same beginnings, of answers that were cut off, say nothing of a lossy rule
     elif chosen is not None and chosen in found["measures"]:
         own = found["measures"][chosen]
         quality = own["verdict"]
@@ -245,7 +247,7 @@ def verdict(
             worse.insert(0, f"{chosen} is {own['difference']['value']:+.3f} (p = {own['p_holm']:.2g})")
         elif measures[chosen]["separates_random"] is False and not same:
             quality, refused = "unclear", f"{chosen} cannot tell random from the target here, so quality is not known"
-    if same and quality == "unclear":
+    if same and quality == "unclear" and refused is None:
         quality = "equivalent"
     if found["problems_in_common"] < MIN_PROBLEMS:
         refused = f"{found['problems_in_common']} problems {few}"

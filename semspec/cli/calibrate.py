@@ -35,7 +35,7 @@ def calibrate(
     max_loss: Annotated[
         str,
         typer.Option(
-            help="Largest loss: a share of the target's correct answers; if none are known, of its distance to the draft."
+            help="Largest loss: a share of the target's correct answers; if none are known, of the draft's distance."
         ),
     ] = "1%",
     confidence: Annotated[float, typer.Option(help="Confidence that the loss is below --max-loss.")] = 0.95,

@@ -130,6 +130,14 @@ def test_nothing_is_equivalent_where_all_right_answers_fit_in_the_margin(share: 
     assert ("--max-new-tokens" in said and "quality is of beginnings" in said) == (not share)
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_the_same_beginnings_do_not_make_a_lossy_rule_equivalent(cut: bool) -> None:
+    none = right(0.0, finish_reason="length" if cut else "stop")
+    arms, _ = verdicts(many(60, none=none, draft=right(0.0, 1), fly=none, exact=none))
+    assert arms["exact"]["quality"] == "equivalent" and arms["exact"]["speedup"] is not None
+    assert arms["fly"]["quality"] == ("unclear" if cut else "equivalent") and (arms["fly"]["speedup"] is None) == cut
+
+
 def test_nothing_is_equivalent_where_the_draft_alone_would_be() -> None:
     samples = many(600, none=right(0.9), draft=right(0.9, 300), fly=right(0.9, 200), exact=right(0.9, 500))
     arms, said = verdicts(samples)
