@@ -47,17 +47,26 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
     from semspec.loop import profile as costs
     from semspec.model.memory_plan import check, describe
     from semspec.model.threads import choose_threads
-    from semspec.pair.loading import exchange_of, find
+    from semspec.pair.loading import context_of_draft, exchange_of, find, kv_dtype_of_draft
     from semspec.pocket.shipped import shipped_pair
 
     sources = [find(name) for name in shipped_pair(model.target, model.draft) if name is not None]
-    device, context = model.device, model.context
-    kinds = [model.dtype, model.draft_dtype or model.dtype]
-    contexts = [None if context is None else min(context, s.context) for s in sources]
-    asked = [(device, kind, slots, n) for kind, n in zip(kinds, contexts, strict=False)]
-    kv = model.kv_dtype
-    drafts = zip(sources[1:], asked[1:], strict=True)
-    plans = [sources[0].plan(*asked[0], kv_dtype=kv, rules=True), *(s.plan(*a, kv_dtype=kv) for s, a in drafts)]
+    device, kinds = model.device, [model.dtype, model.draft_dtype or model.dtype]
+    context = None if model.context is None else min(model.context, sources[0].context)
+    plans = [sources[0].plan(device, kinds[0], slots, context, kv_dtype=model.kv_dtype, rules=True)]
+    caches = [model.kv_dtype]
+    tokenizers: dict[str, Any] = {}
+    if len(sources) == 2:
+        exchange = None
+        try:
+            exchange = exchange_of(*sources)
+            same = {"agree": True, "shared_ids": min(source.vocab for source in sources)}
+            tokenizers = same if exchange is None else {"agree": False, **exchange.facts()}
+        except ModelError as error:
+            tokenizers = {"agree": False, "refusal": str(error)}
+        n = context_of_draft(plans[0].context, sources[1], exchange)
+        caches.append(kv_dtype_of_draft(model.kv_dtype, sources[1], device))
+        plans.append(sources[1].plan(device, kinds[1], slots, n, kv_dtype=caches[1]))
     found: dict[str, Any] = {
         "models": [facts(source, plan) for source, plan in zip(sources, plans, strict=True)],
         "memory": {"line": describe(plans), "bytes": sum(plan.total for plan in plans), "fits": True},
@@ -66,18 +75,12 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
         check(plans)
     except ModelError as error:
         found["memory"] |= {"fits": False, "refusal": str(error)}
-    if len(sources) == 2:
-        try:
-            exchange = exchange_of(*sources)
-            shared = min(source.vocab for source in sources)
-            same = {"agree": True, "shared_ids": shared}
-            found["tokenizers"] = same if exchange is None else {"agree": False, **exchange.facts()}
-        except ModelError as error:
-            found["tokenizers"] = {"agree": False, "refusal": str(error)}
+    if tokenizers:
+        found["tokenizers"] = tokenizers
     if measure and found["memory"]["fits"] and not any(model["refusal"] for model in found["models"]):
-        each = zip(sources, kinds, plans, strict=False)
+        each = zip(sources, kinds, plans, caches, strict=False)
         with loading():
-            runners = [s.load(device, kind, slots, p.context, kv_dtype=kv) for s, kind, p in each]
+            runners = [s.load(device, kind, slots, p.context, kv_dtype=kv) for s, kind, p, kv in each]
         choose_threads(runners[0])
         found["passes"] = [{str(rows): costs.pass_cost(runner, rows) for rows in ROWS} for runner in runners]
         found["drafts"] = break_even(*found["passes"])

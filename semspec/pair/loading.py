@@ -120,14 +120,12 @@ def load(
     common = min(source.vocab, draft_source.vocab) if exchange is None else None
     draft_device = device if draft_device is None else draft_device
     draft_dtype = "bfloat16" if (draft_dtype, dtype) == ("auto", "bfloat16") else draft_dtype  # no more fits
-    longer = 1 if exchange is None else MORE_TOKENS
-    draft_context = min(int(longer * plans[0].context), draft_source.context)
+    draft_context = context_of_draft(plans[0].context, draft_source, exchange)
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
     shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
     shared = shared and source.shape is not None
     ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
-    narrow = draft_source.shape is not None and choose_device(draft_device).type != "cpu"
-    draft_kv = kv_dtype if narrow else "auto"
+    draft_kv = kv_dtype_of_draft(kv_dtype, draft_source, draft_device)
     draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=draft_kv, pool=pool)
     plans = [*plans, replace(draft_plan, weights=0) if shared else draft_plan]
     head = _head(drafter, source, plans[0], device, dtype)
@@ -174,6 +172,17 @@ def exchange_of(
         own = known or load_tokenizer(one.path)
         sides.append(Side(own, one.vocab, _end_of_text(one, own)))
     return Exchange.of(*sides)
+
+
+def context_of_draft(target_context: int, draft_source: Source, exchange: Exchange | None) -> int:
+    """Tokens that a slot of the draft model has room for."""
+    longer = 1 if exchange is None else MORE_TOKENS
+    return min(int(longer * target_context), draft_source.context)
+
+
+def kv_dtype_of_draft(kv_dtype: str, draft_source: Source, device: str) -> str:
+    """The target's where it can be: a CPU and transformers' models have plain caches."""
+    return kv_dtype if draft_source.shape is not None and choose_device(device).type != "cpu" else "auto"
 
 
 def find(model: str | Path) -> Source:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import semspec
 from semspec.cli import info
 from semspec.cli.main import app
 from semspec.loop import profile as costs
@@ -57,6 +58,17 @@ def test_tokenizers_that_differ_are_told_not_failed_on(target_folder: Path, tmp_
     found = told(target_folder, "--draft", other, "--no-measure")
     assert not found["tokenizers"]["agree"] and found["tokenizers"]["exchange"] == "text"
     assert "passes" not in found
+
+
+@pytest.mark.parametrize("draft", ["pocket-draft", "pocket-other-draft"])
+@pytest.mark.parametrize("context", [[], ["--context", "1000"]])
+def test_the_plan_is_that_of_loading(draft: str, context: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that fits is not refused later: what exchanges text has room for more tokens in the draft model."""
+    monkeypatch.setattr(plan, "available", lambda device: 1_000_000_000)
+    lines: list[str] = []
+    length = int(context[1]) if context else None
+    semspec.load("pocket", draft, device="cpu", slots=1, context=length, report=lines.append)
+    assert told("pocket", "--draft", draft, "--no-measure", *context)["memory"]["line"] == lines[0]
 
 
 def test_a_model_that_does_not_fit_is_told_and_not_loaded(target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
