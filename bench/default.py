@@ -65,7 +65,6 @@ class WrongDrafter(NoDrafter):
         yield
 
 
-register(Wrong)
 ARMS: dict[str, dict[str, Any]] = {"none": {"verifier": "none"}, "default": {}, "k=8": {"num_draft_tokens": 8}}
 PROMPT_TOKENS = 64  # of a prompt of noise
 
@@ -148,6 +147,7 @@ def compare(asked: argparse.Namespace, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    register(Wrong)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="pocket")
     parser.add_argument("--draft")

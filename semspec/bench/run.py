@@ -213,10 +213,10 @@ class Bench:
         began = self.clock()
         answers = self._answer(arm, group, repeat)
         seconds = (self.clock() - began) / len(group)
-        passes, samples = list(self.passes), []
+        passes, samples, marked = list(self.passes), [], self._pair(arm).resources.common_markers
         for i, (problem, told) in enumerate(zip(group, answers, strict=True)):
             turns = [result for _, result in told]
-            text = "\n\n".join(r.text for r in turns)
+            text = "\n\n".join(marked(r.tokens, r.text) for r in turns)  # for scorers, judges and readers alike
             samples.append(
                 {
                     "arm": arm.name,
@@ -277,19 +277,25 @@ class Bench:
     def _drafted_steps(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
         """Reasoning steps that a draft wrote: the outcome of each, and whether it is valid, if the task can tell."""
         referee, found = self.task.referee(problem), []
-        spell = self.pair.tokenizer.decode
+        spell, marked = self.pair.tokenizer.decode, self.both.resources.common_markers
         for result in turns:
             for event in result.events:
                 for step in event.drafted_steps:
-                    text, before = str(spell(step.tokens)), str(spell(result.tokens[: step.start]))
+                    parts = (step.tokens, result.tokens[: step.start])
+                    text, before = (marked(tokens, str(spell(tokens))) for tokens in parts)
                     valid, former = referee(before, text) if referee else None, FORMER.get(step.outcome, step.outcome)
                     found.append({"outcome": step.outcome, "fate": former, "valid": valid, "text": text})
         return found
 
+    def _pair(self, arm: Arm) -> Pair:
+        if arm.role != "draft":
+            return self.both
+        assert self.draft_only is not None
+        return self.draft_only
+
     def _answer(self, arm: Arm, group: list[Problem], repeat: int) -> list[list[tuple[Prompt, Result]]]:
         """Answer a group as one batch, turn by turn where problems have several; each turn's prompt and result."""
-        pair = self.draft_only if arm.role == "draft" else self.both
-        assert pair is not None
+        pair = self._pair(arm)
         self.plans.use(arm.name)
         chats = [p.prompt for p in group]
         answers: list[list[tuple[Prompt, Result]]] = [[] for _ in group]
@@ -309,9 +315,7 @@ class Bench:
     def _read(self, arm: Arm, group: list[Problem], repeat: int) -> None:
         """Have the arm find all first prompts read, by it or by those before it."""
         options = [replace(self._options(arm, p, p.prompt, repeat), max_new_tokens=1) for p in group]
-        pair = self.draft_only if arm.role == "draft" else self.both
-        assert pair is not None
-        pair.generate([p.prompt for p in group], options)
+        self._pair(arm).generate([p.prompt for p in group], options)
 
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
         """The same seed for every arm but a resampled target, another for every problem and repeat."""

@@ -54,6 +54,11 @@ class Pair:
     ) -> None:
         """`exchange`: how both models read each other's tokens; None: they have the same. `row_cost`: of a further
         token in a target pass, in passes, for automatic draft lengths to begin with."""
+        if draft is not None and exchange is None and draft.vocab != target.vocab:
+            raise BadRequest(
+                f"the target has {target.vocab} tokens and the draft model {draft.vocab}; give an `exchange`, or load "
+                "both with `semspec.load`, which finds out how they read each other's tokens"
+            )
         self.tokenizer, self.eos = tokenizer, eos
         self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()

@@ -188,8 +188,8 @@ class Preparer:
         """A referee over texts as one over tokens."""
         if referee is None:
             return None
-        text_of = self.resources.text_of
-        return lambda so_far, step: referee(text_of(so_far), text_of(step))
+        text_of, marked = self.resources.text_of, self.resources.common_markers
+        return lambda so_far, step: referee(marked(so_far, text_of(so_far)), marked(step, text_of(step)))
 
     def _thinking(self, prompt: list[int], options: Options) -> Thinking | None:
         relax_only, limit = options.relax_span == "thinking", options.max_thinking_tokens

@@ -31,7 +31,7 @@ from semspec.pocket.shipped import JUDGE_OF_EVIDENCE
 from semspec.sampling.logit_options import LogitOptions
 from semspec.text.stream import TextStream
 from semspec.text.structured import Compiled
-from semspec.text.tokenizer import Prompt, encode, opens_thinking, thinking_markers
+from semspec.text.tokenizer import CommonMarkers, Prompt, encode, opens_thinking, thinking_markers
 from semspec.verify import Rule
 from semspec.verify.step_rule import StepRule
 
@@ -107,7 +107,7 @@ class RemoteResources:
 
     def __init__(self, servers: Servers, tokenizer: RemoteTokenizer) -> None:
         self._empty, self.tokenizer = servers.vocabulary(), tokenizer
-        self.thinking = thinking_markers(tokenizer)
+        self.thinking, self.common_markers = thinking_markers(tokenizer), CommonMarkers(tokenizer)
 
     def bytes_of(self, token: int) -> bytes:
         return self.tokenizer.pieces.text(token).encode()

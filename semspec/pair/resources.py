@@ -23,7 +23,7 @@ from semspec.text.exchange import Exchange
 from semspec.text.steps import Steps
 from semspec.text.structured import Grammars
 from semspec.text.token_bytes import TokenBytes
-from semspec.text.tokenizer import encode, thinking_markers
+from semspec.text.tokenizer import CommonMarkers, encode, thinking_markers
 from semspec.types import Runner
 
 SPELLED = 1 << 15  # tokens whose bytes are remembered
@@ -107,6 +107,10 @@ class Resources:
     @cached_property
     def thinking(self) -> tuple[int, int] | None:
         return thinking_markers(self.tokenizer)
+
+    @cached_property
+    def common_markers(self) -> CommonMarkers:
+        return CommonMarkers(self.tokenizer)
 
     @cached_property
     def protected(self) -> Tensor:

@@ -183,7 +183,8 @@ def measure(
             logits = logits or found
             tally = tallies[name]
             for i, (problem, result) in enumerate(zip(group, results, strict=True)):
-                tally.solve(result, float(task.score(problem, result.text)) if task.scored else None, dense[i])
+                text = reader.resources.common_markers(result.tokens, result.text)
+                tally.solve(result, float(task.score(problem, text)) if task.scored else None, dense[i])
                 tally.compare(found[i], logits[i])
             if isinstance(runner.sparsity, PlanSparsity):
                 tally.drift += [error.values for error in runner.sparsity.refresh.errors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -45,12 +46,41 @@ def thinking_markers(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | No
     """The tokens between which a model thinks, if its tokenizer has such a pair: a common one, or one that
     the chat template names. Markers of several tokens are not found."""
     vocabulary = tokenizer.get_vocab()
+    words = _marker_words(tokenizer, vocabulary)
+    return None if words is None else (vocabulary[words[0]], vocabulary[words[1]])
+
+
+def _marker_words(tokenizer: PreTrainedTokenizerBase, vocabulary: dict[str, int]) -> tuple[str, str] | None:
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
     named = [(found[0].replace("/", "", 1), found[0]) for found in CLOSING.finditer(template)]
-    for begin, end in (*THINKING, *named):
-        if begin in vocabulary and end in vocabulary:
-            return vocabulary[begin], vocabulary[end]
-    return None
+    return next(((b, e) for b, e in (*THINKING, *named) if b in vocabulary and e in vocabulary), None)
+
+
+class CommonMarkers:
+    """What a model wrote, with <think> and </think> in place of its own markers: whoever reads answers or steps knows
+    these two."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, vocabulary = tokenizer, tokenizer.get_vocab()
+        words = _marker_words(tokenizer, vocabulary)
+        self._own = () if words is None else tuple(zip(words, map(vocabulary.get, words), THINKING[0], strict=True))
+
+    def __call__(self, tokens: Sequence[int], text: str) -> str:
+        """`tokens` as a text that may be cut at its end. It may be without special tokens: such markers are put in."""
+        missing: list[tuple[int, str]] = []
+        for word, marker, common in self._own:
+            if word in text:
+                text = text.replace(word, common)
+            elif marker in tokens and not self._decode([marker]):
+                missing += [(at, common) for at, token in enumerate(tokens) if token == marker]
+        for at, common in sorted(missing, reverse=True):
+            place = len(self._decode(tokens[:at]))
+            text = text[:place] + common + text[place:] if place <= len(text) else text
+        return text
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        # As texts are decoded (text/stream.py).
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int], markers: tuple[int, int]) -> bool:
