@@ -103,8 +103,8 @@ def test_a_session_reads_nothing_again(pair: semspec.Pair) -> None:
             alone = pair.generate(session.messages[:-1], verifier="none", **LONG)
             assert answer == alone.text
         assert session.reused > 8
-        draft = session._caches[1]
-        assert draft.hits > 8, "the draft's cache is found again, too"
+        draft = pair.caches.draft
+        assert draft is not None and draft.hits > 8, "the draft's cache is found again, too"
 
 
 def test_steps_are_text(pair: semspec.Pair) -> None:

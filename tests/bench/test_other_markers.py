@@ -36,7 +36,7 @@ def test_a_target_with_other_markers_is_read_by_scorers_and_referees(tmp_path: P
         tmp_path, target="pocket-other-draft", draft="pocket-draft", methods=["oracle:lead=0"], task="pocket:steps=3"
     )
     assert sum(row["correct"] for row in rows if row["arm"] == "none") >= PROBLEMS // 2
-    first = [row["judged"][0] for row in rows if row["arm"] == "oracle:lead=0"]
+    first = [row["drafted_steps"][0] for row in rows if row["arm"] == "oracle:lead=0"]
     assert any(step["text"].startswith("<think>") and step["valid"] for step in first)
     assert any(step["valid"] and step["outcome"] == "accepted" for step in first)
 
