@@ -181,14 +181,20 @@ class Exchange:
         if None in found:
             found = [self._by_bytes.get(first[i : i + 1]) for i in range(len(first))]
         found += self.target_speller.tokens(text)
-        unknown, written = self.target.tokenizer.unk_token_id, len(pending)
+        unknown, vocab, spell, written = self._unknown, self.target.vocab, self.target_speller.bytes_of, len(pending)
         for token in found:
-            if token is None or token == unknown or token >= self.target.vocab:
+            if token is None or token == unknown or token >= vocab:
                 return False
-            written += len(self.target_speller.bytes_of(token))
+            written += len(spell(token))
             tokens.append(token)
             ends.append(min(begin + bisect_left(at, written) + 1, end))
         return len(text.encode()) == len(data)
+
+    @cached_property
+    def _unknown(self) -> int | None:
+        """Asked for in every round, and a tokenizer looks it up each time."""
+        found: int | None = self.target.tokenizer.unk_token_id
+        return found
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:

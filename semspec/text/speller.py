@@ -43,7 +43,7 @@ class Speller:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: int | None = None) -> None:
         """`vocab`: leave out tokens from this id on, which a tokenizer may have and its model has not."""
         self.tokenizer, self.vocab = tokenizer, vocab
-        self._bytes = lru_cache(None)(TokenBytes(tokenizer).of)
+        self.bytes_of = lru_cache(None)(TokenBytes(tokenizer).of)  # what a token adds to a text
         self._piece = lru_cache(CACHED)(self._known)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         # Its own copy: others, on other threads, read control tokens as such.
@@ -54,12 +54,8 @@ class Speller:
     def __deepcopy__(self, memo: dict[int, object]) -> Speller:
         return Speller(copy.deepcopy(self.tokenizer, memo), self.vocab)  # without what it has cached
 
-    def bytes_of(self, token: int) -> bytes:
-        """What a token adds to a text."""
-        return self._bytes(token)
-
     def spelled(self, tokens: Iterable[int]) -> bytes:
-        return b"".join(map(self._bytes, tokens))
+        return b"".join(map(self.bytes_of, tokens))
 
     def tokens(self, text: str) -> list[int]:
         """Tokens of a text that goes on from another."""
