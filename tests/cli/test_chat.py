@@ -107,6 +107,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(chat, monkeypatch: pytes
             signal.raise_signal(signal.SIGINT)
         return real(self, requests)
 
+    monkeypatch.setattr("semspec.pair.loading.row_cost", lambda runner: None)  # makes passes, too
     monkeypatch.setattr(ModelRunner, "score", score)
     before = signal.getsignal(signal.SIGINT)
     done = chat("--json", "-k", 1, typed=f"{TURNS}/stats\n")

@@ -116,6 +116,7 @@ def test_an_interrupt_says_what_is_kept(semspec, target_folder: Path, monkeypatc
             raise KeyboardInterrupt
         return real(self, requests)
 
+    monkeypatch.setattr("semspec.pair.loading.row_cost", lambda runner: None)  # makes passes, too
     monkeypatch.setattr(ModelRunner, "score", score)
     one = semspec("generate", target_folder, "the quick", "--device", "cpu", "-k", 1, "--ignore-eos")
     assert one.returncode == 130 and "semspec: interrupted; the " in one.stderr and "tokens above" in one.stderr

@@ -186,7 +186,7 @@ def test_the_rest_of_the_endpoints(pocket: Live, pocket_pair: Pair):
         "name": "theta",
         "type": "float",
         "default": 0.3,
-        "label": "how undecided the target must be",
+        "label": "lowest entropy at which a mismatch may pass",
         "main": True,
     }
     assert theta in fly["options"] and not fly["lossless"] and fly["title"] == "Entropy gate and window"
