@@ -127,7 +127,7 @@ def test_begin_forgets_the_last_sequence() -> None:
 
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (1, 2), (0, 0)])
 def test_impossible_lengths_are_refused(longest: int, shortest: int) -> None:
-    with pytest.raises(BadRequest, match="ngram's (shortest is [02]|longest is 0); give 1"):
+    with pytest.raises(BadRequest, match=r"ngram's (shortest is [02]|longest is 0); give 1"):
         REGISTRY.make(f"ngram:longest={longest},shortest={shortest}")
 
 
