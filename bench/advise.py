@@ -27,12 +27,12 @@ from semspec.advise.advice import advise, times
 from semspec.advise.measure import EVERYTHING, candidates, measure
 from semspec.bench.folder import load_run, surroundings
 from semspec.bench.run import Bench, Config
-from semspec.loop import profile
+from semspec.loop import cost_profile
 from semspec.pair.loading import load
 
 PAIRS: dict[str, tuple[str, str | None, str]] = {  # target, draft, task
     "pocket": ("pocket", None, "pocket"),
-    "twin": ("pocket", str(Path(profile.__file__).parent.parent / "pocket/models/target"), "pocket"),
+    "twin": ("pocket", str(Path(cost_profile.__file__).parent.parent / "pocket/models/target"), "pocket"),
     "smollm2": (".models/SmolLM2-135M-Instruct.Q4_1.gguf", None, "spec-bench:turns=1"),
 }
 

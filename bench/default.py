@@ -66,6 +66,7 @@ class WrongDrafter(NoDrafter):
 
 
 ARMS: dict[str, dict[str, Any]] = {"none": {"verifier": "none"}, "default": {}, "k=8": {"num_draft_tokens": 8}}
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # that noise may have
 PROMPT_TOKENS = 64  # of a prompt of noise
 
 
@@ -85,12 +86,13 @@ def models(asked: argparse.Namespace, slots: int) -> tuple[Pair, list[list[int]]
         count = max(asked.prompts, slots)
         return pair, [encode(pair.tokenizer, texts[i % len(texts)]) for i in range(count)], {}
     device = choose_device(asked.device)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    usual = "float32" if device.type == "cpu" else "bfloat16"
+    dtype = FLOATS[usual if asked.dtype == "auto" else asked.dtype]
     target, draft = SHAPES[asked.shape]
     runners = [random_runner(c, slots, 1024, device, dtype) for c in ([draft] if asked.only_draft else [target, draft])]
-    vocab = min(runner.vocab for runner in runners)
+    vocab = min(runner.vocab_size for runner in runners)
     for runner in runners:
-        runner.vocab = vocab
+        runner.vocab_size = vocab
     rng = random.Random(0)
     prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(max(asked.prompts, slots))]
     noisy = {"temperature": 1.0, "ignore_eos": True} | ({"drafter": "wrong"} if asked.only_draft else {})
@@ -162,6 +164,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.shape and asked.dtype not in ("auto", *FLOATS):
+        parser.error(f"--dtype is {asked.dtype}; weights of noise are {', '.join(FLOATS)}")
     report: dict[str, Any] = {
         "model": asked.shape or asked.target, "alone": asked.only_draft, "tokens": asked.tokens,
         "batches": [compare(asked, batch) for batch in asked.batch],

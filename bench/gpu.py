@@ -12,6 +12,7 @@
     python bench/gpu.py --only tune                  # which tiles the attention kernel should have
     python bench/gpu.py --only rules                 # rules after a pass: in graphs or not, filters bisected or sorted
     python bench/gpu.py --only load                  # pages of the cache, batches up to 64, prompts in pieces
+    python bench/gpu.py --only packed                # the tokens of a tick in one row against rectangles
     python bench/gpu.py --only bars --seconds 600    # all that is asked of a server under load, beside vLLM's figures
     python bench/gpu.py --only quantised_experts     # a layer of a mixture in bfloat16, fp8, int4 and fp4
     python bench/gpu.py --only products              # our product of few rows against cuBLAS, by size of weights
@@ -119,7 +120,7 @@ def write(report: dict[str, Any], out: Path | None) -> None:
 
 
 def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
-    from bench.gpu_checks_trees import CHECKS
+    from bench.gpu_checks_packed import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}

@@ -112,14 +112,16 @@ def tokens_per_second(bench: Bench, batch: int, length: Callable[[Executor], int
     context, steps = bench.asked.context, bench.asked.steps
     capacity = context + 9 * (2 * steps + 4)
     target, draft = (bench.runner(which, batch, capacity) for which in ("target", "draft"))
-    draft.vocab = target.vocab = min(draft.vocab, target.vocab)
+    draft.vocab_size = target.vocab_size = min(draft.vocab_size, target.vocab_size)
     for runner in (target, draft):
         for slot in range(batch):
             runner.release(slot)
     executor, rule = Executor(budget=8192), make(f"random:rate={ACCEPTED}")
     tasks = []
     for i in range(batch):
-        job = Job(some_text(context, target.vocab, i), rule, length(executor), capacity - context, Sampling(seed=i))
+        job = Job(
+            some_text(context, target.vocab_size, i), rule, length(executor), capacity - context, Sampling(seed=i)
+        )
         decoder = Decoder(job, target, ModelDrafter(draft), Stats())
         tasks.append(executor.submit(decoder.decode(), decoder.stats))
 
@@ -154,7 +156,7 @@ def prompts(bench: Bench) -> tuple[float, float]:
     measure_budget(SimpleNamespace(target=target, executor=executor), time.perf_counter)  # type: ignore[arg-type]
 
     def submit(prompt: int, tokens: int) -> Task:
-        job = Job(some_text(prompt, target.vocab, prompt), make("none"), 0, tokens)
+        job = Job(some_text(prompt, target.vocab_size, prompt), make("none"), 0, tokens)
         decoder = Decoder(job, target, NoDrafter(), Stats())
         return executor.submit(decoder.decode(), decoder.stats)
 

@@ -152,7 +152,7 @@ def rolls_check(family: str, device: torch.device, choices: KernelFlags) -> None
         one = runner(family, device, torch.float32, plain, choices)
         slots = [one.acquire() for _ in plans]
         requests = [
-            Decode(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.depth))
+            Decode(one, slot, feed, n, sampling, 8, stop, keep_logits=True, layers=(1, one.num_layers))
             for slot, (feed, n, sampling, stop) in zip(slots, plans, strict=True)
         ]
         together = one.decode(requests)

@@ -159,7 +159,7 @@ def checks_without_experts_or_channels_are_the_same_everywhere(device: torch.dev
             said = []
             for where, plain in ((torch.device("cpu"), True), (device, True), (device, False)):
                 one = runner(family, where, torch.float32, plain)
-                apply(SparsePlan(attention=attended, **{k: make(one.depth) for k, make in parts.items()}), one)
+                apply(SparsePlan(attention=attended, **{k: make(one.num_layers) for k, make in parts.items()}), one)
                 said.append(course(one))
             for i, (exact, *others) in enumerate(zip(*said, strict=True)):
                 for ours in others:

@@ -8,9 +8,9 @@ from torch import Tensor
 from bench.gpu_checks import Seeded, no_rougher, runner, text
 from bench.gpu_checks_kernels import check, near
 from bench.gpu_checks_rules import CHECKS as CHECKS
-from bench.gpu_trees import RandomHead, head_of
 from semspec import tree
-from semspec.draft.growing import fixed_shape
+from semspec.bench.shapes import RandomHead, random_head
+from semspec.draft.tree import fixed_shape
 from semspec.model import ModelRunner
 from semspec.types import Decode, Sampling, Score
 from tests.checkpoints import VOCAB
@@ -31,7 +31,7 @@ def tree_course(one: ModelRunner) -> list[Tensor]:
         said += [rows.logits.float().cpu() for rows in one.score(requests)]
         (rows,) = one.score([Score(one, slots[2], tokens[9:], size - 9, parents=parents)]) if size > 9 else (None,)
         said += [] if rows is None else [rows.logits.float().cpu()]
-        one.keep(slots[0], one.length(slots[0]) - size, tree.path(parents, size - 1))
+        one.compact(slots[0], one.length(slots[0]) - size, tree.path(parents, size - 1))
         said += [rows.logits.float().cpu() for rows in one.score([Score(one, slots[0], text(7, 4), 4)])]
         for slot in slots:
             one.release(slot)
@@ -60,7 +60,7 @@ def head_course(device: torch.device, dtype: torch.dtype, plain: bool) -> list[T
     target, said = runner("llama3.1", torch.device("cpu"), torch.float32, plain=True), list[Tensor]()
     target.transformer.embedding = target.transformer.embedding.to(device, dtype)
     target.transformer.device, target.transformer.dtype = device, dtype
-    head = head_of(target, SeededHead(VOCAB - 20))
+    head = random_head(target, SeededHead(VOCAB - 20))
     if plain:
         head.graphs = None
     parents, slots = (-1, -1, -1, 0, 0, 1, 3, 5), [head.acquire() for _ in range(3)]

@@ -137,7 +137,7 @@ def experts(bench: Bench) -> None:
         apply(SparsePlan(experts=ExpertsPlan(betas, most)), runner)
         return runner.sparsity
 
-    depth, name = shape.depth, f"30B-A3B check of {TOKENS} tokens"
+    depth, name = shape.num_layers, f"30B-A3B check of {TOKENS} tokens"
     natural = watched(runner, lambda: score(None))
     medians = torch.zeros(depth, chosen - 1)
     mixtures = [i for i, layer in enumerate(runner.transformer.layers) if isinstance(layer.ffn, Experts)]
@@ -230,7 +230,7 @@ class Networks:
         """All layers, one after the other; a threshold of 0 reads everything."""
         fewer = None
         if threshold:
-            fewer = SparsityInputs(self.marks, thresholds=[threshold] * self.shape.depth, columns=self.columns)
+            fewer = SparsityInputs(self.marks, thresholds=[threshold] * self.shape.num_layers, columns=self.columns)
         x, added = self.x.clone(), self.x.clone()
         for i, layer in enumerate(self.transformer.layers):
             added = self.fused._feed(i, layer, x, added, self.counts, fewer)
@@ -247,7 +247,7 @@ class Networks:
 def ffn(bench: Bench) -> None:
     bench.drop("target", "draft", "mixture")
     networks = Networks(bench, layers=8 if bench.device.type == "cuda" else 2)
-    shape, depth = networks.shape, networks.shape.depth
+    shape, depth = networks.shape, networks.shape.num_layers
     matrix = shape.width * shape.ffn * bench.dtype.itemsize
     if bench.device.type == "cuda":
         tune_channels(bench, networks)

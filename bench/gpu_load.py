@@ -73,5 +73,5 @@ def prefill(bench: Bench) -> None:
 
 def work_of(shape: Shape, tokens: int) -> float:
     """Floating-point operations of reading a prompt."""
-    dense = 2 * (shape.parameters - shape.vocab * shape.width * (1 if shape.tied else 2)) * tokens
-    return dense + 2 * tokens * tokens * shape.depth * shape.heads * shape.head_dim  # causal: half of the square
+    dense = 2 * (shape.parameters - shape.vocab_size * shape.width * (1 if shape.tied else 2)) * tokens
+    return dense + 2 * tokens * tokens * shape.num_layers * shape.heads * shape.head_dim  # causal: half of the square

@@ -38,6 +38,7 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "long_trees": ("gpu_trees", "long_trees", "", ""),
     "transformers": ("gpu_transformers", "time_transformers", "", ""),
     "load": ("gpu_load", "load", "", ""),
+    "packed": ("gpu_packed", "packed", "", ""),
     "bars": ("gpu_bars", "bars", "", ""),
 }
 FORMER = {"roll": "decode", "step": "round", "judgement": "rules"}  # as sections were called before
@@ -102,13 +103,15 @@ class Bench(Table):
         context, steps = self.asked.context, self.asked.steps
         capacity = context + max((k + 2) * (steps + 4), 128)
         target, draft = (self.runner(which, batch, capacity) for which in ("target", "draft"))
-        draft.vocab = target.vocab = min(draft.vocab, target.vocab)
+        draft.vocab_size = target.vocab_size = min(draft.vocab_size, target.vocab_size)
         for runner in (target, draft):
             for slot in range(batch):
                 runner.release(slot)
         executor, tasks, stats = Executor(budget=8192), [], [Stats() for _ in range(batch)]
         for i in range(batch):
-            prompt = torch.randint(1000 % target.vocab, [context], generator=torch.Generator().manual_seed(i)).tolist()
+            prompt = torch.randint(
+                1000 % target.vocab_size, [context], generator=torch.Generator().manual_seed(i)
+            ).tolist()
             job = Job(prompt, Exact(), k, max_new_tokens=capacity - context - k)
             tasks.append(executor.submit(Decoder(job, target, ModelDrafter(draft), stats[i]).decode(), stats[i]))
 
@@ -204,7 +207,7 @@ class Bench(Table):
 def long_fp8(bench: Bench) -> None:
     """Long contexts with keys and values in fp8 beside bfloat16, in turns: the same weights, two caches."""
     wide, arms = bench.runner("target", 1, bench.asked.long + 32), dict[str, list[float]]()
-    narrow = ModelRunner(wide.transformer, 1, wide.capacity, fp8_cache=True)
+    narrow = ModelRunner(wide.transformer, 1, wide.max_seq_len, fp8_cache=True)
     for _ in range(3):
         for name, runner in (("bfloat16", wide), ("fp8", narrow)):
             for tokens in (1, 16):

@@ -49,14 +49,14 @@ def sparse(bench: Bench) -> None:
     runner = bench.runner("8B", 1, longest + 32)
     heads = runner.shape.kv_heads
     for context in [longest] + [longest >> i for i in range(1, 6)]:
-        for name, plan in plans(runner.depth, longest).items():
+        for name, plan in plans(runner.num_layers, longest).items():
             apply(None if plan is None else SparsePlan(attention=plan), runner)
             ms = bench.score_at(runner, context, TOKENS)
             read = bench.weights("8B") + bench.kv("8B", context)
             if plan is not None:
                 start = context - TOKENS
                 share = plan.pairs(start, heads) / max(start // plan.block * heads, 1)
-                chosen = len(plan.anchors or range(runner.depth)) / runner.depth
+                chosen = len(plan.anchors or range(runner.num_layers)) / runner.num_layers
                 summaries = 2 if plan.score == "reach" else 1
                 means = summaries * chosen / (2 * plan.block) + (
                     1 / plan.block if plan.rest == "mean" and share < 1 else 0
@@ -75,7 +75,7 @@ def choosing(bench: Bench, context: int) -> None:
     shape, device = runner.shape, bench.device
     q = torch.randn(1, TOKENS, shape.heads, shape.head_dim, device=device, dtype=bench.dtype)
     where = [torch.tensor([n], device=device) for n in (0, context - TOKENS, TOKENS)]
-    for name, plan in plans(runner.depth, context).items():
+    for name, plan in plans(runner.num_layers, context).items():
         if plan is None or plan.anchors:
             continue
         apply(SparsePlan(attention=plan), runner)
@@ -90,10 +90,10 @@ def choosing(bench: Bench, context: int) -> None:
 
             def launch() -> None:
                 select = sparsity.block_selector(pairs, kernels)  # noqa: B023
-                for layer in range(runner.depth):
+                for layer in range(runner.num_layers):
                     select(layer, q, *where)
 
-            us = graphed(bench, launch, name) / runner.depth * 1000
+            us = graphed(bench, launch, name) / runner.num_layers * 1000
             row = {"what": f"choosing at {context}, {name}{how}", "ms": us / 1000, "limit_ms": 0.0, "bar_ms": None}
             bench.rows.append(row)
             print(f"    choosing at {context}, {name}{how}: {us:.1f} us a layer", flush=True)

@@ -30,7 +30,7 @@ def plans(runner: ModelRunner, below: int) -> dict[str, SparsePlan | None]:
     """The strict preset in parts and whole, L0 in the paper's series, and our default beside it."""
     strict, ours = config("paper", dense_below=below), config("default", dense_below=below // 4)
     assert strict.attention is not None and ours.attention is not None
-    depth, attention = runner.depth, strict.attention
+    depth, attention = runner.num_layers, strict.attention
     few = tuple(sorted({*range(min(strict.shallow, depth)), *range(strict.shallow, depth, 4)}))
     network = FfnPlan(torch.full((depth,), strict.ffn_threshold), "union", absolute=strict.ffn_threshold)
     seen = channels(runner, network)

@@ -17,7 +17,7 @@ from bench.gpu_arms import Arm, fast
 from bench.gpu_quantised import BARS as QUANTISED_BARS
 from bench.gpu_rules import BARS as RULE_BARS
 from semspec.bench.shapes import SHAPES, RandomWeights
-from semspec.loop import profile as costs
+from semspec.loop import cost_profile as costs
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.placement import Weights
@@ -94,7 +94,7 @@ class Table:
             self.models[which] = Transformer(shape, RandomWeights(), self.device, self.dtype, weights)
         made = ModelRunner(self.models[which], slots, capacity)
         made.use(None if self.asked.plain else fast(made, self.arms.get(which, Arm(self.asked.choices))))
-        for layer in range(made.depth):
+        for layer in range(made.num_layers):
             cached = made.cache.layer(layer)
             cached.keys.normal_()
             cached.values.normal_()
@@ -112,11 +112,11 @@ class Table:
     def weights(self, which: str) -> float:
         """Bytes of weights that a pass reads; of an embedding that is not the head it reads a few rows."""
         shape = Shape.of(self.config(which))
-        parameters = shape.parameters - (0 if shape.tied else shape.vocab * shape.width)
+        parameters = shape.parameters - (0 if shape.tied else shape.vocab_size * shape.width)
         return parameters * {"fp8": 1.0, "int8": 1.0, "int4": 0.5}.get(
             self.precisions.get(which, ""), self.dtype.itemsize
         )
 
     def kv(self, which: str, tokens: int) -> float:
         shape = Shape.of(self.config(which))
-        return 2 * shape.depth * shape.kv_heads * shape.head_dim * tokens * self.dtype.itemsize
+        return 2 * shape.num_layers * shape.kv_heads * shape.head_dim * tokens * self.dtype.itemsize

@@ -1,4 +1,4 @@
-"""What drafts that branch cost: the target's pass over a tree, an EAGLE-3 head's token, and whole steps of both.
+"""What tree drafts cost: the target's pass over a tree, an EAGLE-3 head's token, and whole steps of both.
 
 Part of bench/gpu.py (`--only trees`, `--only long_trees`). Weights and cache are noise: only times mean anything here.
 """
@@ -8,24 +8,19 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaConfig
 
 from semspec import tree
-from semspec.bench.shapes import RandomWeights
-from semspec.draft.growing import TreeOptions, fixed_shape
+from semspec.bench.shapes import random_head
 from semspec.draft.head import HeadDrafter
+from semspec.draft.tree import TreeOptions, fixed_shape
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.model import ModelRunner
-from semspec.model.config import Shape
 from semspec.model.experts import FeedForward
-from semspec.model.heads.config import HeadConfig, usual_layers
-from semspec.model.heads.eagle import EagleHead, TargetParts
 from semspec.model.heads.runner import HeadRunner
 from semspec.sparse import SparsePlan, apply
 from semspec.sparse_fit.presets import config
@@ -36,39 +31,11 @@ if TYPE_CHECKING:
     from bench.gpu import Bench
 
 SIZE, DEPTH, TOP = 60, 7, 10
-HEAD_TOKENS = 32000
-
-
-class RandomHead(RandomWeights):
-    """In place of a head's checkpoint: noise, under the names that a head has."""
-
-    folder = Path("noise")
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-
-    def __contains__(self, name: str) -> bool:
-        return name == "lm_head.weight"
-
-    def size(self, name: str) -> tuple[int, ...]:
-        return (self.tokens,)
-
-
-def head_of(target: ModelRunner, weights: RandomHead) -> HeadRunner:
-    """A head of one layer of the target's sizes, with its own tokens."""
-    s, tokens = target.shape, weights.tokens
-    config = LlamaConfig(
-        hidden_size=s.width, num_hidden_layers=1, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
-        intermediate_size=s.ffn, vocab_size=tokens, head_dim=s.head_dim, max_position_embeddings=target.capacity,
-    )  # fmt: skip
-    how = HeadConfig(Shape.of(config), usual_layers(target.depth), True, True, False, False)
-    head = EagleHead(how, weights, TargetParts.of(target), target.device)  # type: ignore[arg-type]
-    return HeadRunner(head, target.vocab, target.capacity)
 
 
 def shape_of(target: ModelRunner) -> tuple[int, ...]:
     """Parents in the order in which drafters give them."""
-    return tree.preorder(fixed_shape(min(SIZE, target.capacity // 4), DEPTH, TOP))[1]
+    return tree.preorder(fixed_shape(min(SIZE, target.max_seq_len // 4), DEPTH, TOP))[1]
 
 
 def score_tree(bench: Bench, target: ModelRunner, context: int, parents: tuple[int, ...], last: int) -> float:
@@ -77,7 +44,7 @@ def score_tree(bench: Bench, target: ModelRunner, context: int, parents: tuple[i
     def work() -> None:
         target.cache.pretend(0, context - 1)
         target.score([Score(target, 0, tokens, len(tokens), parents=parents)])
-        target.keep(0, context, kept)
+        target.compact(0, context, kept)
 
     return bench.ms(work)
 
@@ -93,7 +60,7 @@ def trees(bench: Bench) -> None:
     deepest = max(range(len(parents)), key=lambda i: (len(lines[i]), i))
     bench.add("target pass, tree of 60", score_tree(bench, target, context, parents, first), read)
     bench.add("the same, another path moved together", score_tree(bench, target, context, parents, deepest), read)
-    head = head_of(target, RandomHead(min(HEAD_TOKENS, target.vocab)))
+    head = random_head(target)
     slot = head.acquire()
     made = torch.randn(context, target.shape.width, device=bench.device, dtype=bench.dtype)
     head.observe(slot, dict.fromkeys(head.layers, made))
@@ -119,13 +86,15 @@ def trees(bench: Bench) -> None:
 def step(bench: Bench, target: ModelRunner, head: HeadRunner) -> None:
     """Whole steps as the Executor makes them: draft, score, judge, commit."""
     context, steps = bench.asked.context, bench.asked.steps
-    prompt = torch.randint(1, min(1000, target.vocab), [context], generator=torch.Generator().manual_seed(0)).tolist()
+    prompt = torch.randint(
+        1, min(1000, target.vocab_size), [context], generator=torch.Generator().manual_seed(0)
+    ).tolist()
     branching = TreeOptions(SIZE, DEPTH, TOP)
     for name, options in (("one step, tree of 60, paths of 7", branching), ("one step, chain of 7", TreeOptions())):
         while not target.free:
             target.release(0)
         executor, stats = Executor(budget=8192), Stats()
-        job = Job(prompt, Exact(), DEPTH, max_new_tokens=target.capacity - context - 64)
+        job = Job(prompt, Exact(), DEPTH, max_new_tokens=target.max_seq_len - context - 64)
         task = executor.submit(Decoder(job, target, HeadDrafter(head, tree=options), stats).decode(), stats)
 
         def once(task=task, executor=executor) -> None:  # type: ignore[no-untyped-def]
@@ -157,7 +126,7 @@ def long_trees(bench: Bench) -> None:
     target = bench.runner("target", 1, context + 128)
     parents, attention = shape_of(target), config("paper", dense_below=min(4096, context // 16)).attention
     assert attention is not None
-    few = tuple(sorted({*range(min(4, target.depth)), *range(4, target.depth, 4)}))
+    few = tuple(sorted({*range(min(4, target.num_layers)), *range(4, target.num_layers, 4)}))
     read, found = bench.weights("target") + bench.kv("target", context), dict[str, float]()
     for name, plan in (("dense", None), ("paper", SparsePlan(attention=replace(attention, anchors=few)))):
         apply(plan, target)

@@ -107,7 +107,7 @@ def tune_products(bench: Bench) -> None:
             "out": (s.width, heads, True),
             "gate and up": (2 * s.ffn, s.width, False),
             "down": (s.width, s.ffn, True),
-            "head": (s.vocab, s.width, False),
+            "head": (s.vocab_size, s.width, False),
         }
         for name, (outputs, inputs, split) in matrices.items():
             read = outputs * inputs * bench.dtype.itemsize

@@ -1,22 +1,26 @@
-"""Perplexity of a real model with its layers' matrices rounded as we and as llama.cpp's formats round them.
+"""Perplexity of a real model with weights, or keys and values, rounded as we and as llama.cpp's formats round them.
 
-    make smollm2 && .venv/bin/python bench/perplexity.py
+    make smollm2 && .venv/bin/python bench/perplexity.py --out perplexity.json
 
-Weights are rounded and read back as float32, so only what rounding loses is measured. Text: this repository's docs. The
-file of `make smollm2` is itself Q4_1, whose own grid Q4_1 and int4 in groups of 32 find again.
+In the first arms the layers' matrices are rounded and read back as float32, so only what rounding loses is measured. In
+those "as loaded" the model is what `--dtype` loads on this machine, head included; the last has an fp8 KV cache. Text:
+this repository's docs, in pieces of 512 tokens. The file of `make smollm2` is itself Q4_1, whose own grid Q4_1 and int4
+in groups of 32 find again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
 import torch
 from torch import Tensor
 
+from semspec.bench.folder import surroundings
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.quantised import quantise
@@ -27,6 +31,8 @@ from semspec.types import Score
 
 MODEL = Path(".models/SmolLM2-135M-Instruct.Q4_1.gguf")
 DOCS = ("docs/architecture.md", "docs/methods.md", "docs/probes.md")
+AS_LOADED = ("bfloat16", "fp8", "int8", "int4")  # values of --dtype
+PIECE = 512  # tokens that are read one after the other; each piece begins anew
 Round = Callable[[Tensor], Tensor]
 
 
@@ -56,33 +62,52 @@ class Rounded:
         return self.rounded(tensor) if name.endswith("_proj.weight") else tensor
 
 
+def runners(path: Path) -> Iterator[tuple[str, ModelRunner]]:
+    """One at a time, the plain model first."""
+    device, shape = torch.device("cpu"), Shape.read(path)
+    for name, rounded in ARMS.items():
+        yield name, ModelRunner(Transformer(shape, Rounded(path, rounded), device, torch.float32), 1, PIECE)
+    for dtype in AS_LOADED:
+        yield f"{dtype}, as loaded", ModelRunner.load(path, device="cpu", dtype=dtype, slots=1, context=PIECE)
+    plain = ModelRunner.load(path, device="cpu", dtype="float32", slots=1, context=PIECE)
+    yield "fp8 keys and values", ModelRunner(plain.transformer, 1, PIECE, page=64, fp8_cache=True)
+
+
+def logprobs(runner: ModelRunner, tokens: list[int]) -> Tensor:
+    """[N, V] after each token, all in one pass"""
+    slot = runner.acquire()
+    (rows,) = runner.score([Score(runner, slot, tokens, len(tokens))])
+    runner.release(slot)
+    return rows.logits.float().log_softmax(-1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, default=MODEL, help="a .gguf file or a folder")
     parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--out", type=Path, help="a JSON file with the figures")
     asked = parser.parse_args()
     text = "\n".join(Path(name).read_text() for name in DOCS)
-    tokens = load_tokenizer(asked.model)(text)["input_ids"][: asked.tokens]
-    device, shape = torch.device("cpu"), Shape.read(asked.model)
+    tokens = load_tokenizer(asked.model)(text)["input_ids"][: asked.tokens + 1]
+    pieces = [tokens[begin : begin + PIECE + 1] for begin in range(0, len(tokens) - 1, PIECE)]
+    report = {**surroundings(), "model": asked.model.name, "tokens": len(tokens) - 1, "arms": {}}
     plain: list[Tensor] = []
-    for name, rounded in ARMS.items():
-        runner = ModelRunner(Transformer(shape, Rounded(asked.model, rounded), device, torch.float32), 1, 512)
+    for name, runner in runners(asked.model):
         loss, divergence, same = 0.0, 0.0, 0
-        for i, begin in enumerate(range(0, len(tokens) - 1, 512)):
-            part = tokens[begin : begin + 513]
-            slot = runner.acquire()
-            q = runner.score([Score(runner, slot, part[:-1], len(part) - 1)])[0].logits.log_softmax(-1)
-            runner.release(slot)
-            if name == "as it is":
+        for i, piece in enumerate(pieces):
+            q = logprobs(runner, piece[:-1])
+            if len(plain) == i:
                 plain.append(q)
             p = plain[i]
-            loss -= float(q[torch.arange(len(q)), torch.tensor(part[1:])].sum())
+            loss -= float(q[torch.arange(len(q)), torch.tensor(piece[1:])].sum())
             divergence += float((p.exp() * (p - q)).sum())
             same += int((p.argmax(-1) == q.argmax(-1)).sum())
-        n = len(tokens) - 1
-        print(
-            f"{name:32} perplexity {math.exp(loss / n):8.3f}  KL {divergence / n:.5f}  same best token {same / n:.1%}"
-        )
+        n = report["tokens"]
+        figures = {"perplexity": math.exp(loss / n), "kl_nats": divergence / n, "same_best_token": same / n}
+        report["arms"][name] = figures
+        print(f"{name:32} " + "  ".join(f"{key} {value:.5g}" for key, value in figures.items()), flush=True)
+        if asked.out:
+            asked.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

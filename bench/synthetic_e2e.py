@@ -121,15 +121,15 @@ class SyntheticRun:
         with self.stage("models") as found:
             self.runners = [random_runner(c, args.slots, capacity, self.device, dtype) for c in SHAPES[args.shape]]
             target, draft = self.runners
-            target.vocab = draft.vocab = min(target.vocab, draft.vocab)
+            target.vocab_size = draft.vocab_size = min(target.vocab_size, draft.vocab_size)
             sizes = {name: r.shape.parameters for name, r in (("target", target), ("draft", draft))}
-            found |= {"parameters": sizes, "vocab": target.vocab, "capacity": capacity}
+            found |= {"parameters": sizes, "vocab": target.vocab_size, "capacity": capacity}
         with self.stage("tokenizer"):
-            self.pair = Pair(target, make_tokenizer(target.vocab), draft)
+            self.pair = Pair(target, make_tokenizer(target.vocab_size), draft)
 
     def words(self, n: int) -> str:
         """So many tokens that end nothing."""
-        ids = (self.rng.randrange(self.pair.target.vocab // EVERY) * EVERY for _ in range(n))
+        ids = (self.rng.randrange(self.pair.target.vocab_size // EVERY) * EVERY for _ in range(n))
         return "".join(spelling(i) for i in ids)
 
     def traces(self) -> Path:

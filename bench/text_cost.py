@@ -153,7 +153,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     exchange, text = Exchange(*sides), "".join(" " + text for text in texts)
     host = {length: host_us(exchange, text, length) for length in LENGTHS}
     found: dict[str, Any] = {
-        "vocabularies": [side.vocab for side in sides],
+        "vocabularies": [side.vocab_size for side in sides],
         "host_us_by_context": host,
         "share_of_a_big_round": host[LENGTHS[-1]] / 1e3 / BIG_ROUND_MS,
         "round_host_us": (rest := round_host_us()),

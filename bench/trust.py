@@ -25,10 +25,10 @@ import torch
 from scipy import stats
 
 import semspec
-from semspec.bench.agreement import WORDS, key_of
+from semspec.bench.agreement import WORDS
 from semspec.bench.arms import BASELINE, DRAFT
 from semspec.bench.calibrate import bounded, loosest_safe, losses_of
-from semspec.bench.folder import Sample, load_run, surroundings, write_json
+from semspec.bench.folder import Sample, key_of, load_run, surroundings, write_json
 from semspec.bench.likelihood import likelihoods, summed_up
 from semspec.bench.measures import MEANING, NUMBER, compare_measures, values_of
 from semspec.bench.outside import outside_measures

@@ -75,7 +75,8 @@ def about(cls: type) -> str:
 def _entry(cls: Any, needs: list[str]) -> dict[str, Any]:
     own = [f for f in dataclasses.fields(cls) if f.metadata.get("option", True) and f.name != "data"]
     options = [option(cls, f) | {"allowed": _allowed(cls, f.name)} for f in own]
-    return {"name": cls.name, "about": _one_line(cls), "needs": needs, "options": options}
+    main = getattr(cls, "main_option", "")
+    return {"name": cls.name, "about": _one_line(cls), "needs": needs, "main_option": main, "options": options}
 
 
 def _allowed(cls: Any, name: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+OLD_NAME = "the old name goes with the next release"  # how every warning of a former name ends
+
 
 class SemspecError(Exception):
     """Base class of all errors raised on purpose."""
@@ -27,7 +29,7 @@ class ModelError(SemspecError):
     exit_code = 3
 
 
-class EngineError(SemspecError):
+class RemoteError(SemspecError):
     """A server that this pair asks cannot be reached, fails, or answers what cannot be used."""
 
     exit_code = 4

@@ -38,6 +38,8 @@ class DraftedStep:
     tokens: list[int]  # all of it, accepted or not, including a beginning that was committed before
     start: int  # new tokens before it
     evidence: Tensor | None = None  # what was seen of it, where that cannot be computed again: behind servers
+    candidate: int = 0  # which of several it was, from 0: the accepted one, or the first if all were rejected
+    candidates: int = 1  # that were judged
 
 
 @dataclass(slots=True)

@@ -173,7 +173,7 @@ def _pair(
         own = draft_tokenizer or (tokenizer if _vocab(draft) == _vocab(model) else None)
         side = Side(own or _tokenizer(draft, "draft_processing_class"), _vocab(draft), _ids(draft.config.eos_token_id))
         exchange = Exchange.of(target, side)
-        common = min(target.vocab, side.vocab) if exchange is None else None
+        common = min(target.vocab_size, side.vocab_size) if exchange is None else None
         runner = TransformersRunner(draft, slots, _capacity(draft, config), common)
     return Pair(
         TransformersRunner(model, slots, _capacity(model, config), common),

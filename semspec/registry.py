@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import Any, Generic, TypeVar
 
-from semspec.errors import BadRequest, did_you_mean
+from semspec.errors import OLD_NAME, BadRequest, did_you_mean
 
 T = TypeVar("T")
 
@@ -112,8 +112,8 @@ def parse_options(
     values: dict[str, Any] = {}
     main = getattr(cls, "main_option", "")
     for i, item in enumerate(filter(None, text.split(","))):
-        key, _, value = item.partition("=")
-        if main and not i and key.strip() not in fields:
+        key, equals, value = item.partition("=")
+        if main and not i and not (equals and key.strip().isidentifier()):  # a path may have an equals sign in it
             key, value = main, item
         key = current_name(what, fields.values(), key.strip().replace("-", "_"))
         if key not in fields:
@@ -130,7 +130,7 @@ def current_name(what: str, fields: Collection[dataclasses.Field[Any]], name: st
     """An option's name today. A field's former name, in the metadata "was", is taken with a warning."""
     for field in fields:
         if field.metadata.get("was") == name:
-            text = f"option {name!r} of {what} is now called {field.name!r}; the old name goes with the next release"
+            text = f"option {name!r} of {what} is now called {field.name!r}; {OLD_NAME}"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             return field.name
     return name

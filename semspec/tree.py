@@ -43,7 +43,12 @@ def is_chain(parents: Sequence[int]) -> bool:
     return all(parent == i - 1 for i, parent in enumerate(parents))
 
 
-def kept(parents: Sequence[int], some: Iterable[int]) -> tuple[list[int], tuple[int, ...]]:
+def normal(parents: Sequence[int]) -> tuple[int, ...]:
+    """As a draft has them: none for a chain."""
+    return () if is_chain(parents) else tuple(parents)
+
+
+def pruned(parents: Sequence[int], some: Iterable[int]) -> tuple[list[int], tuple[int, ...]]:
     """Those of some tokens whose ancestors are all among them, and their parents among themselves; of a chain none."""
     place: dict[int, int] = {}
     left: list[int] = []
@@ -52,7 +57,15 @@ def kept(parents: Sequence[int], some: Iterable[int]) -> tuple[list[int], tuple[
         if parent < 0 or parent in place:
             place[i] = len(left)
             left.append(place[parent] if parent >= 0 else -1)
-    return list(place), () if is_chain(left) else tuple(left)
+    return list(place), normal(left)
+
+
+def side_by_side(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The parents of chains of these lengths, one after the other, that all follow the context; of one chain none."""
+    found: list[int] = []
+    for length in lengths:
+        found += [-1, *range(len(found), len(found) + length - 1)]
+    return () if is_chain(found) else tuple(found)
 
 
 def after_chain(count: int, parents: Sequence[int]) -> list[int]:
@@ -72,4 +85,4 @@ def preorder(parents: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
         waiting += children.get(i, [])[::-1]
     place = {i: n for n, i in enumerate(order)}
     found = [place.get(parents[i], -1) for i in order]
-    return order, () if is_chain(found) else tuple(found)
+    return order, normal(found)

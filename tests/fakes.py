@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from semspec.model.base_runner import BaseRunner
 from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
 from semspec.model.paged_cache import PagedCache
-from semspec.model.room import EnoughRoom
 from semspec.tree import path
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
@@ -45,14 +45,14 @@ class Pass:
 
 
 @dataclass
-class FakeRunner(EnoughRoom):
+class FakeRunner(BaseRunner):
     logits: Logits
-    vocab: int
+    vocab_size: int
     slots: int = 8
-    capacity: int = 4096
+    max_seq_len: int = 4096
     clock: Clock = field(default_factory=Clock)
     seconds: float = 1.0  # per pass, or per token of a roll
-    depth: int = 2
+    num_layers: int = 2
     room: int | None = None  # tokens that all slots hold together, in pages of a real pool
     window: int | None = None  # of one of its layers, in such a pool
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -62,9 +62,9 @@ class FakeRunner(EnoughRoom):
         self.held: dict[int, list[int]] = {}
         self.diary: list[Pass] = []
         specs = [AttentionSpec(None, None), *([AttentionSpec(self.window, None)] if self.window else [])]
-        shape: Any = SimpleNamespace(depth=len(specs), kv_heads=1, head_dim=1, attention_specs=specs)
+        shape: Any = SimpleNamespace(num_layers=len(specs), kv_heads=1, head_dim=1, attention_specs=specs)
         where = torch.device("cpu"), torch.float32
-        self.pages = self.room and PagedCache(shape, self.slots, self.capacity, *where, tokens=self.room, page=PAGE)
+        self.pages = self.room and PagedCache(shape, self.slots, self.max_seq_len, *where, tokens=self.room, page=PAGE)
 
     @property
     def free(self) -> int:
@@ -75,15 +75,15 @@ class FakeRunner(EnoughRoom):
         self.held[slot] = []
         return slot
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
-        return bool(self.pages and self.pages.lacks(tokens, without))
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return bool(self.pages and self.pages.lacks_room(tokens, without))
 
     @property
     def windowed(self) -> bool:
         return bool(self.pages and self.pages.longest is not None)
 
-    def shortest(self, slot: int) -> int:
-        return self.pages.shortest(slot) if self.pages else 0
+    def min_length(self, slot: int) -> int:
+        return self.pages.min_length(slot) if self.pages else 0
 
     def release(self, slot: int) -> None:
         del self.held[slot]
@@ -107,11 +107,11 @@ class FakeRunner(EnoughRoom):
         if self.pages:
             self.pages.truncate(slot, length)
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         assert list(rows) == sorted(set(rows)) and all(row < len(self.held[slot]) - start for row in rows)
         self.held[slot][start:] = [self.held[slot][start + row] for row in rows]
         if self.pages:
-            self.pages.keep(slot, start, rows)
+            self.pages.compact(slot, start, rows)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.held[target] = self.held[source][:length]
@@ -130,16 +130,16 @@ class FakeRunner(EnoughRoom):
         rows = []
         held, end = self.held[request.slot], len(self.held[request.slot]) + len(request.tokens)
         for i, token in enumerate(request.tokens):
-            assert 0 <= token < self.vocab
+            assert 0 <= token < self.vocab_size
             held.append(token)
             node = len(held) - 1 - (end - len(request.parents))  # in the tree that the slot ends with
             base = len(held) - 1 - node
             line = [*held[:base], *(held[base + j] for j in path(request.parents, node))] if node >= 0 else held
             if i >= len(request.tokens) - request.kept_states:
                 rows.append(self.logits(line))
-        assert len(self.held[request.slot]) <= self.capacity, "slot overflow"
-        logits = torch.tensor(rows).view(len(rows), self.vocab)
-        kept = logits[len(logits) - request.keep :]
+        assert len(self.held[request.slot]) <= self.max_seq_len, "slot overflow"
+        logits = torch.tensor(rows).view(len(rows), self.vocab_size)
+        kept = logits[len(logits) - request.logits_to_keep :]
         return ScoreOutput(kept, {layer: logits + layer for layer in request.layers})
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:

@@ -14,7 +14,8 @@ from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
+from semspec.tree import MAX_TREE
 from semspec.types import Draft, Event, Sampling
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -23,7 +24,7 @@ from tests.fakes import FakeRunner, Logits
 
 END, BLANK, CLOSE, VOCAB = 0, 1, 2, 9  # end of text, a token that ends a step, end of thinking
 PROMPT = [3, 4, 5]
-STEPS = Steps(frozenset([BLANK]), frozenset([BLANK]), frozenset(), frozenset(), CLOSE, frozenset([END]), 7)
+STEPS = StepDelimiters(frozenset([BLANK]), frozenset([BLANK]), frozenset(), frozenset(), CLOSE, frozenset([END]), 7)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ class Picky(StepRule):
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         return self.conclude(drafts, (drafts.safe_ids * drafts.exists).sum(-1) % 2 == 0)
+
+
+@dataclass(frozen=True)
+class Choosy(Picky):
+    """The same, and of several accepted candidates it takes the one whose sum is worth most by a table."""
+
+    name = "choosy"
+
+    def verify(self, drafts: DraftBatch) -> Decisions:
+        sums = (drafts.safe_ids * drafts.exists).sum(-1)
+        return self.conclude(drafts, sums % 2 == 0, (sums * 7 % 11,))
 
 
 def language(seed: int) -> Logits:
@@ -117,8 +129,43 @@ def steps_of(
         begun, left = [], min(left, rule.max_step_tokens)
 
 
-def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0.0) -> tuple[list[int], Counter[str]]:
-    """The text, and the outcomes of steps."""
+def candidates_of(
+    rule: StepRule, draft: Logits, new: list[int], begun: list[int], left: int, first: list[int], min_p: float
+) -> list[list[int]]:
+    """All candidates for a step, of which a greedy draft has written the first: each begins with another token."""
+    context, found, room = PROMPT + new, [first], MAX_TREE - len(first)
+    if room < len(first):
+        return found
+    row = draft(context)
+    likeliest = sorted(range(VOCAB), key=lambda token: -row[token])[: rule.candidates]
+    for token in [token for token in likeliest if token != first[0]][: rule.candidates - 1]:
+        if room < min(map(len, found)):
+            break
+        step, unsure = [token], False
+        while len(step) < min(left, room) and not ends(begun, step):
+            unsure = unsure or highest(draft, context + step) < min_p
+            if unsure and len(step) > 1:  # it stops there, but at least one token later
+                break
+            step.append(best(draft, context + step))
+        if ends(begun, step) and step[-1] not in (CLOSE, END):
+            found.append(step)
+            room -= len(step)
+    return found
+
+
+def choice_of(rule: StepRule, target: Logits, new: list[int], candidates: list[list[int]]) -> int:
+    """Which of the candidates is taken, or kept a part of."""
+    accepted = [i for i, step in enumerate(candidates) if sum(step) % 2 == 0]
+    if accepted:
+        return max(accepted, key=lambda i: sum(candidates[i]) * 7 % 11)
+    lengths = [len(matching_prefix(target, new, step)) if rule.keep else 0 for step in candidates]
+    return lengths.index(max(lengths))
+
+
+def by_hand(
+    rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0.0, chosen: list[tuple[int, int]] | None = None
+) -> tuple[list[int], Counter[str]]:
+    """The text, and the outcomes of steps. With several candidates, `chosen` gets which was accepted of how many."""
     new: list[int] = []
     outcomes: Counter[str] = Counter()
     lead, target_only = rule.lead, False
@@ -150,7 +197,11 @@ def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0
                 target_writes = True
                 continue
             rest, over = [], False
-        refused = False
+        refused, count = False, 1
+        if whole and not why and rule.candidates > 1:
+            several = candidates_of(rule, draft, new, begun(), n - len(new) - 1, whole[0], min_p)
+            count, which = len(several), choice_of(rule, target, new, several)
+            whole = [several[which]]
         for step in whole:
             same = matching_prefix(target, new, step)
             refused = sum(step) % 2 == 1 and not (rule.keep and same == step)
@@ -159,6 +210,8 @@ def by_hand(rule: Picky, target: Logits, draft: Logits, n: int, min_p: float = 0
                 break
             new += step
             outcomes["accepted"] += 1
+            if count > 1 and chosen is not None:
+                chosen.append((which, count))
         outcomes["rejected"] += refused
         over = over and not refused
         outcomes["handed over"] += over and len((begun() if not whole else []) + rest) > 1

@@ -65,3 +65,36 @@ def test_bounds_of_calibrations_lie_below_what_random_loses() -> None:
     assert told in text
     own = [bound for bound in bounds if bound not in (0.03, 0.05, 0.1)]
     assert [round(loss - 0.005, 4) for loss in losses[1:]] == own
+
+
+def test_newer_rules_on_1000_problems() -> None:
+    found = result("rules-newer-steps-1000-2026-11-18.json")["runs"][0]["arms"]
+    told = rows("results-steps.md", "## Newer rules, on 1,000 problems")
+    names = {"target only": "none", "draft only": "draft"}
+    assert {names.get(label, label.strip("`")) for label in told} == set(found)
+    for label, cells in told.items():
+        arm = found[name := names.get(label, label.strip("`"))]
+        points = {key: f"{100 * value:+.1f}" for key, value in arm["accuracy_difference"].items()}
+        assert cells[0] == f"{arm['accuracy']['hits']}" and arm["accuracy"]["total"] == 1000
+        against = f"{arm['quality']}: {points['value']} [{points['low']}, {points['high']}]"
+        assert cells[1] == ("" if name == "none" else against)
+        for cell, share in zip(cells[4:], (arm.get("steps_accepted"), arm.get("invalid_refused")), strict=True):
+            counts = share and f"{100 * share['hits'] / share['total']:.0f} ({share['hits']:,} of {share['total']:,})"
+            assert cell == (counts or "–")
+    lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
+    for name, arm in found.items():
+        if arm["role"] == "method":
+            (line,) = (line for line in lines if line.startswith(f"| `{name.split(':')[0]}` |"))
+            assert f"| {100 * arm['retention']['value']:.1f} ¹ |" in line
+
+
+def test_perplexities_of_rounded_weights() -> None:
+    told = rows("reproduce.md", "| weights | perplexity |")
+    arms = result("perplexity-smollm2-2026-11-18.json")["arms"]
+    figures = {
+        name: [f"{arm['perplexity']:.2f}", f"{arm['kl_nats']:.4f}", f"{100 * arm['same_best_token']:.1f}"]
+        for name, arm in arms.items()
+    }
+    assert told == figures
+    loss = arms["fp8 keys and values"]["kl_nats"]
+    assert f"For SmolLM2 it costs {loss:.3f} nats" in (ROOT / "docs" / "usage.md").read_text()

@@ -28,7 +28,7 @@ def exported(target: ModelRunner, folder: Path, vocab: int | None, monkeypatch: 
     texts = [Text([(start + i) % 9 + 20 for i in range(18 + start % 3)], 4) for start in range(24)]
     made = trainer(target, texts, folder, vocab=vocab)
     made.run(lambda done, total: None)
-    export(made, folder, "x", target.vocab, 128, [0.5], "counting")
+    export(made, folder, "x", target.vocab_size, 128, [0.5], "counting")
     size = made.module.size
     monkeypatch.setattr(heads, "EPS", size.eps)
     monkeypatch.setattr(heads, "THETA", size.theta)
@@ -45,7 +45,7 @@ def test_an_exported_head_is_what_the_published_computation_reads(
 ):
     head = exported(target, tmp_path, vocab, monkeypatch)
     assert ("d2t" in head.tensors) == (vocab is not None)
-    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
+    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab_size, target.max_seq_len)
     hidden = states_of(target, TEXT, tuple(sorted(set(runner.layers))))
     states = [hidden[layer] for layer in runner.layers]
     for length in (3, 7, len(TEXT)):
@@ -63,7 +63,7 @@ def test_a_head_that_is_exported_with_another_norm_would_be_noticed(
 ):
     """A planted fault of the exporter, one part in a thousand."""
     head = exported(target, tmp_path, 40, monkeypatch)
-    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
+    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab_size, target.max_seq_len)
     hidden, slot = states_of(target, TEXT, tuple(sorted(set(runner.layers)))), runner.acquire()
     runner.observe(slot, {layer: h[:-1] for layer, h in hidden.items()})
     _, logits = greedy(runner, slot, TEXT, 2)

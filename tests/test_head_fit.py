@@ -46,7 +46,7 @@ def texts() -> list[Text]:
 
 
 def trainer(target: ModelRunner, texts: list[Text], folder: Path, vocab: int | None = None, **how: object) -> Trainer:
-    ids = frequent(texts, target.vocab, vocab)
+    ids = frequent(texts, target.vocab_size, vocab)
     training = Training(LAYERS, **{"steps": 6, "batch": 4, "length": 32, "depth": 3, "rate": 3e-3} | how)  # type: ignore[arg-type]
     return Trainer(target, texts, ids, size_of(target, LAYERS, len(ids)), training, folder)
 
@@ -58,11 +58,11 @@ def test_every_step_of_the_training_is_what_the_exported_head_drafts(
     made = trainer(target, texts, tmp_path, vocab=40, depth=4)
     for parameter in made.module.parameters():  # bfloat16 keeps these
         parameter.data = parameter.data.bfloat16().float()
-    export(made, tmp_path, "x", target.vocab, 128, [0.5], "counting")
+    export(made, tmp_path, "x", target.vocab_size, 128, [0.5], "counting")
     text = texts[1]
     batch = made.batch([text])
     logits = made.module(batch.embedded, batch.states, torch.arange(len(text.tokens) - 2), 4)
-    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
+    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab_size, target.max_seq_len)
     hidden = made._read([text])[0].states
     for begin in (0, 2, 7):
         slot = runner.acquire()

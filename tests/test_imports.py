@@ -25,7 +25,7 @@ ROWS = [
     "loop",
     "profile",
     "options",
-    "engines",
+    "remote",
     "pair",
     "hf",
     "semspec",  # the public names

@@ -82,6 +82,7 @@ mine = my_plugin:Mine
 SCRIPT = """
 import semspec
 from semspec import draft, tasks, verify
+from semspec.cli import arguments
 from semspec.errors import BadRequest
 from semspec.probe_fit import cluster
 
@@ -94,6 +95,7 @@ answer = pair.generate("Mia has 3 pens.", verifier="never", drafter="short", **a
 assert answer.text == text and answer.stats.drafted > 0 and answer.stats.accepted == 0 and answer.lossless
 assert tasks.make("greetings").problems(2, 0)[1].prompt == "hello hello "
 assert cluster.registry()["mine"].__name__ == "Mine"
+assert "never" in arguments.verifiers() and "greetings" in arguments.tasks() and "short" in arguments.drafters()
 for name, what in [("no-rule", "no subclass of Rule"), ("missing", "cannot be loaded from my_plugin:Nothing")]:
     try:
         verify.make(name)

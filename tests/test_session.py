@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import semspec
 from semspec import BadRequest, Options, verify
 from semspec.draft import CascadeDrafter, ModelDrafter, NgramDrafter, NoDrafter
-from semspec.draft.growing import TreeOptions
+from semspec.draft.tree import TreeOptions
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats

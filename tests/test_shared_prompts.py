@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import semspec
+from semspec.model.prefix_cache import PrefixCache
 from semspec.types import Score, ScoreOutput
 
 PROMPT = "Laura fills 6 boxes with a dozen beads each. Mila has 9 bags of 3 beads. How many beads does Mila have? " * 2
@@ -141,3 +142,34 @@ def test_integer_weights_share_whole_prompts_only(dtype: str) -> None:
         assert [one.tokens for one in together] == [one.tokens for one in alone]
         found = sorted(one.stats.cached_tokens for one in together)
         assert found == [0, 0, alone[1].prompt_tokens - 1, alone[3].prompt_tokens - 1]
+
+
+def test_garbage_that_is_collected_while_a_call_gives_its_texts_back(
+    pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session's destructor closes the caches, unless somebody is about to change them."""
+    forgotten = [semspec.Session(pair, SYSTEM)]
+    ask(forgotten[0])
+    assert forgotten[0].messages, "its text is settled"
+    drop = PrefixCache._drop
+
+    def collected(cache: PrefixCache, slot: int) -> None:
+        forgotten.clear()
+        drop(cache, slot)
+
+    monkeypatch.setattr(PrefixCache, "_drop", collected)
+    answers = pair.generate([PROMPT] * 2, max_new_tokens=4)
+    assert len(answers) == 2 and not forgotten
+    assert pair.caches is not None and not pair.caches.target._calls and not pair.caches.draft._calls  # type: ignore[union-attr]
+    pair.caches.close()
+    assert pair.target.free == pair.draft.free == 2
+
+
+def test_what_is_planned_for_states_holds_for_the_same_models_anew(
+    pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pair.caches is not None
+    monkeypatch.setattr(pair.caches.target, "states_limit", 12345)
+    for other in (pair.fresh(), pair.wrapped(lambda runner: runner)):
+        assert other.caches is not None and other.caches is not pair.caches
+        assert other.caches.target.states_limit == 12345

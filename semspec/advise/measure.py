@@ -16,7 +16,7 @@ from typing import Any
 
 from semspec.bench.likelihood import likelihoods
 from semspec.errors import BadRequest
-from semspec.loop import profile
+from semspec.loop import cost_profile
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.stats import SECONDS
 from semspec.options import Options
@@ -129,8 +129,8 @@ def measure(
             found.likelihood = fmean(own for own, _ in rows)
             answers[candidate].append(found)
     progress(len(prompts) * len(tried), len(prompts) * len(tried))
-    passes = {rows: profile.pass_cost(pair.target, rows, clock) for rows in ROWS}
-    return Measured(answers, passes, None if pair.draft is None else profile.token_cost(pair.draft, clock))
+    passes = {rows: cost_profile.pass_cost(pair.target, rows, clock) for rows in ROWS}
+    return Measured(answers, passes, None if pair.draft is None else cost_profile.token_cost(pair.draft, clock))
 
 
 def answer(pair: Pair, prompt: Prompt, candidate: Candidate, clock: Clock, **options: Any) -> Answer:

@@ -20,8 +20,8 @@ import numpy as np
 
 from semspec.advise.measure import ALONE, EVERYTHING, Answer, Candidate, Measured
 from semspec.errors import BadRequest
+from semspec.loop.cost_profile import interpolate
 from semspec.loop.draft_length import PRIOR_TOKENS, rates
-from semspec.loop.profile import interpolate
 from semspec.statistics import Array, Estimate, bootstrap, quantile, ratio
 
 OTHER_PROMPTS = math.sqrt(2.0)  # by which the difference of two means spreads more than one of them

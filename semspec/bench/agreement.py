@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from semspec.bench.folder import Sample
+from semspec.bench.folder import Key, Sample, key_of
 from semspec.tasks.answers import final_number, visible
 from semspec.tasks.similarity import token_f1
 
 WORDS = "words in common (no encoder)"
-Key = tuple[str, str, int]  # arm, problem, repeat
 Values = dict[Key, float]
-
-
-def key_of(sample: Sample) -> Key:
-    return sample["arm"], sample["problem"], sample["repeat"]
 
 
 def final_text(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
@@ -72,7 +73,7 @@ def parse_arm(spec: str, num_draft_tokens: int | str | None = None, drafter: str
         if key.strip() == "k":
             length = value.strip()
             automatic = length in (AUTO, REPEATABLE)
-            if not automatic and (not length.isdigit() or int(length) < 1):
+            if not automatic and not re.fullmatch("[1-9][0-9]{0,8}", length):
                 raise BadRequest(
                     f"method {spec!r}: k is {value!r}; give a draft length of 1 or more, {AUTO} or {REPEATABLE}"
                 )

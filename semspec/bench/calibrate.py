@@ -1,10 +1,10 @@
 """How lossy may a rule be? Its options are chosen so that the loss on prompts not seen stays under a bound.
 
 Learn then test (Angelopoulos et al. 2021) along a fixed sequence: candidates are ordered beforehand, from the strictest
-and slowest to the loosest and fastest. Of each, "the loss is the bound or more" is tested on the same problems, until
-one cannot be rejected; the last one rejected is chosen. The loss is a share: with answers, of the target's right
-answers; without, of the distance from the target to the draft, in a measure of `measures.py`. What it is a share of is
-estimated from the same problems, so it is a part of the test.
+and slowest to the loosest and fastest (`candidates.py`). Of each, "the loss is the bound or more" is tested on the same
+problems, until one cannot be rejected; the last one rejected is chosen. The loss is a share: with answers, of the
+target's right answers; without, of the distance from the target to the draft, in a measure of `measures.py`. What it is
+a share of is estimated from the same problems, so it is a part of the test.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 from math import fsum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from semspec import verify
-from semspec.bench.agreement import Values, key_of
+from semspec.bench.agreement import Values
 from semspec.bench.arms import BASELINE, Arm
 from semspec.bench.blind import no_loss_in_answers, no_loss_in_measure
-from semspec.bench.folder import Sample, load_run
+from semspec.bench.candidates import PILOT, order_by_speed
+from semspec.bench.folder import Sample, key_of, load_run
+from semspec.bench.inputs import digest
 from semspec.bench.measures import LIKELIHOOD, compare_measures, deciding, draft_of, values_of
 from semspec.bench.measures import LOWEST as LEAST_LIKELY
 from semspec.bench.pairs import Figures, plain
@@ -35,30 +35,8 @@ from semspec.profile import ACCURACY, SHARE, Figure, Profile, lost_of
 from semspec.sparse import plan_of
 from semspec.statistics import PURSES, Purses, betting_p, difference, fixed_sequence, paired_p
 
+MANY = 1 << 22  # problems; whatever needs as many cannot be shown
 LOWEST = {LIKELIHOOD: -2.0, LEAST_LIKELY: -20.0}  # nats; a text that the target likes even less counts as this
-# Strictest first. Rules of other packages, and other options, are given by the user.
-LADDERS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "fly": ("theta", (0.9, 0.6, 0.45, 0.3, 0.15, 0)),
-    "typical": ("epsilon", (0.5, 0.3, 0.09, 0.03, 0.01)),
-    "topk": ("delta", (0.1, 0.3, 0.6, 0.9)),
-    "margin": ("ratio", (0.9, 0.5, 0.3, 0.1, 0.03)),
-    "threshold": ("single", (0.5, 0.3, 0.1, 0.05, 0.02)),
-    "ensemble": ("weight", (0.9, 0.7, 0.5, 0.3)),
-    "cascade-rule": ("alpha", (0.02, 0.05, 0.1, 0.2, 0.4)),
-    "adaptive": ("scale", (2, 1, 0.5, 0.25)),
-    "mars": ("ratio", (0.98, 0.95, 0.9, 0.8, 0.6)),
-    "regret": ("budget", (0.25, 0.5, 1, 2, 4)),
-    "ears": ("tolerance", (0.05, 0.1, 0.3, 0.5)),
-    "csd": ("ratio", (0.3, 0.1, 0.03, 0.01)),
-    "random": ("rate", (0.02, 0.05, 0.1, 0.25, 0.5)),
-    "semantic": ("tau", (1, 0.9, 0.7, 0.5, 0.3)),
-    "semantic+": ("threshold", (0.98, 0.95, 0.9, 0.8, 0.5, 0.2)),
-    "specreason": ("threshold", (9, 8, 7, 5, 3)),
-    "likely-step": ("threshold", (-0.05, -0.1, -0.2, -0.5, -1)),
-    "glimprouter": ("threshold", (0.1, 0.25, 0.5, 1, 2)),
-    "confspec": ("sure", (0.99, 0.95, 0.9, 0.7)),
-    "random-step": ("rate", (0.05, 0.1, 0.3, 0.7)),
-}
 
 
 @dataclass(frozen=True)
@@ -69,27 +47,6 @@ class Choice:
     measure: str
     losses: dict[str, float]  # candidate -> share that it lost on the calibration's problems
     p: dict[str, float]
-
-
-def candidates(rule: str, values: str | None) -> list[str]:
-    """Methods from the strictest to the loosest; `values` names an option and what it takes, as "theta=0.6,0.3"."""
-    name, _, shared = rule.partition(":")
-    if verify.make(name).lossless:
-        raise BadRequest(f"{name!r} is lossless: there is nothing to calibrate; use it as it is")
-    if values is None:
-        if name not in LADDERS:
-            raise BadRequest(
-                f"there is no list of settings for {name!r}; give one, the strictest first: --values OPTION=V1,V2"
-            )
-        option, steps = LADDERS[name][0], [f"{value:g}" for value in LADDERS[name][1]]
-    else:
-        option, _, text = values.partition("=")
-        steps = [value.strip() for value in text.split(",") if value.strip()]
-        if not steps:
-            raise BadRequest(
-                f"--values is {values!r}; give an option and its values, the strictest first: theta=0.6,0.3"
-            )
-    return [f"{name}:" + ",".join([*filter(None, [shared]), f"{option.strip()}={step}"]) for step in steps]
 
 
 def excess_p(losses: Sequence[float], bound: float, most: float = 1.0, purses: Purses = PURSES) -> float:
@@ -113,6 +70,8 @@ def fewest_problems(bound: float, confidence: float) -> int:
     most = 8
     while not shows(most):
         most *= 2
+        if most > MANY:
+            return MANY
     return bisect_left(range(most), True, key=shows)
 
 
@@ -193,6 +152,11 @@ def choose(
     return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p)
 
 
+def check_bound(loss: float, confidence: float) -> None:
+    if not 0 < loss < 1 or not 0 < confidence < 1:
+        raise BadRequest(f"the loss is {loss:g} and the confidence {confidence:g}; give numbers between 0 and 1")
+
+
 def _distance(samples: Sequence[Sample], control: str, values: Values) -> Figures:
     """How far a control lies from the target, and whether that may be chance."""
     lost = losses_of(samples, [control], values).of[control]
@@ -202,14 +166,17 @@ def _distance(samples: Sequence[Sample], control: str, values: Values) -> Figure
 
 def calibrate(
     bench: Bench, out: Path, loss: float, confidence: float, progress: Progress, extra: Any = lambda run, samples: {},
+    by_speed: bool = False,
 ) -> tuple[Profile, Choice]:  # fmt: skip
-    """Run the candidates, which are the bench's methods, and make the profile of the one chosen."""
-    if not 0 < loss < 1 or not 0 < confidence < 1:
-        raise BadRequest(f"the loss is {loss:g} and the confidence {confidence:g}; give numbers between 0 and 1")
-    if bench.task.scored and len(bench.problems) < (fewest := fewest_problems(loss, confidence)):
+    """Run the candidates, which are the bench's methods, and make the profile of the one chosen. `by_speed`: they have
+    no order yet, and get one from problems of its own."""
+    check_bound(loss, confidence)
+    left, spent = len(bench.problems), PILOT if by_speed else 0
+    if bench.task.scored and left - spent < (fewest := fewest_problems(loss, confidence)):
+        besides = f", besides {spent} that order the candidates" if spent else ""
         raise BadRequest(
-            f"{len(bench.problems)} problems cannot show a loss under {100 * loss:g} % with confidence {confidence:g}, "
-            f"whatever they say; give {fewest} or more with --problems, or allow more"
+            f"{max(0, left - spent)} problems{besides} cannot show a loss under {100 * loss:g} % with confidence "
+            f"{confidence:g}, whatever they say; give {fewest + spent} or more with --problems, or allow more"
         )
     for one in (arm for arm in bench.arms if arm.role == "method"):
         if one != Arm(one.name, one.role, one.verifier, one.lossless, one.num_draft_tokens, one.drafter):
@@ -217,6 +184,8 @@ def calibrate(
                 f"{one.name}: a profile holds a rule's own options, its draft length and drafter, and no others; leave "
                 "them out"
             )
+    if by_speed:
+        order_by_speed(bench, out)
     bench.run(out, progress)
     run, samples = load_run(out)
     methods = list(bench.config.methods)
@@ -224,7 +193,6 @@ def calibrate(
     arm = next(arm for arm in bench.arms if arm.name == choice.method)
     own = [s["stats"] for s in samples if s["arm"] == choice.method]
     config, (target, draft) = bench.config, bench.pair.resources.fingerprints
-    text = "\n".join(f"{p.id}\t{p.prompt}\t{p.turns}" for p in bench.problems)
     profile = Profile(
         verifier=arm.verifier,
         num_draft_tokens=arm.num_draft_tokens,
@@ -237,7 +205,7 @@ def calibrate(
         draft=draft,
         sparse=str(plan_of(bench.pair.target) or ""),
         task=config.task,
-        data=sha256(text.encode()).hexdigest()[:16],
+        data=digest(bench.problems),
         problems=len(bench.problems),
         measure=choice.measure,
         loss=loss,

@@ -1,7 +1,7 @@
 """Every arm of a run against one of its methods, paired by problem: is a rule better than its honest baseline?
 
 The summary compares with the target alone. That says what a rule costs, not whether it is worth more than another rule,
-or than a coin that accepts as often: intervals of two arms may overlap where the paired difference is plain.
+or than accepting as often at random: intervals of two arms may overlap where the paired difference is plain.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from semspec.bench.folder import Sample
-from semspec.loop.repetition import find_loop
+from semspec.loop.repetition import find_repetition
 
 EXAMPLES = 3  # problems shown
 LONGEST, END = 1500, 500  # characters of a text that are shown, and how many of them from its end
@@ -56,7 +56,7 @@ def _output(name: str, sample: Sample, arm: dict[str, Any]) -> str:
     facts = [verdict, f"{len(sample['tokens'])} tokens", f"{sample['seconds']:.2f} s"]
     if sample["finish_reason"] == "length":
         facts.append("cut off at the limit")
-    if loop := find_loop(sample["tokens"]):
+    if loop := find_repetition(sample["tokens"]):
         facts.append(f"loops: {loop.period} tokens, {loop.repeats} times from token {loop.start}")
     wrong = ' class="worse"' if sample["correct"] == 0 or loop else ""
     # The draft alone is decoded as a target is, and its tokens are marked as a target's.

@@ -28,23 +28,26 @@ class RunFolder:
     def open(self, run: dict[str, Any]) -> set[Key]:
         """Begin a run, or go on with the same one; returns the samples it already has."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if self.run_file.exists():
-            before = json.loads(self.run_file.read_text())
+        before = self.before()
+        if before is not None:
             for part in ("config", "arms"):
                 if before.get(part) != run[part]:
-                    changed = _difference(before.get(part), run[part])
-                    raise BadRequest(
-                        f"{self.path} holds another run ({changed}); give the same options, or another --out"
-                    )
+                    raise self._another(_difference(before.get(part), run[part]), "give the same options")
+            for name, digest in run.get("inputs", {}).items():  # a name stays where what it names is written anew
+                if (known := before.get("inputs", {}).get(name)) not in (None, digest):
+                    raise self._another(f"the content of {name} was {known} and is {digest}", "put it back")
         elif self.samples_file.exists():
             raise BadRequest(f"{self.path} has samples but no run.json; give another --out")
         else:
             write_json(self.run_file, run)
         return self._mend()
 
-    def arms(self) -> list[dict[str, Any]]:
-        """Those of the run that is there already."""
-        return json.loads(self.run_file.read_text())["arms"] if self.run_file.exists() else []
+    def before(self) -> dict[str, Any] | None:
+        """The run that is there already."""
+        return _run_of(self.path) if self.run_file.exists() else None
+
+    def _another(self, changed: str, what_to_do: str) -> BadRequest:
+        return BadRequest(f"{self.path} holds another run ({changed}); {what_to_do}, or give another --out")
 
     def _mend(self) -> set[Key]:
         """Drop a line that was being written when the run was killed."""
@@ -52,11 +55,11 @@ class RunFolder:
             return set()
         data = self.samples_file.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
+        samples, good = _samples(whole, self.samples_file)
+        if good < len(data):
             with self.samples_file.open("r+b") as file:
-                file.truncate(len(whole))
-        samples = [json.loads(line) for line in whole.splitlines()]
-        return {(s["arm"], s["problem"], s["repeat"]) for s in samples}
+                file.truncate(good)
+        return set(map(key_of, samples))
 
     def append(self, samples: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(s, ensure_ascii=False) + "\n" for s in samples)
@@ -66,43 +69,65 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def finish(self, summary: dict[str, Any]) -> None:
-        run = json.loads(self.run_file.read_text())
-        write_json(self.run_file, run | {"finished": True})
+        write_json(self.run_file, _run_of(self.path) | {"finished": True})
         write_json(self.path / "summary.json", summary)
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], list[Sample]]:
     """What a run's folder holds, also while the run is under way or after it was killed."""
-    try:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        lines = (folder / "samples.jsonl").read_bytes().split(b"\n")
-    except FileNotFoundError as missing:
-        name = Path(missing.filename).name
-        raise BadRequest(f"{folder} is not a run: it has no {name}; make one with `semspec bench --out`") from None
-    except (ValueError, OSError) as error:
-        raise BadRequest(f"{folder} cannot be read as a run ({error}); run it again into another folder") from None
-    if not isinstance(run, dict) or not isinstance(run.get("arms"), list):
-        raise BadRequest(f"{folder / 'run.json'} lists no arms; it was not written by `semspec bench`")
-    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    samples = []
-    for number, line in filled:
+    run = _run_of(folder)
+    return run, deduplicated(_samples(_read(folder, "samples.jsonl"), folder / "samples.jsonl")[0])
+
+
+def _samples(data: bytes, path: Path) -> tuple[list[Sample], int]:
+    """And how many of the bytes are whole lines: the last may have been in writing when the run was killed."""
+    found, good, lines = list[Sample](), 0, data.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
         try:
-            sample = json.loads(line)
-            sample["arm"], sample["problem"], sample["repeat"]
+            sample = json.loads(line) if line.strip() else None
+            if sample is not None:
+                key_of(sample)
+                found.append(sample)
         except (ValueError, KeyError, TypeError):
-            if number == filled[-1][0]:  # it was being written when the run was killed
+            if number == len(lines):
                 break
-            where = f"line {number} of {folder / 'samples.jsonl'}"
-            raise BadRequest(f"{where} is damaged; remove it and start the run again to fill the gap") from None
-        samples.append(sample)
-    return run, deduplicated(samples)
+            raise BadRequest(
+                f"line {number} of {path} is damaged; remove it and start the run again to fill the gap"
+            ) from None
+        good += len(line)
+    return found, good
+
+
+def _run_of(folder: Path) -> dict[str, Any]:
+    text = _read(folder, "run.json")
+    try:
+        run = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"{folder} cannot be read as a run ({error}); run it again into another folder") from None
+    arms = run.get("arms") if isinstance(run, dict) else None
+    if not isinstance(arms, list) or not all(isinstance(arm, dict) and {"name", "role"} <= arm.keys() for arm in arms):
+        raise BadRequest(f"{folder / 'run.json'} lists no arms; it was not written by `semspec bench`")
+    return dict(run)
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except FileNotFoundError:
+        raise BadRequest(f"{folder} is not a run: it has no {name}; make one with `semspec bench --out`") from None
+    except OSError as error:
+        raise BadRequest(f"{folder} cannot be read as a run ({error}); run it again into another folder") from None
+
+
+def key_of(sample: Sample) -> Key:
+    return sample["arm"], sample["problem"], sample["repeat"]
 
 
 def deduplicated(samples: Iterable[Sample]) -> list[Sample]:
     """Each (arm, problem, repeat) once, the first that was recorded."""
     first: dict[Key, Sample] = {}
     for sample in samples:
-        first.setdefault((sample["arm"], sample["problem"], sample["repeat"]), sample)
+        first.setdefault(key_of(sample), sample)
     return list(first.values())
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from semspec.bench.agreement import Key, Values, final_text, key_of
-from semspec.bench.folder import Sample
+from semspec.bench.agreement import Values, final_text
+from semspec.bench.folder import Key, Sample, key_of
 from semspec.bench.pairs import paired
 from semspec.errors import BadRequest
 

@@ -35,7 +35,7 @@ def _score(
         fed = prompt
         for begin in range(0, len(written), PIECE):
             piece = written[begin : begin + PIECE]
-            after: ScoreOutput = yield Score(target, slot, fed + piece[:-1], keep=len(piece))
+            after: ScoreOutput = yield Score(target, slot, fed + piece[:-1], logits_to_keep=len(piece))
             logits, tokens = after.logits.float(), torch.tensor(piece, device=after.logits.device)[:, None]
             both = [torch.log_softmax(logits / t, -1).gather(1, tokens)[:, 0].tolist() for t in (1.0, temperature)]
             rows += zip(*both, strict=True)

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_words, key_of, references
-from semspec.bench.arms import on_trial, shown
+from semspec.bench.agreement import WORDS, Values, agreements, by_number, by_words, references
+from semspec.bench.arms import RESAMPLED, on_trial, shown
 from semspec.bench.blind import separates
-from semspec.bench.folder import Sample
+from semspec.bench.folder import Sample, key_of
 from semspec.bench.pairs import Figures, both_sides, paired, plain
 from semspec.bench.verdict import MIN_PROBLEMS, Margin, correct, decide
 from semspec.statistics import difference, equivalence_p, paired_p
 
 LIKELIHOOD, AT_REQUEST, LOWEST = "likelihood", "likelihood at the temperature", "least likely token"
+LIKELIHOODS = (LIKELIHOOD, AT_REQUEST, LOWEST)
 NUMBER, MEANING, JUDGE = "number", "meaning", "judge"
 PREFERRED = (NUMBER, MEANING, LOWEST, LIKELIHOOD)  # as they follow accuracy; the first that most problems have decides
 CONTROLS = ("random", "random-step")
@@ -29,7 +30,7 @@ UNCHECKED = "accept-all"
 def values_of(run: Mapping[str, Any], samples: Sequence[Sample], extra: Mapping[str, Values]) -> dict[str, Values]:
     """Every measure that these samples allow; `extra` has those that need another model."""
     found: dict[str, Values] = {}
-    for name, field in ((LIKELIHOOD, "one"), (AT_REQUEST, "request"), (LOWEST, "lowest")):
+    for name, field in zip(LIKELIHOODS, ("one", "request", "lowest"), strict=True):
         if name != AT_REQUEST or run.get("config", {}).get("temperature"):
             found[name] = {key_of(s): s["likelihood"][field] for s in samples if s.get("likelihood")}
     roles = {arm["name"]: arm["role"] for arm in run["arms"]}
@@ -79,11 +80,14 @@ def compare_measures(
         told = {name: found[name][measure] for name in others if measure in found[name]}
         correct(told, told, "p")
         correct(told, told, "equivalence_p")
+        spreads = measure in LIKELIHOODS and _lies_beyond(found.get(RESAMPLED, {}).get(measure), limit)
         for figures in told.values():
-            figures["verdict"] = decide(
-                figures["p_holm"], figures["equivalence_p_holm"], figures["difference"]["value"] < 0
-            )
-        about[measure] = _about(run, told, len(sides[target][0]), limit)
+            lower = figures["difference"]["value"] < 0
+            figures["verdict"] = decide(figures["p_holm"], figures["equivalence_p_holm"], lower)
+            figures["as_own_samples"] = spreads and figures["verdict"] == "worse"
+            if figures["as_own_samples"]:
+                figures["verdict"] = "unclear"
+        about[measure] = _about(run, told, len(sides[target][0]), limit) | {"own_samples_lower": spreads}
     if MEANING in about:
         about[MEANING]["by"] = encoder or WORDS
     return found, about
@@ -115,6 +119,14 @@ def _spread(own: list[Sample], others: dict[str, list[Sample]], values: Values) 
         return None
     scale = sqrt(squares / degrees)
     return plain(difference([gap / scale for gap in gaps], [0.0] * len(gaps), bounded=False))
+
+
+def _lies_beyond(resampled: Figures | None, limit: float | None) -> bool:
+    """Whether the target's own samples are lower than the text that arms are compared with, by more than the margin. So
+    it is beside greedy text: that is the likeliest, and all others are less likely, good or bad."""
+    if resampled is None:
+        return False
+    return separates(resampled) and -resampled["difference"]["value"] > (limit or 0.0)
 
 
 def _about(run: Mapping[str, Any], told: dict[str, Figures], problems: int, limit: float | None) -> Figures:
@@ -154,6 +166,9 @@ def sentences(about: Figures, chosen: str | None) -> list[str]:
     blind = [name for name, one in about.items() if one["separates_random"] is False]
     if blind:
         lines.append(f"On this data random cannot be told from the target by: {', '.join(blind)}.")
+    own = [name for name, one in about.items() if one.get("own_samples_lower")]
+    if own:
+        lines.append(f"The target's own samples are lower, too, so lower is unclear, not worse, by: {', '.join(own)}.")
     lost = [name for name, one in about.items() if one["separates_draft"] is False]
     if lost:
         lines.append(f"Nor can the draft alone, so there is no margin and no equivalence, by: {', '.join(lost)}.")

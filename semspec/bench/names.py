@@ -28,6 +28,15 @@ def pair_name(given: str) -> str:
     return " with draft ".join(model_name(str(name)) for name in names if name is not None)
 
 
+def task_name(given: str) -> str:
+    """A task as it was given; one's own file by its name alone."""
+    kind, _, options = given.partition(":")
+    if kind != "jsonl":
+        return given
+    path, *more = options.removeprefix("path=").split(",")
+    return ", ".join([Path(path).name or given, *more])
+
+
 def described(summary: dict[str, Any]) -> str:
     """Whose decisions and whose cost the figures are; both in one word where they are one pair's."""
     found = _LABEL.fullmatch(summary["label"])

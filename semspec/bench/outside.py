@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.agreement import Values, agreements, by_encoder, key_of, references
-from semspec.bench.folder import Sample, write_json
+from semspec.bench.agreement import Values, agreements, by_encoder, references
+from semspec.bench.folder import Sample, key_of, write_json
 from semspec.bench.judge_model import JudgeModel, judged
 from semspec.bench.measures import JUDGE, MEANING
 from semspec.errors import BadRequest
@@ -44,17 +45,17 @@ def _name(encoder: str) -> str:
 
 def _meanings(path: Path, samples: Sequence[Sample], others: dict[str, list[Sample]], name: str) -> Values:
     """From the file, if the same encoder has read the same samples; else encoded, and written there."""
-    keys = {key_of(s) for s in samples}
+    texts = sha256("\0".join(f"{key_of(s)}{s['text']}" for s in samples).encode(errors="surrogatepass")).hexdigest()
     if path.exists():
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             values: Values = {(arm, problem, int(repeat)): value for arm, problem, repeat, value in kept["values"]}
-            if kept["encoder"] == name and kept["samples"] == len(keys) and values.keys() <= keys:
+            if (kept["encoder"], kept["texts"]) == (name, texts):
                 return values
         except (ValueError, KeyError, TypeError):
             pass  # damaged: made again
     from semspec.text.encoder import Encoder
 
     values = agreements(samples, others, by_encoder(samples, Encoder(name, user="the measure of meaning")))
-    write_json(path, {"encoder": name, "samples": len(keys), "values": [[*key, v] for key, v in values.items()]})
+    write_json(path, {"encoder": name, "texts": texts, "values": [[*key, v] for key, v in values.items()]})
     return values

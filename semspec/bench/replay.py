@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from semspec.bench.folder import RunFolder, load_run
-from semspec.bench.record import VERIFY
+from semspec.bench.record import HEAD, VERIFY
 from semspec.bench.replay_verify import Cards, Verification
-from semspec.bench.shapes import SHAPES, planned, random_runner
+from semspec.bench.shapes import SHAPES, planned, random_head, random_runner
 from semspec.bench.summary import summarise
 from semspec.draft.kinds import Dflash, Eagle
 from semspec.errors import BadRequest
@@ -39,7 +39,8 @@ WARM_UP_TOKENS = 20  # of a decode that is only made for its graphs
 
 
 class Replay:
-    """Two random models of a named shape that repeat passes and verifications, counting what they execute."""
+    """Two random models of a named shape, and with `head` a draft head for the target, that repeat passes and
+    verifications, counting what they execute."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Replay:
         device: str = "auto",
         sampling: Sampling = GREEDY,
         cards: dict[str, Cards] | None = None,
+        head: bool = False,
     ) -> None:
         if shape not in SHAPES:
             raise BadRequest(f"there is no shape {shape!r}; the shapes are: {', '.join(SHAPES)}")
@@ -59,42 +61,65 @@ class Replay:
         self.runners = {name: random_runner(c, slots, capacity, self.device, dtype) for name, c in configs.items()}
         self.sampling = sampling  # how tokens are drawn; which they are does not matter
         self.executed: list[list[Any]] = []
-        for runner in self.runners.values():
-            for _ in range(slots):
+        self.head = random_head(self.runners["target"]) if head else None
+        for _ in range(slots):
+            for runner in self.runners.values():
                 runner.acquire()
+            if self.head:
+                self.head.acquire()
         self.verification = Verification(self.runners, sampling, cards or {})
 
     def play(
         self, passes: list[list[Any]], arm: dict[str, Any], clock: Callable[[], float] = time.perf_counter
     ) -> dict[str, float]:
         """Execute what was recorded of an arm; returns the seconds of each model and of verification."""
-        seconds = dict.fromkeys([*self.runners, VERIFY], 0.0)
+        seconds = dict.fromkeys([*self.runners, HEAD, VERIFY], 0.0)
+        # A head reads states of every token that the target reads.
+        layers = self.head.layers if self.head and any(name == HEAD for name, _, _ in passes) else ()
         self._wait()
         for name, kind, rows in passes:
             began = clock()
             if name == VERIFY:
                 self.verification.verify(arm, kind, rows)
+            elif name == HEAD:
+                self._head_pass(kind, rows)
             else:
-                self._pass(self.runners[name], kind, rows)
+                self._pass(self.runners[name], kind, rows, layers if name == "target" else ())
             self._wait()
             seconds[name] += clock() - began
             self.executed.append([name, kind, rows])
         return seconds
 
-    def _pass(self, runner: ModelRunner, kind: str, rows: list[list[int]]) -> None:
+    def _head_pass(self, kind: str, rows: list[list[int]]) -> None:
+        head = self.head
+        assert head is not None
+        for slot, (_, length, _, *held) in enumerate(rows):
+            head.pretend(slot, length, *held[:3])
+        if kind == "score":
+            head.score([Score(head, i, [1] * r[0], r[2], parents=tuple(r[6:])) for i, r in enumerate(rows)])
+        else:
+            head.decode([
+                Decode(head, i, [1] * r[0], r[2], GREEDY if r[7] else self.sampling, 0, keep_logits=bool(r[6]))
+                for i, r in enumerate(rows)
+            ])  # fmt: skip
+
+    def _pass(self, runner: ModelRunner, kind: str, rows: list[list[int]], layers: tuple[int, ...]) -> None:
         for slot, (_, context, *_) in enumerate(rows):
             runner.cache.pretend(slot, context)
         if kind == "score":
             runner.score([
-                Score(runner, i, [1] * fed, out, parents=tuple(parents))
+                Score(runner, i, [1] * fed, out, layers, states=fed if layers else 0, parents=tuple(parents))
                 for i, (fed, _, out, *parents) in enumerate(rows)
             ])  # fmt: skip
         elif kind == "keep":
             for slot, row in enumerate(rows):
-                runner.keep(slot, row[3], row[4:])
+                runner.compact(slot, row[3], row[4:])
         else:
             runner.decode([
-                Decode(runner, i, [1] * row[0], n, self._sampling_of(row), 0, _never(runner, row), any(row[4:5]))
+                Decode(
+                    runner, i, [1] * row[0], n, self._sampling_of(row), 0, _never(runner, row), any(row[4:5]),
+                    layers=layers,
+                )
                 for i, (row, n) in enumerate(zip(rows, written(runner, rows), strict=True))
             ])  # fmt: skip
 
@@ -108,7 +133,7 @@ class Replay:
 
 def _never(runner: ModelRunner, row: list[int]) -> frozenset[int]:
     """A stop token that never comes, for a decode that could have stopped: the runner looks for it as it did."""
-    return frozenset([runner.vocab] if any(row[6:7]) else [])
+    return frozenset([runner.vocab_size] if any(row[6:7]) else [])
 
 
 def written(runner: ModelRunner, rows: list[list[int]]) -> list[int]:
@@ -150,13 +175,15 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
         raise BadRequest(
             f"{folder} verified by a sparse plan, which fits one model only; its passes cannot be repeated with another"
         )
-    drafters = {str(arm.get("drafter")).partition(":")[0] for arm in arms.values()}
-    if heads := sorted(drafters & {Dflash.name, Eagle.name}):
-        raise BadRequest(f"{folder} drafted with a head ({heads[0]}); its passes are not recorded, so none is charged")
+    if Dflash.name in {str(arm.get("drafter")).partition(":")[0] for arm in arms.values()}:
+        raise BadRequest(f"{folder} drafted with a block head (dflash), which has no random one of another size yet")
+    headed = any(p[0] == HEAD for p in passes)
+    if not headed and any(str(arm.get("drafter")).partition(":")[0] == Eagle.name for arm in arms.values()):
+        raise BadRequest(f"{folder} drafted with a head and did not record its passes; run it again with this version")
     sampling = Sampling(**{key: config[key] for key in ("temperature", "top_k", "top_p", "min_p") if key in config})
     slots = max(len(rows) for _, _, rows in passes)
     capacity = max(sum(row[:3]) for _, _, rows in passes for row in rows) + PAST_STOP
-    player = Replay(shape, slots, capacity, device, sampling, run.get("probes"))
+    player = Replay(shape, slots, capacity, device, sampling, run.get("probes"), headed)
     device_name = torch.cuda.get_device_name() if player.device.type == "cuda" else "CPU"
     decisions = run["label"].split(",")[0]
     target = RunFolder(out)
@@ -172,7 +199,7 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
         if s["passes"]:  # the first of a batch carries the passes of all
             took = player.play(s["passes"], arms[s["arm"]])
         shares = {key: seconds / s["batch"] for key, seconds in took.items()}
-        spent = {"draft": shares["draft"], "score": shares["target"], "verify": shares[VERIFY]}
+        spent = {"draft": shares["draft"] + shares[HEAD], "score": shares["target"], "verify": shares[VERIFY]}
         spent["host"] = s["stats"]["seconds"]["host"]
         made = {"seconds": sum(spent.values()), "seconds_recorded": s["seconds"]}
         replayed.append(s | made | {"stats": s["stats"] | {"seconds": spent}})
@@ -181,7 +208,9 @@ def replay(folder: Path, shape: str, out: Path, device: str = "auto", progress: 
     target.samples_file.unlink(missing_ok=True)
     target.append(replayed)
     summary = summarise(json.loads(target.run_file.read_text()), replayed)
-    summary["replayed_passes"] = {name: sum(p[0] == name for p in player.executed) for name in (*NAMES, VERIFY)}
+    summary["replayed_passes"] = {
+        name: sum(p[0] == name for p in player.executed) for name in (*NAMES, *([HEAD] if headed else []), VERIFY)
+    }
     summary["host_seconds_of"] = run.get("hardware", {}).get("cpu")
     target.finish(summary)
     return summary

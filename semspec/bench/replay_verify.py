@@ -18,8 +18,8 @@ from semspec.model import ModelRunner
 from semspec.probe.calibrate import Calibrator
 from semspec.probe.evidence import width_of
 from semspec.probe.features import Features
-from semspec.probe.head import Probe, head_for, paper_widths
-from semspec.types import Draft, Sampling, Score, ScoreOutput, VerifyRequest
+from semspec.probe.probe import Probe, head_for, paper_widths
+from semspec.types import Draft, DraftSteps, Sampling, Score, ScoreOutput, VerifyRequest
 from semspec.verify.base import Rule
 from semspec.verify.decide import decide
 from semspec.verify.step_rule import StepRule
@@ -43,8 +43,8 @@ class Resources:
     question_tokens: int = 0
 
     @property
-    def vocab(self) -> int:
-        return min(runner.vocab for runner in self.runners.values())
+    def vocab_size(self) -> int:
+        return min(runner.vocab_size for runner in self.runners.values())
 
     def tokens_of(self, text: str) -> list[int]:
         return [int(text)] if text.isdigit() else [0] * self.question_tokens
@@ -56,7 +56,7 @@ class Resources:
         return self.numbers()
 
     def numbers(self) -> Tensor:
-        return torch.arange(self.vocab, device=self.runners["target"].device) < 10
+        return torch.arange(self.vocab_size, device=self.runners["target"].device) < 10
 
     def draft_numbers(self) -> Tensor | None:
         return None
@@ -72,7 +72,7 @@ class Resources:
             raise BadRequest("run.json does not say what probes the run had; run it again with this version")
         card, runner = self.cards[name], self.runners["draft" if name == "draft_probe" else "target"]
         n, evidence = len(card["layers"]), tuple(card["evidence"])
-        layers = tuple(range(runner.depth - n + 1, runner.depth + 1))
+        layers = tuple(range(runner.num_layers - n + 1, runner.num_layers + 1))
         as_paper = tuple(card["widths"]) == paper_widths(card["inputs"])
         features = Features(layers, card["pooling"], evidence)
         inputs = n * runner.shape.width + width_of(evidence)
@@ -80,15 +80,20 @@ class Resources:
         return Probe(head, features, "noise", Calibrator(**card["calibration"])).to(runner.device)
 
 
+def _ends_of_chains(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """Where candidates for a step end, by the parents of their tokens."""
+    return (*(i for i, parent in enumerate(parents) if i and parent == -1), len(parents))
+
+
 class Verification:
     """Verifies drafts of recorded sizes. What is decided does not matter, only what is computed."""
 
     def __init__(self, runners: dict[str, ModelRunner], sampling: Sampling, cards: dict[str, Cards]) -> None:
         self.runners, self.sampling, self.cards = runners, sampling, cards
-        self.device, self.vocab = runners["target"].device, Resources(runners, {}).vocab
+        self.device, self.vocab_size = runners["target"].device, Resources(runners, {}).vocab_size
         (output,) = runners["target"].score([Score(runners["target"], 0, [1], 1)])
         self.dtype = output.logits.dtype
-        self.protected = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
+        self.protected = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
         self.noise: dict[tuple[int, torch.dtype], Tensor] = {}
         self.rules: dict[tuple[str, str], Rule] = {}  # by arm and name
 
@@ -99,19 +104,19 @@ class Verification:
         decide(rule, requests)
 
     def _request(self, rule: Rule, drafted: int, scored: int, has_logits: int, *ends: int) -> VerifyRequest:
-        """`ends`: of steps, or the parents of a draft that branches."""
-        branches = ends[:1] == (-1,)
+        """`ends`: of steps, or the parents of a tree draft."""
+        tree = ends[:1] == (-1,)
         kinds = {model: runner.transformer.dtype for model, runner in self.runners.items()}
         widths = {model: runner.shape.width for model, runner in self.runners.items()}
         draft = Draft(
             [1] * drafted,
-            self._noise(self.vocab, torch.float32, drafted) if has_logits else None,
+            self._noise(self.vocab_size, torch.float32, drafted) if has_logits else None,
             {layer: self._noise(widths["draft"], kinds["draft"], drafted) for layer in rule.draft_layers},
-            () if branches else ends,
-            parents=ends if branches else (),
+            DraftSteps(ends if not tree else _ends_of_chains(ends) if rule.unit == "step" else ()),
+            parents=ends if tree else (),
         )
         states = {layer: self._noise(widths["target"], kinds["target"], scored) for layer in rule.layers}
-        logits = self._noise(self.vocab, self.dtype, scored)
+        logits = self._noise(self.vocab_size, self.dtype, scored)
         return VerifyRequest(rule, draft, ScoreOutput(logits, states), self.sampling, 0, 0, protected=self.protected)
 
     def _noise(self, width: int, dtype: torch.dtype, rows: int) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 from semspec.bench.examples import examples
 from semspec.bench.folder import Sample, deduplicated
-from semspec.bench.names import described, natural
+from semspec.bench.names import described, natural, task_name
 from semspec.bench.plots import draw
 from semspec.bench.table import NOTHING, Cell, Column, Grid, notes, percent, title
 
@@ -49,11 +49,12 @@ CSS = """
   --card: #ffffff; --shade: #0f172a38; --worse: #c62828; --good: #1a7f4b; --warn: #9a6700; --d: #3b7dd8;
   --r: #e09f3e; --t: #9aa3ad; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa3ad; --line: #30363d; --ground: #0d1117;
-  --card: #161b22; --shade: #000000b0; --worse: #ff6b6b; --good: #4cc38a; --warn: #e3b341; } }
+  --card: #161b22; --shade: #9aa3ad66; --worse: #ff6b6b; --good: #4cc38a; --warn: #e3b341; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", sans-serif; }
 main { max-width: 1320px; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 2.6rem 0 .2rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.25rem; margin: 2.6rem 0 .2rem; }
 h3 { font-size: 1rem; margin: 1.8rem 0 .6rem; }
 p { margin: .4rem 0; max-width: 75ch; } .soft, figcaption, small { color: var(--soft); font-size: .84rem; }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
@@ -141,7 +142,8 @@ def _page(runs: list[Run], sections: list[str]) -> str:
 
 def _heading(runs: list[Run]) -> str:
     """The tasks and the models of all runs, unless these are too many for a heading."""
-    tasks, pairs = ({str(of(summary)): None for _, _, summary in runs} for of in (lambda s: s["task"], described))
+    summaries = [summary for _, _, summary in runs]
+    tasks, pairs = (dict.fromkeys(map(of, summaries)) for of in (lambda s: task_name(str(s["task"])), described))
     return f"{', '.join(tasks)}: {'; '.join(pairs) if len(pairs) <= NAMED else f'{len(pairs)} pairs of models'}"
 
 

@@ -18,9 +18,10 @@ from semspec.bench.arms import GREEDY_SPREAD, Arm, arms_for, parse_arm
 from semspec.bench.controls import PILOT, coin_for, unchecked_for
 from semspec.bench.examples import LONGEST, shortened
 from semspec.bench.folder import RunFolder, load_run, surroundings
+from semspec.bench.inputs import inputs_of
 from semspec.bench.likelihood import Likelihood, likelihoods, summed_up
 from semspec.bench.names import model_name
-from semspec.bench.record import Pass, Recorder, RecordingExecutor
+from semspec.bench.record import HeadRecorder, Pass, Recorder, RecordingExecutor
 from semspec.bench.replay_verify import probe_cards
 from semspec.bench.summary import summarise
 from semspec.errors import BadRequest
@@ -32,7 +33,7 @@ from semspec.pair.result import Result
 from semspec.sparse import PlanSwitch, SparsePlan, dense
 from semspec.tasks import Problem, Task
 from semspec.text.tokenizer import Prompt, encode
-from semspec.types import Runner
+from semspec.types import Runner, Sampling
 
 MAX_TRIES = 4  # of a unit in which graphs are captured: adaptive draft lengths may bring new sizes every time
 RESEED = 7_919 * 1_000_003**2  # between the seeds of the target's samples: no run has so many problems and repeats
@@ -74,12 +75,15 @@ class Config:
     controls: bool | None = None  # measures without right answers, and their controls; None: where nothing is scored
     resamples: int = 3  # of the target with other seeds, as a control
     entropy: bool = False  # count the target's entropy
-    shared_prompts: bool = False  # first prompts are read once for all arms, outside the clock: seconds are of writing
+    shared_prompts: bool = False  # prefilled once for all arms, outside the clock: seconds are of decoding
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("batch", 1), ("resamples", 2)):
             if getattr(self, name) < least:
                 raise BadRequest(f"{name} is {getattr(self, name)}; give {least} or more")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise BadRequest(f"max_new_tokens is {self.max_new_tokens}; give 1 or more, or nothing for the task's own")
+        Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)  # refuses what no request could have
 
 
 Progress = Callable[[int, int], None]  # units done, units in all
@@ -109,7 +113,7 @@ class Bench:
         if config.shared_prompts:
             self.pair = self.pair.cached()
         self.problems = self.task.for_model(
-            self.problems, self.pair.tokenizer, self.pair.target.capacity, config.max_new_tokens
+            self.problems, self.pair.tokenizer, self.pair.target.max_seq_len, config.max_new_tokens
         )
         self.measured = not self.task.scored if config.controls is None else config.controls
         self.arms = arms_for(
@@ -129,7 +133,9 @@ class Bench:
             self.recorders.append(Recorder(runner, next(names), self.passes))
             return self.recorders[-1]
 
-        self.both = self.pair.wrapped(record, RecordingExecutor(self.passes))
+        self.both = self.pair.wrapped(
+            record, RecordingExecutor(self.passes), lambda head: HeadRecorder(head, self.passes)
+        )
         self.draft_only = self.both.draft_alone() if self.both.draft else None
 
     def run(self, out: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
@@ -159,17 +165,20 @@ class Bench:
 
     def _add_controls(self, folder: RunFolder) -> None:
         """The controls that check nothing; a run that goes on has them already, at the rate that they had."""
-        before = [arm for arm in folder.arms() if arm.get("control") and arm["role"] == "method"]
+        known = folder.before() or {"arms": ()}
+        before = [arm for arm in known["arms"] if arm.get("control") and arm["role"] == "method"]
         found: list[Arm | None] = [replace(parse_arm(a["name"], drafter=a["drafter"]), control=True) for a in before]
         if not before:
             pilot = self.problems[:PILOT]
-            groups = [pilot[i : i + self.config.batch] for i in range(0, len(pilot), self.config.batch)]
-            coin = coin_for(
-                self.arms, lambda arm: [r for g in groups for turns in self._answer(arm, g, 0) for _, r in turns]
-            )
-            found = [coin, unchecked_for(self.arms)]
+            found = [coin_for(self.arms, lambda arm: self.tried(arm, pilot)), unchecked_for(self.arms)]
         names = {arm.name for arm in self.arms}
         self.arms += [arm for arm in found if arm is not None and arm.name not in names]
+
+    def tried(self, arm: Arm, problems: list[Problem]) -> list[Result]:
+        """An arm's answers that are not recorded."""
+        size = self.config.batch
+        groups = [problems[i : i + size] for i in range(0, len(problems), size)]
+        return [result for group in groups for turns in self._answer(arm, group, 0) for _, result in turns]
 
     def _about(self) -> dict[str, Any]:
         where = surroundings()
@@ -178,6 +187,7 @@ class Bench:
             "finished": False,
             "config": asdict(self.config),
             "arms": [arm.to_dict() for arm in self.arms],
+            "inputs": inputs_of(self.pair, self.problems),
             "probes": {arm.name: cards for arm in self.arms if (cards := self._probe_cards(arm))},
             "label": f"decisions: {pair}, cost: {pair} on {where['hardware']['gpu'] or 'CPU'}",
             **where,
@@ -254,7 +264,7 @@ class Bench:
             before, own = encode(tokenizer, prompt), result.tokens
             if arm.role == "draft" and self.pair.exchange is not None:
                 own = tokenizer.encode(result.text, add_special_tokens=False)
-            texts.append((before, own[: self.pair.target.capacity - len(before)]))
+            texts.append((before, own[: self.pair.target.max_seq_len - len(before)]))
         with dense(self.pair.target):
             rows = likelihoods(self.pair.target, texts, self.config.temperature)
         return summed_up([row for turn in rows for row in turn])
@@ -276,7 +286,7 @@ class Bench:
 
     def _drafted_steps(self, problem: Problem, turns: list[Result]) -> list[dict[str, Any]]:
         """Reasoning steps that a draft wrote: the outcome of each, and whether it is valid, if the task can tell."""
-        referee, found = self.task.referee(problem), []
+        referee, found = self.task.referee(problem), list[dict[str, Any]]()
         spell, marked = self.pair.tokenizer.decode, self.both.resources.common_markers
         for result in turns:
             for event in result.events:
@@ -285,6 +295,8 @@ class Bench:
                     text, before = (marked(tokens, str(spell(tokens))) for tokens in parts)
                     valid, former = referee(before, text) if referee else None, FORMER.get(step.outcome, step.outcome)
                     found.append({"outcome": step.outcome, "fate": former, "valid": valid, "text": text})
+                    if step.candidates > 1:
+                        found[-1] |= {"candidate": step.candidate, "candidates": step.candidates}
         return found
 
     def _pair(self, arm: Arm) -> Pair:
@@ -319,15 +331,16 @@ class Bench:
 
     def _options(self, arm: Arm, problem: Problem, chat: Any, repeat: int) -> Any:
         """The same seed for every arm but a resampled target, another for every problem and repeat."""
-        c = self.config
+        c, index = self.config, self.problems.index(problem)
         again = arm.role == "resampled" and not c.temperature
-        left = self.pair.target.capacity - len(encode(self.pair.tokenizer, chat))
+        left = self.pair.target.max_seq_len - len(encode(self.pair.tokenizer, chat))
         return arm.options(
             temperature=GREEDY_SPREAD if again else c.temperature,
             top_k=c.top_k,
             top_p=c.top_p,
             min_p=c.min_p,
-            seed=(c.seed * 1_000_003 + repeat) * 1_000_003 + self.problems.index(problem) + arm.reseed * RESEED,
+            seed=((c.seed * 1_000_003 + repeat) * 1_000_003 + index + arm.reseed * RESEED)
+            % 2**63,  # a date has room, too
             max_new_tokens=max(1, min(self.task.new_tokens(problem, c.max_new_tokens), left)),
             stop=self.task.stop,
             referee=self.task.referee(problem),

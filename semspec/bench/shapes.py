@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
+from semspec.model.heads.config import HeadConfig, usual_layers
+from semspec.model.heads.eagle import EagleHead, TargetParts
+from semspec.model.heads.runner import HeadRunner
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import Precision
 from semspec.model.transformer import Transformer
@@ -26,6 +30,7 @@ def _shape(
 
 
 TIED = {"tie_word_embeddings": True}
+HEAD_TOKENS = 32000  # of a published EAGLE-3 head
 TINY = _shape(LlamaConfig, 32, 1, 2, 1, 64, 256, **TIED)
 SHAPES: dict[str, tuple[PreTrainedConfig, PreTrainedConfig]] = {
     "32B/1.5B": (
@@ -71,6 +76,34 @@ def random_runner(
     config: PreTrainedConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> ModelRunner:
     return ModelRunner(Transformer(Shape.of(config), RandomWeights(), device, dtype), slots, capacity)
+
+
+class RandomHead(RandomWeights):
+    """In place of a head's checkpoint: noise, under the names that a head has."""
+
+    folder = Path("noise")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def __contains__(self, name: str) -> bool:
+        return name == "lm_head.weight"
+
+    def size(self, name: str) -> tuple[int, ...]:
+        return (self.tokens,)
+
+
+def random_head(target: ModelRunner, weights: RandomHead | None = None) -> HeadRunner:
+    """An EAGLE-3 head of one layer of the target's sizes, with its own tokens."""
+    s, weights = target.shape, weights or RandomHead(min(HEAD_TOKENS, target.vocab_size))
+    config = LlamaConfig(
+        hidden_size=s.width, num_hidden_layers=1, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
+        intermediate_size=s.ffn, vocab_size=weights.tokens, head_dim=s.head_dim,
+        max_position_embeddings=target.max_seq_len,
+    )  # fmt: skip
+    how = HeadConfig(Shape.of(config), usual_layers(target.num_layers), True, True, False, False)
+    head = EagleHead(how, weights, TargetParts.of(target), target.device)  # type: ignore[arg-type]
+    return HeadRunner(head, target.vocab_size, target.max_seq_len)
 
 
 def planned(

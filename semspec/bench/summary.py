@@ -24,7 +24,7 @@ from semspec.bench.names import natural
 from semspec.bench.pairs import Figures, Row, both_sides, by_problem, paired, plain, quotient
 from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide
 from semspec.errors import BadRequest
-from semspec.loop.repetition import find_loop
+from semspec.loop.repetition import find_repetition
 from semspec.statistics import (
     Estimate,
     Share,
@@ -57,7 +57,7 @@ def summarise(
     if baseline is None:
         raise BadRequest("the run has no arm with the target alone, so there is nothing to compare with")
     names = [arm["name"] for arm in shown(run)]
-    loops = {id(s): find_loop(s["tokens"]) is not None for s in ordered}
+    loops = {id(s): find_repetition(s["tokens"]) is not None for s in ordered}
     pairs = {name: paired(by_arm[name], by_arm[baseline]) for name in names}
     draft = draft_of(run)
     lost = difference(*right_answers(pairs[draft])) if draft else None
@@ -137,9 +137,7 @@ def describe(arm: dict[str, Any], samples: list[Sample], loops: dict[int, bool],
         "tau_pooled": 1 + counts["accepted"] / rounds if rounds else None,
         "tau_interval": plain(tau(problems)),
         "tau_per_request_mean": quotient(fsum(s["stats"]["tau"] for s in samples), len(samples)),
-        "acceptance_rate": quotient(
-            counts["accepted"], sum(at_position[1])
-        ),  # of the longest paths, where drafts branch
+        "acceptance_rate": quotient(counts["accepted"], sum(at_position[1])),  # of the longest paths, of tree drafts
         "acceptance_histogram": {str(n): histogram[n] for n in sorted(histogram)},
         "accepted_per_position": at_position[0],
         "drafted_per_position": at_position[1],
@@ -247,6 +245,8 @@ def verdict(
             worse.insert(0, f"{chosen} is {own['difference']['value']:+.3f} (p = {own['p_holm']:.2g})")
         elif measures[chosen]["separates_random"] is False and not same:
             quality, refused = "unclear", f"{chosen} cannot tell random from the target here, so quality is not known"
+        elif own.get("as_own_samples"):
+            refused = f"{chosen} is lower, as it is of the target's own samples, too, so quality is not known"
     if same and quality == "unclear" and refused is None:
         quality = "equivalent"
     if found["problems_in_common"] < MIN_PROBLEMS:

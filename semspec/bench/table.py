@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from semspec.bench.blind import cut_note
 from semspec.bench.measures import sentences
-from semspec.bench.names import described, natural
+from semspec.bench.names import described, natural, task_name
 
 Arm = dict[str, Any]
 STYLES = {
@@ -240,12 +239,26 @@ class Grid:
 
     def width(self) -> int:
         """Characters that it takes on a terminal without cutting a figure."""
-        rows, found = self.rows().values(), 0
+        return sum(self._widths().values())
+
+    def _widths(self) -> dict[str, int]:
+        rows, found = self.rows().values(), dict[str, int]()
         for key in self.columns:
             lines = [line for row in rows for line in str(row[key]).split("\n")]
             widest = max(map(len, [*lines, self.headings[key]]))
-            found += 2 + (min(widest, MAX_NAME) if key == "arm" else widest)
+            found[key] = 2 + (min(widest, MAX_NAME) if key == "arm" else widest)
         return found
+
+    def parts(self, width: int) -> list[Grid]:
+        """As many tables as it takes to fit, one below the other; each names the arms."""
+        widths, parts, left = self._widths(), list[list[str]](), 0
+        for key in (key for key in self.columns if key != "arm"):
+            if not parts or widths[key] > left:
+                parts.append(["arm"])
+                left = width - widths["arm"]
+            parts[-1].append(key)
+            left -= widths[key]
+        return [Grid({key: self.columns[key] for key in keys}, self.headings, self.arms) for keys in parts]
 
     def rows(self) -> dict[str, dict[str, Cell]]:
         return {
@@ -262,51 +275,10 @@ class Grid:
         return table
 
 
-def render(summaries: Iterable[dict[str, Any]]) -> Table:
-    """The table of one run or several, each under its label; wide or narrow as the terminal is."""
-    whole = Table.grid()
-    for i, summary in enumerate(summaries):
-        if i:
-            whole.add_row("")
-        whole.add_row(Text(title(summary), style="bold"))
-        whole.add_row(_Arms(summary))
-        for note in notes(summary):
-            whole.add_row(Text(note, style="red" if "worse" in note else "yellow"))
-    return whole
-
-
-@dataclass(frozen=True)
-class _Arms:
-    """The arms of one run, drawn when the width of the terminal is known."""
-
-    summary: dict[str, Any]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        def style(key: str, arm: Arm) -> str:
-            coloured = key == "quality" or (key == "speed" and arm["quality"] == "worse")
-            return STYLES[arm["quality"]] if coloured else ""
-
-        whole = Grid.of_run(self.summary)
-        measures = whole.only(measures=True)
-        several = [whole] if len(measures.columns) < 3 else [whole.only(measures=False), measures]
-        narrow = Grid.of_run(self.summary, narrow=True)
-        fits = (shown for shown in ([whole], several, [narrow]) if max(g.width() for g in shown) <= options.max_width)
-        for grid in next(fits, [narrow]):
-            yield grid.render(style, padding=(0, 1, 0, 0))
-            if grid is narrow and len(narrow.columns) < len(whole.columns):
-                yield Text("More columns on a wider terminal, and in the report.", style="dim")
-
-
-def render_comparison(found: dict[str, Arm], baseline: str) -> Table:
-    """Every arm against one method."""
-    note = "".join(correction(found)) or None
-    return Grid.of_comparison(found).render(title=f"against {baseline}", title_justify="left", caption=note)
-
-
 def title(summary: dict[str, Any]) -> str:
     """What was run, and whose decisions and whose cost the figures are."""
     problems = f"{summary['problems']} problem{'' if summary['problems'] == 1 else 's'}"
-    return f"{summary['task']}, {problems} ({described(summary)})"
+    return f"{task_name(str(summary['task']))}, {problems} ({described(summary)})"
 
 
 def speed_heading(summary: dict[str, Any]) -> str:

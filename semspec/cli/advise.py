@@ -41,7 +41,7 @@ def advise(
         ),
     ] = None,
     drafter: Annotated[
-        list[str] | None, typer.Option(help="Drafter to try besides, e.g. eagle:PATH; may be repeated.")
+        list[str] | None, typer.Option(help="Further drafter to try, e.g. eagle:PATH; may be repeated.")
     ] = None,
     max_likelihood_loss: Annotated[
         str,
@@ -62,7 +62,7 @@ def advise(
     from semspec.advise.measure import LOSSY, candidates, measure
     from semspec.advise.page import html as page
     from semspec.advise.page import terminal
-    from semspec.loop.profile import device_name
+    from semspec.loop.cost_profile import device_name
     from semspec.model.threads import busy
 
     allowed = share(max_likelihood_loss, "--max-likelihood-loss")
@@ -75,12 +75,12 @@ def advise(
         found = measure(pair, chosen, tried, progress, max_new_tokens=max_new_tokens, temperature=temperature)
     device = device_name(pair.target.device)
     advice = conclude(found, model.target, model.draft, device, temperature, allowed, busy() or "")
-    if html:
-        html.write_text(page(advice), encoding="utf-8", errors="backslashreplace")
     if as_json:
         typer.echo(json.dumps(advice.to_dict(), ensure_ascii=False))
     else:
         Console(highlight=False).print(terminal(advice))
+    if html:  # last: a file that cannot be written costs no advice
+        html.write_text(page(advice), encoding="utf-8", errors="backslashreplace")
 
 
 def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed: int) -> list[Prompt]:

@@ -9,38 +9,43 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semspec.engines.address import is_url
 from semspec.errors import BadRequest
 from semspec.loop.draft_length import MAX_DRAFT_TOKENS
 from semspec.loop.repetition import PERIOD, REPEATS
+from semspec.remote.address import is_url
 
 if TYPE_CHECKING:
     from semspec.options import Options
     from semspec.pair import Pair
 
-DRAFTERS = ("auto", "cascade", "dflash", "eagle", "model", "ngram")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 SPANS = ("all", "thinking")
 
 
 def verifiers() -> list[str]:
-    return _registered("verify")
+    return _registered("verify", "semspec.rules")
 
 
 def tasks() -> list[str]:
-    return _registered("tasks")
+    return _registered("tasks", "semspec.tasks")
 
 
-def _registered(package: str) -> list[str]:
+def drafters() -> list[str]:
+    return ["auto", *_registered("draft", "semspec.drafters")]
+
+
+def _registered(package: str, group: str) -> list[str]:
     """The names in a registry, read from its source: importing it takes seconds, and a shell waits for the answer."""
-    sources = sorted((Path(__file__).parent.parent / package).glob("*.py"))
-    return sorted(name for s in sources for name in re.findall(r'^    name = "(.+)"$', s.read_text(), re.MULTILINE))
+    sources = [path.read_text() for path in (Path(__file__).parent.parent / package).glob("*.py")]
+    own = {name for text in sources for name in re.findall(r'^    name = "(.+)"$', text, re.MULTILINE)}
+    return sorted(own | {point.name for point in entry_points(group=group)})
 
 
 _model = partial(typer.Option, rich_help_panel="Models")
@@ -56,7 +61,7 @@ LocalTarget = Annotated[
 TargetOption = Annotated[str | None, _model("--target", help="The target, in place of the argument.")]
 Draft = Annotated[
     str | None,
-    _model(help="Draft model, or its server's address. Without one, drafts are n-gram lookups in the text."),
+    _model(help="Draft model, or its server's address; pocket brings its own. Without one: n-gram lookups."),
 ]
 LocalDraft = Annotated[str | None, _model(help="Draft model; pocket brings its own.")]
 Device = Annotated[str, _model(help="auto, cpu, cuda or cuda:N.", autocompletion=lambda: DEVICES)]
@@ -92,7 +97,7 @@ KvDtype = Annotated[
 Context = Annotated[int | None, _model(help="Maximum tokens of a sequence; by default the model's, at most 4096.")]
 CacheTokens = Annotated[
     int | None,
-    _model(help="Tokens that all slots hold together; on a GPU by default all they can, or what there is memory for."),
+    _model(help="Tokens in the KV cache of all slots; on a GPU by default what they can use, or what fits."),
 ]
 Sparse = Annotated[Path | None, _model(help="Folder of a sparse verification plan (see semspec sparse). Lossy.")]
 
@@ -107,7 +112,7 @@ Drafter = Annotated[
     str,
     _speculation(
         help="auto, model, ngram, cascade (a draft model sped up by ngram) or eagle:PATH, dflash:PATH (draft heads).",
-        autocompletion=lambda: DRAFTERS,
+        autocompletion=drafters,
     ),
 ]
 NumDraftTokens = Annotated[
@@ -119,7 +124,7 @@ NumDraftTokens = Annotated[
         "so a seed repeats). By default auto for exact, else the verifier's own, e.g. 15 for fly.",
     ),
 ]
-MaxDraftTokens = Annotated[int, _speculation(help="Longest draft of an automatic length.")]
+MaxDraftTokens = Annotated[int, _speculation(help="Longest draft that auto may choose, in tokens.")]
 DraftMinP = Annotated[float, _speculation(help="End a draft when its top token's probability is below this; 0: off.")]
 DraftMaxEntropy = Annotated[
     float | None, _speculation(help="End a draft when its entropy (nats) is above this; off by default.")
@@ -317,7 +322,7 @@ def _read(path: Path) -> str:
 
 def draft_length(text: str | None) -> int | str | None:
     """A number, or a word such as auto, which `Options` checks."""
-    return int(text) if text is not None and re.fullmatch(r"\s*[+-]?\d+\s*", text) else text
+    return int(text) if text is not None and re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text) else text
 
 
 def valid_text(text: str, source: str) -> str:

@@ -161,10 +161,10 @@ def bench(
 
 def measure(out: Path | None, quiet: bool, as_json: bool, trust: TrustArguments, **settings: Any) -> None:
     """Run, or go on with a run, then show it."""
+    if out is None:  # said before anything heavy is imported
+        raise BadRequest("say where to keep the run with --out DIR")
     from semspec.bench.run import Bench, Config
 
-    if out is None:
-        raise BadRequest("say where to keep the run with --out DIR")
     config = Config(**settings)
     trust.check()
     if not find_spec("matplotlib"):
@@ -239,7 +239,7 @@ def finish(
     from semspec.bench.folder import load_run
     from semspec.bench.markdown import write_tables
     from semspec.bench.summary import summarise
-    from semspec.bench.table import render, render_comparison
+    from semspec.bench.terminal import render, render_comparison
 
     runs, trust = [], trust or TrustArguments()
     for folder in folders:

@@ -28,7 +28,7 @@ def calibrate(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the run and profile.json; an unfinished run is continued.")],
     task: Annotated[
-        str, typer.Option(help="Task, or prompts: jsonl:path=FILE.", autocompletion=arguments.tasks)
+        str, typer.Option(help="Task, or prompts: jsonl:FILE.", autocompletion=arguments.tasks)
     ] = "pocket:split=probe",
     n: arguments.Problems = None,
     data: arguments.Data = None,
@@ -40,7 +40,11 @@ def calibrate(
     ] = "1%",
     confidence: Annotated[float, typer.Option(help="Confidence that the loss is below --max-loss.")] = 0.95,
     values: Annotated[
-        str | None, typer.Option(help="Option and values to try, the strictest first: theta=0.6,0.3,0.1.")
+        str | None,
+        typer.Option(
+            help="Option and values to try, the strictest first: theta=0.6,0.3. Of several options together, with "
+            "semicolons between them: all combinations, in the order of their speed."
+        ),
     ] = None,
     num_draft_tokens: arguments.NumDraftTokens = None,
     drafter: arguments.Drafter = "auto",
@@ -57,11 +61,13 @@ def calibrate(
 ) -> None:
     """Choose a verifier's options so that what it loses stays under a bound, and write them as a profile."""
     from semspec.bench.calibrate import calibrate as run_calibration
-    from semspec.bench.calibrate import candidates
+    from semspec.bench.calibrate import check_bound
+    from semspec.bench.candidates import candidates, several
     from semspec.bench.outside import outside_measures
     from semspec.bench.run import Bench, Config
 
     methods, allowed = candidates(verifier, values), share(max_loss, "--max-loss")
+    check_bound(allowed, confidence)
     config = Config(
         task=task, methods=methods, n=n, data=str(data) if data else None, repeats=repeats, seed=seed, batch=batch,
         num_draft_tokens=arguments.draft_length(num_draft_tokens), drafter=drafter, temperature=temperature,
@@ -78,11 +84,12 @@ def calibrate(
             confidence,
             progress,
             lambda run, samples: outside_measures(out, run, samples, encoder)[0],
+            by_speed=several(values),
         )
     path = out / "profile.json"
     profile.save(path)
     say = Console(stderr=True, soft_wrap=True, highlight=False)
-    for name in methods:
+    for name in made.config.methods:
         mark = "chosen" if name == choice.method else "safe" if choice.p[name] <= 1 - confidence else "not shown safe"
         say.print(f"{name}: loss {100 * choice.losses[name]:+.2f} %, p {choice.p[name]:.2g}, {mark}", markup=False)
     say.print(profile.promise, markup=False)

@@ -22,7 +22,8 @@ from semspec.cli.live import fit
 from semspec.cli.progress import loading
 from semspec.cli.show import figures, report, show, terminal
 from semspec.cli.spread import spread
-from semspec.errors import BadRequest, SemspecError
+from semspec.errors import OLD_NAME, BadRequest, SemspecError
+from semspec.pocket.chat import outside
 
 if TYPE_CHECKING:
     from semspec.options import Options
@@ -127,6 +128,8 @@ class Chat:
                 yield line.strip()
 
     def turn(self, text: str) -> None:
+        if not (self.quiet or self.turns) and (note := outside(self.pair.tokenizer.chat_template, text)):
+            self.say(note)
         try:
             stream = self.session.ask(text, self.options)
         except BadRequest as error:
@@ -159,7 +162,7 @@ class Chat:
         methods = (self.verifier, self.stats, self.save, self.new, self.help)
         known = {f"/{method.__name__}": method for method in methods}
         if name == "/method":
-            self.say("/method is now /verifier; the old name goes with the next release")
+            self.say(f"/method is now /verifier; {OLD_NAME}")
             name = "/verifier"
         if name not in known:
             commands = f"the commands are: {', '.join(known)}, /quit"

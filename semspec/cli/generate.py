@@ -17,6 +17,7 @@ from semspec.cli.progress import interruptible, loading
 from semspec.cli.show import reasons, relaxed_tokens, report, show, summary, terminal
 from semspec.cli.spread import spread
 from semspec.errors import BadRequest
+from semspec.pocket.chat import outside
 
 SLOTS = 16  # answers decoded at a time
 
@@ -58,6 +59,8 @@ def generate(
         chat = bool(pair.tokenizer.chat_template)
         if chat and not (quiet or as_json):
             errors.print("sent as a chat message; --raw sends the text as it is", style="dim")
+    if not (quiet or as_json) and (note := outside(pair.tokenizer.chat_template, text)):
+        errors.print(note, style="dim")
     message = [{"role": "user", "content": text}] if chat else text
     each = [options if options.seed is None else replace(options, seed=options.seed + i) for i in range(n)]
     if as_json:

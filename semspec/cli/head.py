@@ -64,8 +64,10 @@ def train(
     from semspec.head_fit.train import Trainer, name_of
     from semspec.options import Options
     from semspec.pair.loading import load
+    from semspec.tasks import make
 
     if problems is None and not prompts.endswith(texts.FILES):
+        make(prompts)  # refuses what is neither a task nor the name of a file
         raise BadRequest("a task has as many prompts as you ask for; give a number with --problems")
     asked = texts.prompts(prompts, problems, seed)
     rule = "exact" if draft else "none"  # many texts at a time seldom gain by drafts
@@ -83,7 +85,7 @@ def train(
     with bar("texts") as progress, interruptible(progress.kept(out)):
         written = texts.write(pair, asked, out, options, progress, slots)
     # Chosen once: a trained head's rows belong to these tokens.
-    ids = frequent(written, pair.target.vocab, draft_vocab) if begun is None else begun.ids
+    ids = frequent(written, pair.target.vocab_size, draft_vocab) if begun is None else begun.ids
     size = size_of(pair.target, how.layers, len(ids), ffn) if begun is None else begun.size
     trainer = Trainer(pair.target, written, ids, size, how, out)
     before = lying_there(trainer, out)
@@ -105,7 +107,7 @@ def train(
         )
         curve = was
     elif before is None or any(not before[key].equal(made[key]) for key in made):
-        export(trainer, out, target, pair.target.vocab, pair.target.capacity, curve, prompts)
+        export(trainer, out, target, pair.target.vocab_size, pair.target.max_seq_len, curve, prompts)
     shares = ", ".join(f"{share:.0%}" for share in curve)
     what = f"accepted {shares} at draft tokens 1 to {depth}, {tau_of(curve):.2f} tokens a round"
     say(f"head in {out}: {what}; use it with --drafter eagle:{out}")

@@ -44,7 +44,7 @@ def info(
 
 
 def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool = False) -> dict[str, Any]:
-    from semspec.loop import profile as costs
+    from semspec.loop import cost_profile as costs
     from semspec.model.memory_plan import check, describe
     from semspec.model.threads import choose_threads
     from semspec.pair.loading import context_of_draft, exchange_of, find, kv_dtype_of_draft
@@ -60,7 +60,7 @@ def gather(model: args.ModelArguments, slots: int, measure: bool, profile: bool 
         exchange = None
         try:
             exchange = exchange_of(*sources)
-            same = {"agree": True, "shared_ids": min(source.vocab for source in sources)}
+            same = {"agree": True, "shared_ids": min(source.vocab_size for source in sources)}
             tokenizers = same if exchange is None else {"agree": False, **exchange.facts()}
         except ModelError as error:
             tokenizers = {"agree": False, "refusal": str(error)}
@@ -104,7 +104,7 @@ def facts(source: Source, plan: MemoryPlan) -> dict[str, Any]:
         "width": config.hidden_size,
         "heads": config.num_attention_heads,
         "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "vocabulary": source.vocab,
+        "vocabulary": source.vocab_size,
         "context": source.context,
         "windows": sorted({s.window for s in shape.attention_specs if s.window}) if shape else [],
     }

@@ -96,5 +96,7 @@ def describe(kind: str, one: dict[str, Any], console: Console) -> None:
     console.print(table)
     first = max(one["options"], key=lambda option: option["main"])
     value = json.dumps(first["default"]).strip('"') or "..."  # true and false as the parser reads them
-    example = f"{one['name']}:{first['name']}={value}"
+    example = (
+        f"{one['name']}:{main.upper()}" if (main := one["main_option"]) else f"{one['name']}:{first['name']}={value}"
+    )
     console.print(Text(f"Given as {example}; several options with commas between them.", "dim"))

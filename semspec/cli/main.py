@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +30,7 @@ from semspec.cli.info import info
 from semspec.cli.listing import listing
 from semspec.cli.vllm import vllm_args
 from semspec.cli.vocabulary import vocabulary
-from semspec.errors import SemspecError
+from semspec.errors import OLD_NAME, SemspecError
 
 START, MEASURE, PREPARE = "Start here", "Does it pay, and what does it lose", "Prepare models"
 ORDER = {
@@ -93,8 +96,26 @@ def demo(
     run_demo(Console(highlight=False), problems, seed, num_draft_tokens, device)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def warn_in_words() -> None:
+    """Say where an option of a verifier or drafter has its former name, once for each; Python itself is silent."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *more: Any, **other: Any) -> None:
+        if str(message).endswith(OLD_NAME):
+            typer.echo(f"semspec: {message}", err=True)
+        else:
+            before(message, category, *more, **other)
+
+    warnings.filterwarnings("once", message=f".*{re.escape(OLD_NAME)}$", category=DeprecationWarning)
+    warnings.showwarning = show
+
+
 def run() -> None:
     """The `semspec` command: errors become one readable line and an exit code."""
+    warn_in_words()
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid bytes are refused by whoever reads them, by name
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
@@ -105,9 +126,11 @@ def run() -> None:
         Console(stderr=True, soft_wrap=True).print(Text(f"semspec: {error}", style="red"))
         sys.exit(error.exit_code)
     except OSError as error:  # a path that cannot be created, read or written
-        if error.filename is None:
+        if error.filename is None and error.errno not in FULL:
             raise
         message = f"semspec: {error.filename}: {error.strerror}; is the path right, and may it be written?"
+        if error.filename is None:
+            message = f"semspec: what was to be written could not be: {error.strerror}"
         Console(stderr=True, soft_wrap=True).print(Text(message, style="red"))
         sys.exit(2)
     except KeyboardInterrupt:  # whoever was interrupted has said what is kept

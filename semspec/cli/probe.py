@@ -132,7 +132,7 @@ def calibrate(
     bad: Annotated[
         str, typer.Option(help="Which steps are bad: invalid (the default if the task can tell) or unwritten.")
     ] = "",
-    splits: Annotated[int, typer.Option(help="Also try the bound on so many random halves of the collection.")] = 0,
+    splits: Annotated[int, typer.Option(help="Also try the bound on this many random halves of the collection.")] = 0,
 ) -> None:
     """Choose the threshold of semantic+ from a bound on bad steps, and store it with the judge probe."""
     from semspec.probe import Probe
@@ -186,7 +186,7 @@ def measure(
         kind = kinds[name]
         model = name if name in MODELS else "target"
         probe = Probe.load(probes / name, collection.run["models"][model])
-        kind = kind or probe.data.get("training", {}).get("labels", "written")  # a judge: by what it was taught
+        kind = kind or probe.data.get("training", {}).get("labels", "written")  # a judge probe: by what it was taught
         document[name] = evaluate(probe, collection, model, kind, leave_one_out)
         print_tables(name, document[name])
     typer.echo(json.dumps(document, ensure_ascii=False))
@@ -232,7 +232,7 @@ def _label(out: Path, clusters: str, device: str, pair: Pair | None) -> None:
 
 
 def _train(out: Path, device: str, trainings: dict[str, tuple[str, Training]]) -> None:
-    """Both probes and the judge, their plots, and one JSON document as the last line."""
+    """Both probes and the judge probe, their plots, and one JSON document as the last line."""
     from semspec.model.placement import choose_device
     from semspec.probe_fit.data import Folder
     from semspec.probe_fit.plot import draw_reliability

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semspec.cli import arguments
-from semspec.engines.address import is_url
 from semspec.errors import BadRequest
+from semspec.remote.address import is_url
 
 if TYPE_CHECKING:
     from semspec.pair import Pair
@@ -185,7 +185,7 @@ class Teaching:
     dropout: Annotated[float, typer.Option(help="Dropout after the first two hidden layers.")] = 0.3
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3
     batch: Annotated[int, typer.Option(help="Steps in a batch of training.")] = 128
-    patience: Annotated[int, typer.Option(help="Training ends after so many epochs without a better one.")] = 15
+    patience: Annotated[int, typer.Option(help="Stop training after this many epochs without improvement.")] = 15
     standardise: Annotated[bool, typer.Option(help="Scale inputs to mean 0 and deviation 1.")] = True
     split: Annotated[str, typer.Option(help="What is split into training and test: problem or sample.")] = "problem"
     endings: Annotated[bool, typer.Option("--endings", help="Also learn from steps that end the thinking.")] = False

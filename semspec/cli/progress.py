@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.control import Control, ControlType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -47,9 +48,22 @@ def loading(quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
         yield None
         return
     console = Console(stderr=True, highlight=False, markup=False)
-    # Loading may time passes, so the picture changes seldom.
-    with console.status("loading models", refresh_per_second=4) if console.is_terminal else nullcontext():
-        yield lambda line: console.print(line, style="dim", soft_wrap=not console.is_terminal)
+    if not console.is_terminal:
+        yield lambda line: console.print(line, style="dim", soft_wrap=True)
+        return
+    # A line that stands still: loading may time passes, and the bars of readers draw over it instead of below it.
+    erase = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+
+    def report(line: str) -> None:
+        console.control(erase)
+        console.print(line, style="dim")
+        console.print("loading models", style="dim", end="")
+
+    console.print("loading models", style="dim", end="")
+    try:
+        yield report
+    finally:
+        console.control(erase)
 
 
 def warn_if_busy() -> None:

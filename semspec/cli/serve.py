@@ -63,7 +63,7 @@ def serve(
     max_request_draft_tokens: Annotated[int, _limit(help="Longest draft a request may ask for, in tokens.")] = 64,
     drafts_off_above: Annotated[
         int | None,
-        _limit(help="Lossless verifiers stop drafting at this many running or waiting sequences; never by default."),
+        _limit(help="At this many running or waiting sequences, new lossless requests get no drafts; off by default."),
     ] = None,
     max_choices: Annotated[int, _limit(help="Maximum answers per request (n).")] = 16,
     max_body: Annotated[int, _limit(help="Longest request, in bytes.")] = 1 << 20,
@@ -102,7 +102,7 @@ def serve(
     ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
-    """Serve a pair over HTTP as OpenAI does, with a page at / that shows where each token came from."""
+    """Serve a pair as an OpenAI-compatible server, with a page at / that shows where each token came from."""
     from semspec.serve.forwarded import SECRET, inherited, starter
 
     if (listener := inherited()) is None:

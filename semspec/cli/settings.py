@@ -7,6 +7,7 @@ override those. A variable is one value, whatever spaces it has; the file has li
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 import typer
 
-from semspec.errors import BadRequest, did_you_mean
+from semspec.errors import OLD_NAME, BadRequest, did_you_mean
 
 PREFIX = "SEMSPEC"
 ARGUMENTS = {"target"}  # arguments that can be set like options
@@ -28,6 +29,7 @@ FORMER_OF = {
     "serve": {"max_request_draft_tokens": "max_draft_tokens"},
     "head train": {"prompts": "data"},
     "sparse search": {"max_kl": "loss"},
+    "sparse quality": {"experts": "most", "experts_always": "always"},
 }
 HELP = (
     "Every option is also an environment variable (SEMSPEC_VERIFIER, or SEMSPEC_CHAT_VERIFIER for one command) and a "
@@ -41,8 +43,11 @@ def apply(context: typer.Context, config: Path | None) -> None:
     name_variables(context.command, ())
     path = config or default_path()
     if config is not None or path.is_file():
-        context.default_map = defaults(context.command, read(path), path)
-        below = dict(commands(context.command)).get(context.invoked_subcommand or "")
+        invoked = context.invoked_subcommand or ""
+        context.default_map, former = defaults(context.command, read(path), path, invoked)
+        for before, now in former.items():
+            _warn(f"{before} in {path}", now)
+        below = dict(commands(context.command)).get(invoked)
         if below is not None:
             check(context, below, context.default_map[below.name], path)
 
@@ -73,13 +78,25 @@ def name_variables(command: Any, names: tuple[str, ...], known: Collection[str] 
             own = "_".join((PREFIX, *names, key)).upper().replace("-", "_")
             parameter.envvar, parameter.show_envvar = [own, f"{PREFIX}_{key}".upper()], False
             if before := command.former.get(key, ""):  # for all commands only if no other has such an option today
-                parameter.envvar += [own.removesuffix(key.upper()) + before.upper()]
-                parameter.envvar += [] if before in known else [f"{PREFIX}_{before}".upper()]
+                former = [own.removesuffix(key.upper()) + before.upper()]
+                former += [] if before in known else [f"{PREFIX}_{before}".upper()]
+                parameter.resolve_envvar_value = partial(
+                    _resolved, parameter.resolve_envvar_value, parameter.envvar, former
+                )
+                parameter.envvar = parameter.envvar + former
         if getattr(parameter, "multiple", False):  # click would split a variable at spaces
             parameter.value_from_envvar = partial(_whole_variable, parameter)
     _take_former_names(command)
     for name, below in commands(command):
         name_variables(below, (*names, name), known)
+
+
+def _resolved(resolve: Callable[[Any], Any], today: list[str], former: list[str], context: Any) -> Any:
+    """A variable's value, with a warning where it has the option's former name."""
+    value = resolve(context)
+    if value is not None and not any(map(os.environ.get, today)):
+        _warn(next(name for name in former if os.environ.get(name)), today[0])
+    return value
 
 
 def _type_of_one(display_type: Callable[[Any], str], context: Any) -> str:
@@ -110,7 +127,7 @@ def _flag(key: str) -> str:
 
 
 def _warn(before: str, now: str) -> None:
-    typer.echo(f"semspec: {before} is now {now}; the old name goes with the next release", err=True)
+    typer.echo(f"semspec: {before} is now {now}; {OLD_NAME}", err=True)
 
 
 def configured(context: typer.Context, key: str) -> str | None:
@@ -128,8 +145,9 @@ def _whole_variable(parameter: Any, context: Any) -> list[str] | None:
     return None if value is None else [value]
 
 
-def defaults(root: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The file as click's default_map: for each command a table of values by parameter name."""
+def defaults(root: Any, values: dict[str, Any], path: Path, invoked: str = "") -> tuple[dict[str, Any], dict[str, str]]:
+    """The file as click's default_map: for each command a table of values by parameter name. And of the command that is
+    invoked, the former names of options there, with those of today."""
     known = {key for command in everything(root) for key, _ in settable(command)}
     tables = {name for name, _ in commands(root)}
     common = {}
@@ -141,7 +159,12 @@ def defaults(root: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
             near = did_you_mean(_normal(key), names) or "`semspec --help` and `semspec COMMAND --help` list them"
             raise BadRequest(f"{path}: there is no {kind} {key!r}; {near}")
     tables_of = {name: (below, values.get(name, {})) for name, below in commands(root)}
-    return {name: _table(below, own, common, known, f"{path}: {name}") for name, (below, own) in tables_of.items()}
+    former: dict[str, dict[str, str]] = {name: {} for name in tables_of}
+    found = {
+        name: _table(below, own, common, known, f"{path}: {name}", former[name])
+        for name, (below, own) in tables_of.items()
+    }
+    return found, former.get(invoked, {})
 
 
 def _former_names(root: Any) -> set[str]:
@@ -149,8 +172,10 @@ def _former_names(root: Any) -> set[str]:
 
 
 def _table(
-    command: Any, own: dict[str, Any], common: dict[str, Any], known: Collection[str], where: str
-) -> dict[str, Any]:
+    command: Any, own: dict[str, Any], common: dict[str, Any], known: Collection[str], where: str,
+    former: dict[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    """`former` is filled with the former names that are used."""
     parameters, below = dict(settable(command)), dict(commands(command))
     # A former name that is another command's option today is not meant by what is said for all commands.
     given = {key: value for key, value in common.items() if key in parameters or key not in known}
@@ -163,10 +188,12 @@ def _table(
             raise BadRequest(f"{where} has no option {key!r}; {near}")
     for key, before in command.former.items():
         if key not in given and before in given:
-            _warn(f"{before} in {where}", key)
+            former[before] = key
             given[key] = given[before]
     found = {p.name: _value(p, given[key]) for key, p in parameters.items() if key in given}
-    return found | {name: _table(c, own.get(name, {}), common, known, f"{where} {name}") for name, c in below.items()}
+    return found | {
+        name: _table(c, own.get(name, {}), common, known, f"{where} {name}", former) for name, c in below.items()
+    }
 
 
 def _value(parameter: Any, value: Any) -> Any:

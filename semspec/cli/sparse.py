@@ -146,9 +146,11 @@ def quality(
     ffn_threshold: Annotated[
         list[float] | None, typer.Option(help="Skip channels with an activation below this; may be repeated.")
     ] = None,
-    most: Annotated[list[int] | None, typer.Option(help="Skip at most so many experts; may be repeated.")] = None,
-    always: Annotated[
-        list[int] | None, typer.Option(help="Skip so many experts of every token; may be repeated.")
+    experts: Annotated[
+        list[int] | None, typer.Option(help="Maximum experts of a token to skip; may be repeated.")
+    ] = None,
+    experts_always: Annotated[
+        list[int] | None, typer.Option(help="Skip this many experts of every token; may be repeated.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only variants with this in their name, e.g. attention; may be repeated.")
@@ -166,10 +168,9 @@ def quality(
     plan, problems = SparsePlan.load(sparse), texts.problems()
     with loading(quiet) as report:
         pair = model.load(min(slots, texts.n), report=report)
-    names = variants(
-        plan, pair.target.depth, rho or (), most or (), always or (), dense_below or (), ffn_threshold or ()
-    )
-    plans = select(names, only or [])
+    skipped = experts or (), experts_always or ()
+    found = variants(plan, pair.target.num_layers, rho or (), *skipped, dense_below or (), ffn_threshold or ())
+    plans = select(found, only or [])
     document = {name: getattr(texts, name) for name in ("task", "seed", "k")}
     document |= {"verifier": verifier, "drafter": drafter, "target": model.target}
     document |= {"label": label, "plan": str(plan), "dtype": model.dtype, "device": str(pair.target.device)}

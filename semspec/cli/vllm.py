@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from semspec.cli import arguments
-from semspec.engines.address import is_url
 from semspec.errors import BadRequest
 from semspec.loop.repetition import PERIOD, REPEATS
+from semspec.remote.address import is_url
 
 _parallel = {"rich_help_panel": "Machines"}
 
@@ -23,7 +23,7 @@ def vllm_args(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="vLLM's method: draft_model (the default with --draft), eagle, eagle3, mtp or ngram (without)."
+            help="vLLM's method: draft_model (default with --draft), ngram (default without), eagle, eagle3 or mtp."
         ),
     ] = None,
     num_draft_tokens: Annotated[
@@ -33,7 +33,7 @@ def vllm_args(
     loop_repeats: arguments.LoopRepeats = REPEATS,
     loop_period: arguments.LoopPeriod = PERIOD,
     fixed: Annotated[bool, typer.Option("--fixed", help="Requests may not choose another verifier.")] = False,
-    runner: Annotated[str | None, typer.Option(help="vLLM's Model Runner, v1 or v2; v2 on a GPU.")] = None,
+    runner: Annotated[str | None, typer.Option(help="vLLM's Model Runner: v1 (default on a CPU) or v2.")] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.", **_parallel)] = "cuda",
     dtype: Annotated[str | None, typer.Option(help="As vLLM's --dtype.", **_parallel)] = None,
     max_model_len: Annotated[int | None, typer.Option(help="As vLLM's --max-model-len.", **_parallel)] = None,

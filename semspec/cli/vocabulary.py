@@ -26,6 +26,6 @@ def vocabulary(
         contents = [path.read_text(encoding="utf-8", errors="replace") for path in texts]
     except OSError as error:
         raise BadRequest(f"{error.filename} cannot be read: {error.strerror}") from error
-    ids = most_frequent(load_tokenizer(source.path), contents, size, source.vocab)
+    ids = most_frequent(load_tokenizer(source.path), contents, size, source.vocab_size)
     write_ids(ids, out)
-    typer.echo(f"{len(ids)} of {source.vocab} tokens in {out}; give it as --draft-vocab {out}")
+    typer.echo(f"{len(ids)} of {source.vocab_size} tokens in {out}; give it as --draft-vocab {out}")

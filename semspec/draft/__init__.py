@@ -3,11 +3,11 @@
 from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.early_exit import EarlyExit
 from semspec.draft.head import HeadDrafter
+from semspec.draft.hidden_states import HiddenStateDrafter
 from semspec.draft.kinds import REGISTRY, DrafterKind, register
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
 from semspec.draft.none import NoDrafter
-from semspec.draft.reading import ReadingDrafter
 from semspec.draft.translating import TranslatingDrafter
 from semspec.draft.within_context import WithinContext
 
@@ -17,10 +17,10 @@ __all__ = [
     "DrafterKind",
     "EarlyExit",
     "HeadDrafter",
+    "HiddenStateDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",
-    "ReadingDrafter",
     "TranslatingDrafter",
     "WithinContext",
     "register",

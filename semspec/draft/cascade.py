@@ -42,7 +42,7 @@ class CascadeDrafter(ModelDrafter):
         if request.keep_logits or request.layers or request.stop or not coupled:
             return (yield from super().propose(context, request))
         assert self.slot is not None
-        n = min(request.max_tokens, self.runner.capacity + 1 - len(context))
+        n = min(request.max_tokens, self.runner.max_seq_len + 1 - len(context))
         text, end = list(context), len(context) + n
         confident = len(text)
         while confident == len(text) < end:
@@ -50,7 +50,9 @@ class CascadeDrafter(ModelDrafter):
             inner = DraftRequest(min(self.ahead, end - len(text) - 1))
             guess: Draft = yield from self.inner.propose(text, inner)
             feed = text[self.runner.length(self.slot) :] + guess.tokens
-            rows: ScoreOutput = yield Score(self.runner, self.slot, feed, keep=1 + len(guess.tokens), drafting=True)
+            rows: ScoreOutput = yield Score(
+                self.runner, self.slot, feed, logits_to_keep=1 + len(guess.tokens), drafting=True
+            )
             history = None if request.processors is None else request.processors.after(text)
             verdict: Verdict = yield VerifyRequest(
                 EXACT, guess, rows, request.sampling, len(text), round=0, history=history

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from semspec.draft.early_exit import EarlyExit
-from semspec.draft.growing import CHAIN, TreeOptions
 from semspec.draft.model import NO_EARLY_EXIT, ModelDrafter
+from semspec.draft.tree import CHAIN, TreeOptions
 from semspec.types import Draft, DraftRequest, ProposalGenerator
 
 if TYPE_CHECKING:

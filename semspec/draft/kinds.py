@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from semspec.draft.cascade import CascadeDrafter
 from semspec.draft.early_exit import EarlyExit
-from semspec.draft.growing import CHAIN, TOP, TreeOptions
 from semspec.draft.head import HeadDrafter
 from semspec.draft.model import ModelDrafter
 from semspec.draft.ngram import NgramDrafter
+from semspec.draft.tree import CHAIN, TOP, TreeOptions
 from semspec.errors import BadRequest
 from semspec.registry import Registry, check_limits
 from semspec.tree import MAX_TREE
@@ -51,7 +51,7 @@ class DrafterKind(ABC):
         return not (self.needs_model or self.reads_target)
 
     @property
-    def branches(self) -> TreeOptions:
+    def tree_options(self) -> TreeOptions:
         return CHAIN
 
     @abstractmethod
@@ -59,12 +59,12 @@ class DrafterKind(ABC):
 
 
 @dataclass(frozen=True)
-class Branching(DrafterKind):
-    """Kinds whose drafts may branch."""
+class TreeKind(DrafterKind):
+    """Kinds that can draft trees."""
 
     tree: int = field(
         default=0,
-        metadata={"label": "tokens of a draft that branches; 0: drafts are chains", "min": 0, "max": MAX_TREE},
+        metadata={"label": "tokens of a tree draft; 0: drafts are chains", "min": 0, "max": MAX_TREE},
     )
     depth: int = field(
         default=0, metadata={"label": "tokens on a path; 0: the draft length", "min": 0, "note": "with tree"}
@@ -75,10 +75,10 @@ class Branching(DrafterKind):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.branches  # refuses those that do not belong together
+        _ = self.tree_options  # refuses those that do not belong together
 
     @property
-    def branches(self) -> TreeOptions:
+    def tree_options(self) -> TreeOptions:
         return TreeOptions(self.tree, self.depth, self.top)
 
 
@@ -91,11 +91,11 @@ class Lookup(DrafterKind):
     earliest: bool = field(default=False, metadata={"label": "take the earliest occurrence, not the latest"})
 
     def lookup(self) -> NgramDrafter:
-        return NgramDrafter(self.longest, self.shortest, self.earliest, self.branches)
+        return NgramDrafter(self.longest, self.shortest, self.earliest, self.tree_options)
 
 
 @dataclass(frozen=True)
-class Ngram(Branching, Lookup):
+class Ngram(TreeKind, Lookup):
     """Looks up in the text what followed the same tokens before."""
 
     name = "ngram"
@@ -105,7 +105,7 @@ class Ngram(Branching, Lookup):
 
 
 @dataclass(frozen=True)
-class Model(Branching):
+class Model(TreeKind):
     """The draft model proposes token by token."""
 
     name = "model"
@@ -113,7 +113,7 @@ class Model(Branching):
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert draft is not None
-        return ModelDrafter(draft, early_exit, self.branches)
+        return ModelDrafter(draft, early_exit, self.tree_options)
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ class HeadKind(DrafterKind):
 
     def build(self, draft: Runner | None, early_exit: EarlyExit) -> Drafter:
         assert self.head is not None, "build comes after bind"
-        return HeadDrafter(self.head, early_exit, self.branches)
+        return HeadDrafter(self.head, early_exit, self.tree_options)
 
 
 @dataclass(frozen=True)
-class Eagle(Branching, HeadKind):
+class Eagle(TreeKind, HeadKind):
     """An EAGLE-3 head drafts from the target's hidden states."""
 
     name = "eagle"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semspec.draft.early_exit import CHUNK, EarlyExit
-from semspec.draft.growing import CHAIN, TreeOptions, grow
+from semspec.draft.tree import CHAIN, TreeOptions, grow
 from semspec.types import Decode, DecodeOutput, Draft, DraftRequest, ProposalGenerator, Runner
 
 NO_EARLY_EXIT = EarlyExit()
@@ -23,7 +23,7 @@ class ModelDrafter:
     def propose(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         assert self.slot is not None
         # The draft model's capacity may be smaller than the target's; the last token is never fed and need not fit.
-        n = min(request.max_tokens, self.runner.capacity - len(context) + 1)
+        n = min(request.max_tokens, self.runner.max_seq_len - len(context) + 1)
         if n < 1:
             return Draft([])
         if self.tree.size:

@@ -1,18 +1,18 @@
 """Drafting by lookup: if the last tokens occurred before, propose what followed them there. Needs no model.
 
 Uses the longest suffix of the context, from `longest` tokens down to `shortest`, that occurred earlier, and of its
-occurrences the latest, since text resembles its recent past (`earliest=True`: the first, as in FLy's code). A draft
-that branches has several of these, the latest first, then those of shorter suffixes.
+occurrences the latest, since text resembles its recent past (`earliest=True`: the first, as in FLy's code). A tree
+draft has several of these, the latest first, then those of shorter suffixes.
 Source: prompt lookup decoding, Saxena 2023.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
-from semspec.draft.growing import CHAIN, TreeOptions, in_order
-from semspec.tree import is_chain
+from semspec.draft.tree import CHAIN, TreeOptions, in_order
+from semspec.tree import normal
 from semspec.types import Draft, DraftRequest, ProposalGenerator, Runner
 
 Ngram = tuple[int, ...]
@@ -53,7 +53,7 @@ class NgramDrafter:
                 if not there and (len(nodes) == self.tree.size or self._full(nodes, node)):
                     break
                 node = nodes.setdefault((node, token), len(nodes))
-        return in_order(Draft([token for _, token in nodes], parents=_parents(parent for parent, _ in nodes)))
+        return in_order(Draft([token for _, token in nodes], parents=normal([parent for parent, _ in nodes])))
 
     def _full(self, nodes: dict[tuple[int, int], int], node: int) -> bool:
         return sum(parent == node for parent, _ in nodes) == self.tree.top
@@ -91,10 +91,6 @@ class NgramDrafter:
 
     def close(self) -> None:
         pass
-
-
-def _parents(each: Iterable[int]) -> tuple[int, ...]:
-    return () if is_chain(found := tuple(each)) else found
 
 
 def _repeat(context: list[int], start: int, n: int) -> list[int]:

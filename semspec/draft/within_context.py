@@ -14,7 +14,7 @@ class WithinContext:
     """The drafter while the context fits into its model, then n-gram lookup."""
 
     def __init__(self, drafter: Drafter, runner: Runner) -> None:
-        self.drafter, self.capacity = drafter, runner.capacity
+        self.drafter, self.capacity = drafter, runner.max_seq_len
         self.runners = drafter.runners
         self.lookup: NgramDrafter | None = None
 

@@ -57,9 +57,9 @@ def layers_in(given: str) -> tuple[int, ...]:
 
 
 def layers_of(target: Runner, given: str) -> tuple[int, ...]:
-    layers = layers_in(given) or usual_layers(target.depth)
-    if not all(0 <= i <= target.depth for i in layers):
-        raise BadRequest(f"layers are {given}; the target has layers 0 (the embedding) to {target.depth}")
+    layers = layers_in(given) or usual_layers(target.num_layers)
+    if not all(0 <= i <= target.num_layers for i in layers):
+        raise BadRequest(f"layers are {given}; the target has layers 0 (the embedding) to {target.num_layers}")
     return layers
 
 

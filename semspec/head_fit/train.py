@@ -47,7 +47,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Reading:
+class TargetOutputs:
     """What the target makes of a text."""
 
     states: dict[int, Tensor]  # [tokens, width], by layer
@@ -72,7 +72,7 @@ class Trainer:
             self._begin_as_the_target()
         self.optimiser = torch.optim.AdamW(self.module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.done, self.losses = 0, list[float]()
-        self.cached, self.room = dict[tuple[int, ...], Reading](), CACHE_BYTES
+        self.cached, self.room = dict[tuple[int, ...], TargetOutputs](), CACHE_BYTES
 
     @torch.no_grad()
     def _begin_as_the_target(self) -> None:
@@ -169,20 +169,20 @@ class Trainer:
         """The first place of a text that matters: a draft that ends at its first own token may begin there."""
         return max(text.prompt - 2 - self.how.depth + 1, 0)
 
-    def _read(self, texts: Sequence[Text]) -> list[Reading]:
+    def _read(self, texts: Sequence[Text]) -> list[TargetOutputs]:
         """Each text by itself, so that its states do not depend on those beside it, and once while there is room."""
         return [self._reading(text) for text in texts]
 
-    def _reading(self, text: Text) -> Reading:
+    def _reading(self, text: Text) -> TargetOutputs:
         key = (text.prompt, *text.tokens)
         if key in self.cached:
             return self.cached[key]
-        slot, depth = self.target.acquire(), self.parts.depth
+        slot, depth = self.target.acquire(), self.parts.num_layers
         layers = tuple(sorted({*self.how.layers, depth}))
         (rows,) = self.target.score([Score(self.target, slot, text.tokens, 0, layers, states=len(text.tokens))])
         self.target.release(slot)
         likely, chances = self._likely(rows.hidden[depth][self._first(text) + 1 : len(text.tokens) - 1])
-        read = Reading({i: rows.hidden[i].clone() for i in self.how.layers}, likely, chances)
+        read = TargetOutputs({i: rows.hidden[i].clone() for i in self.how.layers}, likely, chances)
         size = sum(t.numel() * t.element_size() for t in (*read.states.values(), likely, chances))
         if size <= self.room:
             self.cached[key], self.room = read, self.room - size
@@ -205,7 +205,7 @@ class Trainer:
             self.module.size,
             self.ids,
             self.name,
-            self.target.vocab,
+            self.target.vocab_size,
             self.digests,
             self.done,
             self.losses,

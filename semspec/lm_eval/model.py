@@ -15,7 +15,6 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from semspec.engines.address import is_url
 from semspec.errors import BadRequest
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
@@ -23,6 +22,7 @@ from semspec.options import Options
 from semspec.pair import Pair
 from semspec.pair.loading import load
 from semspec.pair.remote import RemotePair
+from semspec.remote.address import is_url
 from semspec.types import Acquire, Event, Runner, Score, ScoreOutput
 
 MAX_GEN_TOKS = 256  # as other models of the harness have it
@@ -84,7 +84,7 @@ class SemspecLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        return self.pair.target.capacity
+        return self.pair.target.max_seq_len
 
     @property
     def eot_token_id(self) -> int:
@@ -213,10 +213,12 @@ def _score(
 ) -> Generator[Acquire | Score | Event, Any, None]:
     if not continuation:
         return
-    tokens = [*context, *continuation][-runner.capacity - 1 : -1]
+    tokens = [*context, *continuation][-runner.max_seq_len - 1 : -1]
     (slot,) = yield Acquire([runner], [tokens])
     try:
-        rows: ScoreOutput = yield Score(runner, slot, tokens, keep=min(len(continuation), len(tokens)), dense=True)
+        rows: ScoreOutput = yield Score(
+            runner, slot, tokens, logits_to_keep=min(len(continuation), len(tokens)), dense=True
+        )
         logprobs = rows.logits.float().log_softmax(-1)
         wanted = logprobs.new_tensor(continuation[-len(logprobs) :]).long()
         result.logprob = float(logprobs.gather(1, wanted[:, None]).sum())

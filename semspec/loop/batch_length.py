@@ -1,40 +1,62 @@
 """Draft lengths of sequences that run together: what pays for one may not pay for many.
 
 A sequence that runs alone has the lengths of its `AdaptiveLength`. With others beside it, all lengths of a tick are
-chosen together (joint_length.py), by what passes of such sizes take (costs.py) and by the acceptance that each rule and
-drafter has had. A batch begins without drafts, for a draft model would have to read every prompt too; then a few
-sequences draft, and twice as many as long as it seems to pay, so that it costs little to find out.
+chosen together (batch_plan.py), by what passes of such sizes take with so much text before them (costs.py) and by the
+acceptance that each rule and drafter has had. A batch begins without drafts, for a draft model has to read every text
+first, and that has to pay, too. Where drafts do not seem to pay, a few sequences try some now and then, for a small
+share of the time, if they would pay with a better acceptance. What drafts cost or save against the target alone is kept
+account of, for each situation: about so many sequences, texts of about such a length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
-from semspec.loop.costs import Array, PassCosts
+from semspec.loop.batch_plan import MIN_UNREAD, RETURN, Batch, expected_tokens
+from semspec.loop.costs import PassCosts
 from semspec.loop.draft_length import (
     ALLOWANCE,
     DECAY,
+    DECODE_TOKENS,
     MAX_EXCESS,
-    MAX_LEAST,
+    MAX_TREE_THRESHOLD,
+    NOWHERE,
     AdaptiveLength,
     DraftLengthPolicy,
     RepeatableLength,
     Round,
+    Situation,
 )
-from semspec.loop.joint_length import BatchCosts, Lengths, joint_lengths, outcome
+from semspec.loop.joint_length import BatchCosts, Lengths, outcome
+from semspec.loop.recent import text_class
 
-MAX_TOKENS = 8  # of a draft beside others: those of one call, or sequences would not stay together
-FEW_TOKENS = 2  # of drafts that are tried
-MARGIN = 1.05  # drafts of a model have to promise this much more: before the first it reads all the text
+FEW_TOKENS = 3  # of drafts that are tried
 PLAN_TICKS = 4  # ticks between two choices
-TRIAL = 8  # of so many sequences one tries drafts that do not seem to pay
+TRIAL = 8  # of so many sequences one tries drafts of which nothing is known, or which do not seem to pay
+GROWTH = 4  # times as many sequences draft as were timed: a draft model's passes may be dearer than they seem
+LOADING = 3  # timed drafts that a measurement at loading counts as
 TRIAL_SHARE = 0.005  # of the time that trials may cost: all learn from them
-RESERVE = 1.0  # tokens of the target alone that drafts may cost each sequence at first,
+MAX_SAVED = 0.5  # of the time that a sequence alone takes: more is not hoped for
+MAX_CREDIT = 16.0  # tokens of every sequence that may be saved up for them
+RESERVE = 1.0  # tokens of the target alone that rounds with drafts may cost each sequence at first,
+READING = 4.0  # with what draft models read,
 MAX_RESERVE = 8.0  # and after they have saved as much
+
+
+@dataclass
+class Account:
+    """Tokens of the target alone that drafts may still cost each sequence in some situation. What has been read is
+    spent whatever follows, so it keeps others from beginning, and nobody from going on."""
+
+    rounds: float = RESERVE
+    whole: float = READING  # with what was read
+
+    def add(self, rounds: float, whole: float) -> None:
+        self.rounds = min(self.rounds + rounds, MAX_RESERVE)
+        self.whole = min(self.whole + whole, MAX_RESERVE)
 
 
 class BatchLengths:
@@ -45,13 +67,18 @@ class BatchLengths:
         self.members: dict[Member, None] = {}  # oldest first
         self.lengths: dict[Member, int] = {}  # of this tick; others have 0
         self.rate = 0.0  # tokens per second of the best lengths
-        self.reserve = RESERVE  # tokens of the target alone that drafts may still cost each sequence
+        self.accounts: dict[tuple[int, int], Account] = {}
         self.credit = 0.0  # seconds that trials may cost
+        self.drafting = False  # somebody does, or has in the last tick and may have its verdict in this one
         self._tick = -1
+        self._account = Account()
+        self._text = 0.0  # tokens of all sequences' texts
+        self._alone = (-1, 0, 0.0), 0.0
         self._best: Lengths = np.zeros(0, int)
         self._planned, self._planned_for = -PLAN_TICKS, list[Member]()
         self._trial: dict[Member, int] = {}  # goes on: the first draft of a sequence also reads, and is not timed
         self._tried = 0
+        self._begun = set[int]()  # numbers of sequences for which what was measured at loading counts
         self._timed = -1  # the last tick whose drafts were timed
 
     def within(self, length: int | DraftLengthPolicy) -> int | DraftLengthPolicy:
@@ -63,59 +90,93 @@ class BatchLengths:
     def length(self, member: Member) -> int:
         if self._tick != self.costs.tick:
             self._tick = self.costs.tick
-            self.lengths = self._plan(list(self.members))
+            before = any(self.lengths.values())
+            self.lengths = self._plan([each for each in self.members if each.joined < self._tick])
+            self.drafting = before or any(self.lengths.values()) or bool(self._best.any())
         return self.lengths.get(member, 0)
 
     def _plan(self, members: list[Member]) -> dict[Member, int]:
         trial, self._trial = self._trial, {}
-        if not self.costs.target_only or self.reserve < 0:  # nothing is known yet, or drafts owe too much
+        count = self.costs.sequences
+        self._text = count * sum(member.at.text for member in members) / max(len(members), 1)
+        situation = count.bit_length(), text_class(self._text / max(count, 1))
+        self._account = self.accounts.setdefault(situation, Account())
+        if not members or not self.costs.target_only or self._account.rounds < 0:  # nothing known, or too much owed
+            self._best = np.zeros(len(members), int)
+            self._planned = -PLAN_TICKS
             return {}
         if trial:
             return trial
+        if self.costs.tick < self._planned + PLAN_TICKS and members == self._planned_for:
+            return dict(zip(members, self._best.tolist(), strict=True))
+        self._planned, self._planned_for = self.costs.tick, members
         batch = self._batch(members)
-        if self.costs.tick >= self._planned + PLAN_TICKS or members != self._planned_for:
-            self._planned, self._planned_for = self.costs.tick, members
-            self._best, self.rate = batch.best()
-        few = max(2 * self.costs.drafts.largest, ceil(len(members) / TRIAL))
-        many = np.cumsum(batch.drafting & (self._best > 0)) > few
-        # Drafts of so many have not been timed: a few begin, with short ones.
-        lengths = np.where(many, 0, np.minimum(self._best, batch.of(FEW_TOKENS))) if many.any() else self._best
-        if not many.any() and (other := self._explore(batch)) is not None:
-            lengths = other
+        self._best, self.rate = batch.best(self._account.whole >= 0)
+        lengths = self._cautious(batch)
         found = dict(zip(members, lengths.tolist(), strict=True))
-        if (lengths != self._best).any() and any(n and not member.drafted for member, n in found.items()):
-            self._trial = found
+        if (lengths != self._best).any():  # what comes of it counts at once
+            self._planned = -PLAN_TICKS
+            self._trial = found if any(n and member.at.unread for member, n in found.items()) else {}
         return found
 
+    def _cautious(self, batch: Batch) -> Lengths:
+        """The best lengths, or what has to be found out first."""
+        best, few = self._best, ceil(len(self._best) / TRIAL)
+        many = max(GROWTH * self.costs.drafts.largest, few)
+        beginning = batch.drafting & (best > 0)
+        if np.count_nonzero(beginning) > many:
+            cut = beginning & ~batch.cheapest(beginning, int(many))
+            return np.where(cut, 0, np.minimum(best, batch.of(FEW_TOKENS)))
+        other = self._explore(batch, few)
+        return best if other is None else other
+
     def _batch(self, members: list[Member]) -> Batch:
-        costs, count = self.costs, len(members)
+        costs, count, text = self.costs, len(members), self._text
         others = max(costs.sequences - count, 0)
         fed = count + sum(self.lengths.values())  # of the last pass
         one, each = self._step(1), self._step(max(count, 2))
         row = max(each - one, 0.0) / (max(count, 2) - 1)
         rows = max(others, costs.rows - fed) if others else 0
-        seconds = BatchCosts(self._target_only(), costs.check, max(one - row, 0.0), row, others, rows)
-        return Batch([member.shared for member in members], seconds)
+        row_cost = members[0].shared.row_cost
+
+        def check(rows: np.ndarray) -> np.ndarray:
+            return costs.check(rows, text, row_cost)
+
+        seconds = BatchCosts(self._target_only(), check, max(one - row, 0.0), row, others, rows)
+        reading = costs.read(text / max(costs.sequences, 1), max(member.shared.draft_cost for member in members))
+        return Batch([(member.shared, member.at) for member in members], seconds, reading)
 
     def _target_only(self) -> float:
         """Seconds of a token of every sequence, without drafts."""
-        return self.costs.target_only.at(self.costs.sequences).item()
+        now = self.costs.tick, self.costs.sequences, self._text
+        if now != self._alone[0]:
+            self._alone = now, self.costs.target_only.at(self.costs.sequences, self._text).item()
+        return self._alone[1]
 
     def _step(self, sequences: int) -> float:
-        """Of a draft token of so many. Before any was timed, by the models' sizes."""
-        if self.costs.drafts:
-            return self.costs.drafts.at(sequences).item()
-        return max(member.shared.draft_cost for member in self.members) * self.costs.target_only.at(sequences).item()
+        """Of a draft token of so many. Before any was timed, by what was measured at loading, or the models' sizes."""
+        text, timed = self._text * sequences / max(self.costs.sequences, 1), self.costs.drafts
+        if sequences not in self._begun:
+            self._begun.add(sequences)
+            known = next((m.shared.step_costs for m in self.members if m.shared.step_costs), None)
+            if known:
+                share = float(np.interp(sequences, list(known), list(known.values())))
+                for _ in range(LOADING):
+                    timed.add(sequences, share * self.costs.target_only.at(sequences, text).item(), text)
+        if timed:
+            return timed.at(sequences, text).item()
+        largest = max(member.shared.draft_cost for member in self.members)
+        return largest * self.costs.target_only.at(sequences, text).item()
 
-    def _explore(self, batch: Batch) -> Lengths | None:
+    def _explore(self, batch: Batch, few: int) -> Lengths | None:
         """Other lengths, if what they are expected to lose is covered."""
         best = int(self._best.max(initial=0))
         self._tried += 1
-        few = np.arange(len(self._best)) < ceil(len(self._best) / TRIAL)
-        lengths = batch.of((0, best + 2)[self._tried % 2] if best else FEW_TOKENS) * (few | bool(best))
+        who = self._best > 0 if best else batch.cheapest(np.ones(len(self._best), bool), few)
+        lengths = np.where(who, batch.of((0, best + 2)[self._tried % 2] if best else FEW_TOKENS), 0)
         tokens, seconds = outcome(batch.survival, batch.drafting, lengths, batch.costs)
-        loss = 2 * (seconds - tokens / self.rate)
-        if (lengths == self._best).all() or loss > self.credit:
+        loss = 2 * (seconds - tokens / self.rate) + float(batch.reading[lengths > 0].sum())
+        if (lengths == self._best).all() or loss > self.credit or not (best or (who & batch.hoped()).any()):
             return None
         self.credit -= max(loss, 0.0)
         return lengths
@@ -123,22 +184,35 @@ class BatchLengths:
     def observe(self, member: Member, made: Round) -> None:
         """What came of a length."""
         costs, spent = self.costs, made.draft + made.target
-        self.credit += TRIAL_SHARE * spent
         if not costs.target_only or costs.disturbed >= member.asked:  # somebody's prompt was in it
             return
-        alone, saved = self._target_only() / max(costs.sequences, 1), 0.0
+        self.credit = min(self.credit + TRIAL_SHARE * spent, MAX_CREDIT * self._target_only())
+        alone = self._target_only() / max(costs.sequences, 1)
+        rounds = whole = 0.0
         if made.requested or any(self.lengths.values()):  # others' drafts cost those who have none, too
             drafting = [m for m in self.members if m.asked == member.asked and m.requested and not m.shared.lookup]
             longest = max((m.requested for m in drafting), default=1)
-            steady = all(m.caught_up for m in drafting)
+            steady = not any(m.at.unread for m in drafting)
             if made.draft > 0 and self._timed < member.asked and steady:
                 self._timed = member.asked
-                costs.drafts.add(len(drafting), made.draft * len(drafting) / longest)
-            passes = costs.check(costs.rows).item() / max(costs.sequences, 1) * (1 if made.requested else made.tokens)
+                text = sum(m.at.text for m in drafting)
+                costs.drafts.add(len(drafting), made.draft * len(drafting) / longest, text)
+            row_cost = member.shared.row_cost
+            passes = costs.check(costs.rows, self._text, row_cost).item() / max(costs.sequences, 1)
+            passes *= 1 if made.requested else made.tokens
             drafts = longest * self._step(len(drafting)) / len(drafting) if drafting else 0.0
-            charged = min(spent, MAX_EXCESS * (passes + drafts)) if steady else spent
-            saved = made.tokens - charged / alone
-        self.reserve = min(self.reserve + (saved + ALLOWANCE * spent / alone) / len(self.members), MAX_RESERVE)
+            charged = min(spent, MAX_EXCESS * (passes + drafts))
+            rounds = made.tokens - charged / alone
+            whole = rounds if steady else made.tokens - spent / alone
+        allowed = ALLOWANCE * spent / alone
+        self._account.add((rounds + allowed) / len(self.members), (whole + allowed) / len(self.members))
+
+    def too_late(self, shared: AdaptiveLength, at: Situation) -> bool:
+        """Whether a sequence that is alone had better not read its text for drafts: little is left to write."""
+        if shared.lookup or at.unread <= MIN_UNREAD or not self.costs.target_only:
+            return False
+        saved = MAX_SAVED * expected_tokens(at) * self.costs.target_only.at(1, at.text).item()
+        return RETURN * at.unread * self.costs.read(at.text, shared.draft_cost) > saved
 
     @property
     def threshold(self) -> float:
@@ -146,42 +220,8 @@ class BatchLengths:
         rows = self.costs.rows
         if not self.costs.checks:
             return 0.0
-        further = float(np.diff(self.costs.check([rows, 1.25 * rows])).item()) / (0.25 * rows)
-        return min(max(further * self.rate, 0.0), MAX_LEAST)
-
-
-class Batch:
-    """What the lengths of a tick are chosen from."""
-
-    def __init__(self, shared: Sequence[AdaptiveLength], costs: BatchCosts) -> None:
-        self.costs = costs
-        self.min_tokens = np.array([each.min_tokens for each in shared])
-        self.drafting = np.array([not each.lookup for each in shared])
-        self.survival = np.zeros((len(shared), MAX_TOKENS))
-        rows = {each: self._row(each) for each in set(shared)}
-        for i, each in enumerate(shared):
-            self.survival[i] = rows[each]
-
-    @staticmethod
-    def _row(shared: AdaptiveLength) -> Array:
-        row, n = np.zeros(MAX_TOKENS), min(shared.max_tokens, MAX_TOKENS)
-        if shared.min_tokens <= n:
-            row[:n] = np.cumprod(shared.chances()[:n])
-            row[: shared.min_tokens] = row[: shared.min_tokens].mean()  # all of them, or none
-        return row
-
-    def of(self, n: int) -> Lengths:
-        """About n tokens for each, within what it may have."""
-        longest = np.count_nonzero(self.survival, axis=1)
-        wanted = np.clip(n, self.min_tokens, np.maximum(longest, self.min_tokens))
-        return np.where((n > 0) & (longest >= self.min_tokens), wanted, 0)
-
-    def best(self) -> tuple[Lengths, float]:
-        lengths, rate = joint_lengths(self.survival, self.drafting, self.costs)
-        lengths = np.where(lengths < self.min_tokens, 0, lengths)
-        alone = (len(lengths) + self.costs.others) / self.costs.target_only
-        pays = lengths.any() and rate > (MARGIN if (lengths * self.drafting).any() else 1.0) * alone
-        return (lengths, rate) if pays else (np.zeros_like(lengths), alone)
+        further = float(np.diff(self.costs.check([rows, 1.25 * rows], self._text)).item()) / (0.25 * rows)
+        return min(max(further * self.rate, 0.0), MAX_TREE_THRESHOLD)
 
 
 class Member:
@@ -189,17 +229,21 @@ class Member:
 
     def __init__(self, batch: BatchLengths, shared: AdaptiveLength) -> None:
         self.batch, self.shared = batch, shared
-        self.asked = -1  # the tick
+        self.at = NOWHERE
+        self.joined = self.asked = -1  # ticks: of the first length and of the last
         self.requested = 0
         self.together = False  # with others, in the last round
-        self.drafted = self.caught_up = False  # in the last round; in the one before
 
-    def length(self) -> int:
+    def length(self, at: Situation) -> int:
         batch = self.batch
-        batch.members[self] = None
-        self.asked, self.together = batch.costs.tick, batch.costs.sequences > 1
-        self.requested = batch.length(self) if self.together else self.shared.length()
-        self.caught_up, self.drafted = self.drafted, self.requested > 0
+        self.at, self.asked, self.together = at, batch.costs.tick, batch.costs.sequences > 1
+        if self not in batch.members:  # those who come together do not know of each other yet
+            batch.members[self] = None
+            self.joined = self.asked
+        if self.together:
+            self.requested = batch.length(self)
+        else:
+            self.requested = 0 if batch.too_late(self.shared, at) else self.shared.length(at)
         return self.requested
 
     def observe(self, made: Round) -> None:
@@ -213,9 +257,13 @@ class Member:
     def threshold(self) -> float:
         return self.batch.threshold if self.together else self.shared.threshold
 
-    def rest(self, undrafted_rounds: int) -> int:
-        drafting = self.together and any(self.batch.lengths.values())  # then a tick makes one token, and who has none
-        return 1 if drafting else self.shared.rest(undrafted_rounds)  # may join the next
+    def target_only_tokens(self, undrafted_rounds: int) -> int:
+        if not self.together:
+            return self.shared.target_only_tokens(undrafted_rounds)
+        if self.batch.drafting:  # then a tick makes one token, and who has none may join the next
+            return 1
+        # As many for all, or those who have written theirs would wait for the others.
+        return DECODE_TOKENS if self.batch.costs.target_only else self.shared.target_only_tokens(0)
 
     def close(self) -> None:
         self.batch.members.pop(self, None)

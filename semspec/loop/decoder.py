@@ -15,15 +15,15 @@ from typing import Any
 
 from torch import Tensor
 
-from semspec.loop.branches import legal_branches
-from semspec.loop.draft_length import DECODE_TOKENS, FixedLength, Round
+from semspec import tree
+from semspec.loop.draft_length import DECODE_TOKENS, FixedLength, Round, Situation
 from semspec.loop.job import Job as Job
 from semspec.loop.job import Referee as Referee
 from semspec.loop.stats import Stats
-from semspec.loop.target_reading import TargetReading
+from semspec.loop.target_scorer import TargetScorer
 from semspec.sampling.draw import entropy, logprobs_of
 from semspec.sampling.noise import TARGET
-from semspec.sampling.processors import History
+from semspec.sampling.processors import History, Processors
 from semspec.types import (
     Acquire,
     Decode,
@@ -62,22 +62,22 @@ class Decoder:
         self.round = 0
         length = job.num_draft_tokens
         self.draft_length = FixedLength(length) if isinstance(length, int) else length
-        self.undrafted = len(job.prompt)  # tokens that the drafter has not read
+        self.undrafted = len(job.prompt)  # tokens that the drafter has not seen
         self.undrafted_rounds = 0  # since the last one with a draft
-        self.states: dict[int, Tensor | None] = {}  # of this sequence, by the id of a rule
+        self.states: dict[Rule, Tensor | None] = {}  # what each rule has returned for this sequence
         self.exact_only = False  # a lossy rule repeated itself, and `exact` has taken over
         self.thinking = job.thinking
-        self.reading = TargetReading(target, drafter)
+        self.scorer = TargetScorer(target, drafter)
 
     def decode(self) -> SequenceGenerator:
         slots: list[int] = []
         try:
             drafts, read = self.drafter.runners, self.job.draft_prompt or self.job.prompt
             # What is too long for a draft model is never fed to it.
-            prompts = [self.job.prompt, *(read if len(read) <= runner.capacity else () for runner in drafts)]
+            prompts = [self.job.prompt, *(read if len(read) <= runner.max_seq_len else () for runner in drafts)]
             slots = yield Acquire([self.target, *drafts], prompts, self.job.salt)
             self.slot, *rest = slots
-            self.reading.slot = self.slot
+            self.scorer.slot = self.slot
             self.drafter.begin(rest)
             end = len(self.context) + self.job.max_new_tokens
             finish: FinishReason | None = None
@@ -108,11 +108,11 @@ class Decoder:
             return None
         begin = max(0, last - (job.prompt_logprobs_last or last))
         if before := job.prompt[:begin]:
-            yield from self.reading.read(before, keep=1)
+            yield from self.scorer.score(before, logits_to_keep=1)
         found: list[TokenLogprob | None] = [] if begin else [None]
         for start in range(begin, last, PROMPT_ROWS):  # rows of a whole prompt may not fit into memory
             tokens = job.prompt[start : min(start + PROMPT_ROWS, last)]
-            rows: ScoreOutput = yield from self.reading.read(tokens, keep=len(tokens))
+            rows: ScoreOutput = yield from self.scorer.score(tokens, logits_to_keep=len(tokens))
             found += logprobs_of(rows.logits, job.prompt[start + 1 :][: len(tokens)], job.prompt_logprobs)
         return found
 
@@ -125,11 +125,11 @@ class Decoder:
         return [] if self.job.processors is None else self.job.processors.forced(self.context, min(left, MAX_GIVEN))
 
     def take(self, tokens: list[int], left: int) -> Generator[Request, Any, Event]:
-        """Commit tokens without a pass; the target reads them with what follows."""
+        """Commit tokens without a pass; the target is fed them with what follows."""
         logprobs = None
         if self.job.logprobs is not None and tokens:
             feed = self.pending() + tokens[:-1]
-            rows: ScoreOutput = yield from self.reading.read(feed, keep=len(tokens))
+            rows: ScoreOutput = yield from self.scorer.score(feed, logits_to_keep=len(tokens))
             logprobs = logprobs_of(rows.logits, tokens, self.job.logprobs)
         count, finish = self.cut(tokens, left)
         for _ in range(count):
@@ -140,8 +140,8 @@ class Decoder:
     def speculate(self, left: int) -> Generator[Request, Any, Event]:
         """A round with the draft length of the policy, perhaps 0, whose result the policy observes."""
         # The target always adds a token of its own, so a draft is at least one shorter than what is left.
-        n, before = self.draft_length.length(), dict(self.stats.seconds)
-        # Do not learn from the seconds of a round in which a model reads more than its last token.
+        n, before = self.draft_length.length(self.situation(left)), dict(self.stats.seconds)
+        # Do not learn from the seconds of a round with a prefill: of the prompt, or of what the drafter has not seen.
         prompt = len(self.pending()) > 1
         timed = not prompt and not (n and self.undrafted and self.drafter.runners)
         if n:
@@ -151,16 +151,22 @@ class Decoder:
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)
         else:
-            event = yield from self.decode_target(self.draft_length.rest(self.undrafted_rounds), left)
+            event = yield from self.decode_target(self.draft_length.target_only_tokens(self.undrafted_rounds), left)
             drafted = 0
         self.undrafted_rounds = 0 if n else self.undrafted_rounds + 1
         self.undrafted = 0 if n else self.undrafted + len(event.tokens)
         if event.finish_reason is None:  # else the end of the answer may have cut it
             spent = {kind: seconds - before[kind] for kind, seconds in self.stats.seconds.items()}
             target = sum(spent.values()) - spent["draft"]
-            made = (min(n, left - 1), drafted, len(event.tokens), spent["draft"], target, timed, prompt, event.drafted)
-            self.draft_length.observe(Round(*made))
+            tokens, drafting = len(event.tokens), spent["draft"]
+            made = Round(min(n, left - 1), drafted, tokens, drafting, target, timed, prompt, scored=event.drafted)
+            self.draft_length.observe(made)
         return event
+
+    def situation(self, left: int) -> Situation:
+        # What the target has found in its prefix cache, a draft model will mostly find in its own.
+        unread = max(self.undrafted - self.stats.cached_tokens, 0) if self.drafter.runners else 0
+        return Situation(len(self.context), len(self.context) - len(self.job.prompt), left, unread)
 
     def propose_from(self, context: list[int], request: DraftRequest) -> ProposalGenerator:
         if self.job.processors is not None:
@@ -172,7 +178,7 @@ class Decoder:
         job = self.job
         draft, layout = self.fit(draft, rule)
         feed = self.pending() + layout
-        rows: ScoreOutput = yield from self.reading.read(
+        rows: ScoreOutput = yield from self.scorer.score(
             feed, 1 + len(layout), rule.layers, dense=not draft.tokens, parents=draft.parents
         )
         if not draft.tokens:  # nothing to verify: the target's own token follows
@@ -186,19 +192,19 @@ class Decoder:
             job.sampling,
             len(self.context),
             self.round,
-            self.states.get(id(rule)),
+            self.states.get(rule),
             job.logprobs,
             job.protected,
             self.history(),
         )
         self.round += 1
-        self.states[id(rule)] = verdict.state
+        self.states[rule] = verdict.state
 
         tokens = [*(draft.tokens[i] for i in verdict.taken), verdict.next]
         count, finish = self.cut(tokens, left)
         accepted = min(verdict.accepted, count)
         if draft.parents:
-            rows = self.reading.keep(rows, verdict.path)
+            rows = self.scorer.compact(rows, verdict.path)
         if job.count_entropy:
             self.stats.entropy += float(entropy(rows.logits[:count].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
@@ -217,15 +223,15 @@ class Decoder:
     def decode_target(self, n: int, left: int, pause: frozenset[int] = frozenset()) -> Generator[Request, Any, Event]:
         """The target generates a few tokens without a draft, up to one at which to pause."""
         job, pending = self.job, self.pending()
-        if self.reading.layers and len(pending) > 1:  # a decode has no states of what it reads before its first token
-            yield from self.reading.read(pending[:-1], keep=0)
+        if self.scorer.layers and len(pending) > 1:  # a decode has no states of what it reads before its first token
+            yield from self.scorer.score(pending[:-1], logits_to_keep=0)
             pending = pending[-1:]
         n = 1 if job.processors is not None else n  # what is forced or over is seen between requests
         out: DecodeOutput = yield Decode(
             self.target, self.slot, pending, min(n, left), job.sampling, TARGET, job.stop | pause,
-            logprobs=job.logprobs, layers=self.reading.layers, history=self.history(),
+            logprobs=job.logprobs, layers=self.scorer.layers, history=self.history(),
         )  # fmt: skip
-        self.reading.add(out.hidden)
+        self.scorer.add(out.hidden)
         count, finish = self.cut(out.tokens, left)
         for _ in range(count):
             self.stats.observe(drafted=0, accepted=0)
@@ -250,10 +256,10 @@ class Decoder:
         processors = self.job.processors if draft.logits is None or not rule.needs_draft_logits else None
         end = self.thinking.end if self.thinking and self.thinking.relax_only else None
         if draft.parents:
-            draft = legal_branches(draft, self.context, processors, end)
+            draft = legal_tree(draft, self.context, processors, end)
         elif processors is not None:
             draft = draft.first(processors.legal(self.context, draft.tokens))
-        space = self.target.capacity - len(self.context)
+        space = self.target.max_seq_len - len(self.context)
         if draft.parents:
             return (draft := draft.first(space)), draft.tokens
         while draft.tokens and (len(rule.layout(draft.tokens)) > space or end in draft.tokens[:-1]):
@@ -261,20 +267,21 @@ class Decoder:
         return draft, rule.layout(draft.tokens)
 
     def check_repetition(self, new: int) -> None:
-        """If a lossy rule has led into a loop, use `exact` from here on."""
+        """If a lossy rule repeats itself, use `exact` from here on."""
         # Repetition in the prompt does not count.
-        loop = self.job.repetition_guard.find(self.context[len(self.job.prompt) :], new)
-        if loop is not None:
+        found = self.job.repetition_guard.find(self.context[len(self.job.prompt) :], new)
+        if found is not None:
             self.exact_only = True
             self.stats.loops += 1
-            what = f"{self.job.rule.name} wrote {loop.period} tokens {loop.repeats} times in a row; going on with exact"
-            text = self.job.text_of(list(loop.block))
+            times = f"{found.period} tokens {found.repeats} times in a row"
+            what = f"{self.job.rule.name} wrote {times}; going on with exact"
+            text = self.job.text_of(list(found.block))
             quoted = repr(text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 3] + "...")
             # A server's log does not quote its users' texts.
             log.warning("%s: %s", what, quoted, extra={"public": what})
 
     def pending(self) -> list[int]:
-        """The part of the context that the target has not read: its last token, or at first the whole prompt."""
+        """The part of the context not yet in the target's cache: its last token, or at first the whole prompt."""
         return self.context[self.target.length(self.slot) :]
 
     def cut(self, tokens: list[int], left: int) -> tuple[int, FinishReason | None]:
@@ -304,6 +311,16 @@ class Decoder:
         if not (self.job.rule.lossless or self.exact_only):
             self.check_repetition(len(tokens))
         self.target.truncate(self.slot, min(self.target.length(self.slot), len(self.context) - 1))
-        self.reading.observe(self.context)
+        self.scorer.observe(self.context)
         own = None if logprobs is None else logprobs[: len(tokens)]
         return Event(tokens, ["target"] * len(tokens), logprobs=own, finish_reason=finish)
+
+
+def legal_tree(draft: Draft, context: list[int], processors: Processors | None, end: int | None) -> Draft:
+    """A tree draft without what may not follow the context, and without what follows an `end`."""
+    some = set[int]()
+    for path in tree.paths(draft.parents):
+        tokens = [draft.tokens[i] for i in path]
+        n = len(tokens) if processors is None else processors.legal(context, tokens)
+        some.update(path[: tokens.index(end) + 1 if end in tokens[:n] else n])
+    return draft if len(some) == len(draft.tokens) else draft.only(some)

@@ -14,21 +14,25 @@ Source of the trade-off: Leviathan et al. 2023 (arXiv 2211.17192), with one acce
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from semspec.loop.recent import clipped, median, text_class
+from semspec.loop.round_seconds import PRIOR_SLOPE, RECENT, Seconds
 
 
 class DraftLengthPolicy(Protocol):
     """Decides the length of a sequence's next draft and observes the results."""
 
-    def length(self) -> int:
+    def length(self, at: Situation) -> int:
         """How many tokens to draft; 0: target only for a few tokens."""
         ...
 
     def observe(self, made: Round) -> None: ...
 
-    def rest(self, undrafted_rounds: int) -> int:
+    def target_only_tokens(self, undrafted_rounds: int) -> int:
         """Tokens of the target's own before a length is asked for again, after so many rounds without a draft."""
         ...
 
@@ -42,6 +46,19 @@ class DraftLengthPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Situation:
+    """Where a sequence stands when a length is asked for, in tokens."""
+
+    text: int  # the prompt and what was written
+    written: int
+    left: int  # that may still be written
+    unread: int  # of the text, that a draft model would have to read first
+
+
+NOWHERE = Situation(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """What came of a draft length."""
 
@@ -50,9 +67,9 @@ class Round:
     tokens: int  # committed, the bonus token included
     draft: float  # seconds
     target: float
-    timed: bool = True  # False: they include what a model had to read first
-    prompt: bool = False  # which was the prompt
-    scored: int = 0  # draft tokens in the target's pass: more than drafted where drafts branch
+    timed: bool = True  # False: the seconds include a prefill, so nothing is learnt from them
+    prompt: bool = False  # and that was the prompt's
+    scored: int = 0  # draft tokens in the target's pass: more than drafted in a tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +79,13 @@ class FixedLength:
     n: int
     threshold: float = 0.0
 
-    def length(self) -> int:
+    def length(self, at: Situation = NOWHERE) -> int:
         return self.n
 
     def observe(self, made: Round) -> None:
         pass
 
-    def rest(self, undrafted_rounds: int) -> int:
+    def target_only_tokens(self, undrafted_rounds: int) -> int:
         return TARGET_ONLY_TOKENS
 
     def close(self) -> None:
@@ -79,11 +96,7 @@ DECAY = 0.95  # of the weight of older rounds, per round
 PRIOR_ACCEPTANCE = 0.7  # acceptance rate before any draft of a model,
 PRIOR_LOOKUP = 0.4  # and of a lookup in the text
 PRIOR_TOKENS = 2.0  # weight of a prior, in tokens
-RECENT = 15  # measurements of one length that are kept; their median counts, so outliers do not
-MAX_SLOWDOWN = 3.0  # a round's seconds are clipped to this many times the expected ones
-PRIOR_SLOPE = 0.1  # seconds of a further token in a target pass, in passes, before any was measured
-MAX_EXCESS = 1.25  # the same for what drafts are charged with: a slow moment of the machine is not theirs
-RIDGE = 8.0  # tokens squared: regularises the slope of the target's seconds towards 0
+MAX_EXCESS = 1.25  # drafts are charged with this many times the expected seconds: a slow moment is not theirs
 EXPLORATION = 0.02  # share of the time that may be lost by trying lengths which seem worse
 ALLOWANCE = 0.015  # share of the target's time alone that drafts may cost in the long run,
 RESERVE = 2.0  # and at first, in tokens of the target alone,
@@ -95,9 +108,20 @@ INITIAL_LOOKUPS = (0, 2)
 TARGET_ONLY_TOKENS = 4  # tokens of a round without a draft,
 DECODE_TOKENS = 8  # and after several such rounds: between two checks for stop strings and cancellation
 MIN_ROWS = 3  # passes over trees before a further token's seconds count
-MAX_LEAST = 0.5  # the most that a token of a tree has to be worth: a likely first one is always drafted
+MAX_TREE_THRESHOLD = 0.5  # so a likely first token of a tree is always drafted
 FORGETTING = 0.98  # of that, per round without a tree: what was slow once is tried again
 MIN_SECONDS = 1e-9  # against division by zero
+COSTS = (
+    "draft",
+    "target",
+    "rates",
+    "best",
+    "credit",
+    "reserve",
+    "planned",
+    "next_candidate",
+)  # learnt by texts' length
+NO_STEPS: Mapping[int, float] = MappingProxyType({})
 
 
 def rates(chances: Iterable[float], draft: Callable[[int], float], target: Callable[[int], float]) -> list[float]:
@@ -122,31 +146,48 @@ class AdaptiveLength:
         lookup: bool = False,
         draft_cost: float = 0.0,
         row_cost: float | None = None,
+        step_costs: Mapping[int, float] = NO_STEPS,
     ) -> None:
         """`lookup`: drafts cost nothing to make, are worth less, and are often empty; `draft_cost`: of a draft token in
         target passes, as far as the models' sizes tell; `row_cost`: of a further token in a target pass, in passes, as
-        measured when the model was loaded."""
-        self.lookup, self.draft_cost = lookup, draft_cost
+        measured when the model was loaded; `step_costs`: of a draft token of so many sequences, in tokens of the target
+        of as many, measured then, too."""
+        self.lookup, self.draft_cost, self.row_cost, self.step_costs = lookup, draft_cost, row_cost, step_costs
         self.decay = DECAY
         self.prior = PRIOR_LOOKUP if lookup else PRIOR_ACCEPTANCE
         self.max_tokens, self.min_tokens = max(max_tokens, min_tokens), min_tokens  # of a draft that is not empty
         # By position; older rounds weigh less.
         self.accepted, self.tested = [0.0] * self.max_tokens, [0.0] * self.max_tokens
-        slope = PRIOR_SLOPE if row_cost is None else row_cost
-        self.draft, self.target = Seconds(through_zero=True), Seconds(prior_slope=slope)
         self.rows = deque[float](maxlen=RECENT)  # seconds of a further token in a pass over a tree,
         self.treeless = 0  # and rounds with drafts since the last such pass
+        self._class = 0  # of the texts for which the rest was learnt: what rounds cost depends on it,
+        self._other: dict[int, dict[str, Any]] = {}  # and here it is for the others
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known of what rounds cost."""
+        slope = PRIOR_SLOPE if self.row_cost is None else self.row_cost
+        self.draft, self.target = Seconds(through_zero=True), Seconds(prior_slope=slope)
         self.rates: list[float] = []  # expected tokens per second with drafts of 0, 1, ... tokens
         self.best = 0
         self.credit = 0.0  # seconds that may be lost by trying other lengths
-        self.reserve = (
-            LOOKUP_RESERVE if lookup else RESERVE
-        )  # tokens that the target alone could have written in the time drafts have saved
-        lookups = INITIAL_LOOKUPS if row_cost is None else INITIAL_LOOKUPS[:1]  # what others cost is known
-        self.planned = deque(self._clamp(n) for n in (lookups if lookup else INITIAL_LENGTHS))
+        # What drafts have saved, in tokens that the target alone could have written in that time.
+        self.reserve = LOOKUP_RESERVE if self.lookup else RESERVE
+        lookups = INITIAL_LOOKUPS if self.row_cost is None else INITIAL_LOOKUPS[:1]  # what others cost is known
+        self.planned = deque(self._clamp(n) for n in (lookups if self.lookup else INITIAL_LENGTHS))
         self.next_candidate = 0
 
-    def length(self) -> int:
+    def _enter(self, at: Situation) -> None:
+        """Go on with what was learnt for texts of this length."""
+        now = text_class(at.text)
+        if now != self._class:
+            self._other[self._class] = {name: getattr(self, name) for name in COSTS}
+            self._begin()
+            vars(self).update(self._other.pop(now, {}))
+            self._class = now
+
+    def length(self, at: Situation = NOWHERE) -> int:
+        self._enter(at)
         if self.planned:
             return self.planned.popleft()
         if not (self.draft.timed or self.lookup):  # sequences that started together may all have been in prefill
@@ -177,11 +218,11 @@ class AdaptiveLength:
             self.target.add(requested, made.target if requested else made.target / max(made.tokens, 1))
             if made.scored > made.drafted and 0 in self.target.median:
                 row = max(made.target - self.target.of(0), 0.0) / made.scored
-                self.rows.append(min(row, MAX_SLOWDOWN * self.row_seconds) if self.row_seconds else row)
+                self.rows.append(clipped(row, self.row_seconds))
         if self.target.recent:
             self._update_rates()
 
-    def rest(self, undrafted_rounds: int) -> int:
+    def target_only_tokens(self, undrafted_rounds: int) -> int:
         # Rounds take time of their own: while drafts do not pay, there are no more of them than with `none`.
         return DECODE_TOKENS if undrafted_rounds > 1 else TARGET_ONLY_TOKENS
 
@@ -191,14 +232,14 @@ class AdaptiveLength:
     @property
     def row_seconds(self) -> float:
         """Of a further token in a pass over a tree; 0 before several were measured."""
-        return sorted(self.rows)[(len(self.rows) - 1) // 2] if len(self.rows) >= MIN_ROWS else 0.0
+        return median(self.rows) if len(self.rows) >= MIN_ROWS else 0.0
 
     @property
     def threshold(self) -> float:
         if not self.rates:
             return 0.0
         worth = self.row_seconds * self.rates[self.best]  # what else is written in that time
-        return min(worth, MAX_LEAST) * FORGETTING**self.treeless
+        return min(worth, MAX_TREE_THRESHOLD) * FORGETTING**self.treeless
 
     def _keep_account(self, made: Round, requested: int) -> None:
         """Of what this round cost against the best length, and against the target alone."""
@@ -261,7 +302,7 @@ class RepeatableLength(AdaptiveLength):
         self, draft_cost: float, row_cost: float, max_tokens: int = MAX_DRAFT_TOKENS, min_tokens: int = 1
     ) -> None:
         super().__init__(max_tokens, min_tokens, draft_cost=draft_cost)
-        self.row_cost = row_cost
+        self.row = row_cost
         self.planned.clear()  # no length has to be tried for its cost
         for n in range(self.max_tokens + 1):
             self.draft.add(n, draft_cost * n)
@@ -270,78 +311,36 @@ class RepeatableLength(AdaptiveLength):
         self._update_rates()
 
     def observe(self, made: Round) -> None:
-        cost = 1 + self.row_cost * (made.scored or made.drafted) if made.requested else float(made.tokens)
+        cost = 1 + self.row * (made.scored or made.drafted) if made.requested else float(made.tokens)
         super().observe(replace(made, draft=self.draft_cost * made.drafted, target=cost, timed=False, prompt=False))
+
+    def _enter(self, at: Situation) -> None:
+        """The costs are known, and the same for all texts."""
 
 
 class DraftLengths:
     """An `AdaptiveLength` per combination of rule and drafter, so that later prompts start from earlier estimates. The
     least recently used are dropped."""
 
-    def __init__(self, size: int = 64, row_cost: float | None = None) -> None:
-        self.size, self.row_cost = size, row_cost
+    def __init__(
+        self, size: int = 64, row_cost: float | None = None, step_costs: Mapping[int, float] = NO_STEPS
+    ) -> None:
+        self.size, self.row_cost, self.step_costs = size, row_cost, step_costs
         self._policies: OrderedDict[Hashable, AdaptiveLength] = OrderedDict()
 
     def of(
         self, key: Hashable, max_tokens: int, min_tokens: int, lookup: bool = False, draft_cost: float = 0.0
     ) -> AdaptiveLength:
-        made = AdaptiveLength(max_tokens, min_tokens, lookup, draft_cost, self.row_cost)
+        made = AdaptiveLength(max_tokens, min_tokens, lookup, draft_cost, self.row_cost, self.step_costs)
         policy = self._policies.setdefault(key, made)
         self._policies.move_to_end(key)
         if len(self._policies) > self.size:
             self._policies.popitem(last=False)
         return policy
 
+    def fresh(self) -> DraftLengths:
+        """With nothing learnt but what was measured when the models were loaded."""
+        return DraftLengths(self.size, self.row_cost, self.step_costs)
+
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self._policies)
-
-
-class Seconds:
-    """Seconds by draft length: the median of recent rounds, and a linear fit for lengths not measured."""
-
-    def __init__(self, through_zero: bool = False, prior_slope: float = PRIOR_SLOPE) -> None:
-        """`through_zero`: the line has 0 seconds at 0 tokens; `prior_slope`: of it, in passes, before any length was
-        timed."""
-        self.through_zero, self.prior_slope = through_zero, prior_slope
-        self.recent: dict[int, deque[float]] = {}
-        self.median: dict[int, float] = {}  # of the recent ones
-        self.mean_length = self.mean_seconds = self.slope = 0.0  # the line
-
-    @property
-    def timed(self) -> bool:
-        """Whether a draft of any length has been timed."""
-        return any(n > 0 for n in self.median)
-
-    def add(self, n: int, seconds: float) -> None:
-        expected = self.of(n) if n in self.median or (n and self.timed) else 0.0
-        if expected > 0.0:
-            seconds = min(seconds, MAX_SLOWDOWN * expected)
-        recent = self.recent.setdefault(n, deque(maxlen=RECENT))
-        recent.append(seconds)
-        self.median[n] = sorted(recent)[(len(recent) - 1) // 2]
-        self._fit([(m, median, len(self.recent[m])) for m, median in self.median.items() if m])
-
-    def of(self, n: int) -> float:
-        """Expected seconds of a draft of n tokens."""
-        if n == 0 and 0 in self.median:  # another kind of pass, which is not on the line
-            return self.median[0]
-        line = max(self.mean_seconds + self.slope * (n - self.mean_length), 0.0)
-        weight = len(self.recent.get(n, ()))
-        return (line + weight * self.median[n]) / (1 + weight) if weight else line
-
-    def _fit(self, points: list[tuple[int, float, int]]) -> None:
-        """Least squares over (length, seconds, weight)."""
-        weight = sum(w for *_, w in points)
-        if not points:
-            self.mean_seconds, self.slope = (
-                self.median[0],
-                (0.0 if self.through_zero else self.prior_slope * self.median[0]),
-            )
-        elif self.through_zero:
-            self.slope = sum(s * w for _, s, w in points) / sum(n * w for n, _, w in points)
-        else:
-            self.mean_length = sum(n * w for n, _, w in points) / weight
-            self.mean_seconds = sum(s * w for _, s, w in points) / weight
-            variance = sum(w * (n - self.mean_length) ** 2 for n, _, w in points)
-            covariance = sum(w * (n - self.mean_length) * (s - self.mean_seconds) for n, s, w in points)
-            self.slope = max(covariance / (variance + RIDGE), 0.0)

@@ -19,11 +19,11 @@ from semspec.errors import BadRequest, SemspecError
 from semspec.loop.batch_length import BatchLengths
 from semspec.loop.costs import PassCosts
 from semspec.loop.live_tasks import LiveTasks
-from semspec.loop.passes import NO_ROOM, Growth, drafts, fitting, ragged, reads, youngest
+from semspec.loop.passes import NO_ROOM, Growth, drafts, fitting, needs_ragged_pass, ragged, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
 from semspec.loop.verifying import verdicts
-from semspec.loop.work import AgainWork, DecodeWork, Part, ScoreWork, Task, Work
+from semspec.loop.work import DecodeWork, Part, RecomputeWork, ScoreWork, Task, Work
 from semspec.sampling.draw import NOTHING, next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
@@ -39,22 +39,22 @@ from semspec.types import (
 )
 
 UNDER_WAY = "a pass is under way: a rule or referee may not use the pair that calls it"
-Served = list[tuple[Work | AgainWork, Part]]  # what a pass has done
+Served = list[tuple[Work | RecomputeWork, Part]]  # what a pass has done
 
 
 class Executor(LiveTasks):
     def __init__(self, chunk: int = 8, budget: int = 512, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self.chunk = chunk  # tokens of a fused decode while there are other sequences
-        self.budget = budget  # tokens in one pass,
-        self.growth = Growth()  # fewer far into a long text, where that was measured
+        self.budget = budget  # tokens in one pass; of rounds, up to twice as many (passes.ragged)
+        self.growth = Growth()  # makes prompt chunks smaller far into a long text, where that was measured
         self.clock = clock
         self.rules = RuleGraphs()
         self.costs = PassCosts()
         self.lengths = BatchLengths(self.costs)
         self.alternation = Alternation()
         self._side_by_side = SideBySide(clock)
-        self._slots: deque[Task] = deque()  # waiting for slots, in order of arrival
+        self._waiting: deque[Task] = deque()  # for slots, in order of arrival
         self._work: dict[int, list[Work]] = {}  # id of runner -> what it has to do
         self._verify_requests: list[tuple[Task, VerifyRequest]] = []
 
@@ -62,7 +62,7 @@ class Executor(LiveTasks):
         """Advance every sequence as far as it goes, then make one pass on every runner that has work."""
         if is_beside():  # would wait for the lock, whose owner waits for this pass
             raise SemspecError(UNDER_WAY)
-        with self._exclusive():
+        with self.exclusive():
             if self._busy > 1:
                 raise SemspecError(UNDER_WAY)
             self._drop_discarded()
@@ -113,10 +113,11 @@ class Executor(LiveTasks):
             task = ready.popleft()
             while not task.done and task.answered:
                 self._resume(task)
-            if not ready and self._slots and self._grant(chosen := self._choose(self._slots)):
+            if not ready and self._waiting and self._grant(chosen := self._choose(self._waiting)):
                 ready.append(chosen)
-        if self._slots and len(self._slots) == len(self.tasks):  # no sequence is left that could free a slot
-            self._end(self._slots[0], SemspecError("this needs more slots at once than there are; load more slots"))
+        if self._waiting and len(self._waiting) == len(self.tasks):  # no sequence is left that could free a slot
+            error = SemspecError("this needs more slots at once than there are; load the models with more slots")
+            self._end(self._waiting[0], error)
 
     def _resume(self, task: Task) -> None:
         """Send a sequence its results and take its next requests."""
@@ -136,7 +137,7 @@ class Executor(LiveTasks):
         task.requests = list(yielded) if isinstance(yielded, tuple) else [yielded]
         for request in task.requests:
             if isinstance(request, Acquire):
-                self._slots.append(task)
+                self._waiting.append(task)
             elif isinstance(request, VerifyRequest):
                 self._verify_requests.append((task, request))
             elif isinstance(request, Score | Decode):
@@ -153,7 +154,7 @@ class Executor(LiveTasks):
         if any(runner.free < n for runner, n in zip(request.runners, needed, strict=True)):
             return False
         prompts, salt = request.prompts or [()] * len(needed), request.salt
-        if not all(runner.admits(prompt, salt) for runner, prompt in zip(request.runners, prompts, strict=True)):
+        if not all(runner.can_admit(prompt, salt) for runner, prompt in zip(request.runners, prompts, strict=True)):
             return False
         slots: list[int] = []
         try:
@@ -166,7 +167,7 @@ class Executor(LiveTasks):
                 raise
             self._end(task, error)
             return True
-        self._slots.remove(task)
+        self._waiting.remove(task)
         task.results[0] = slots
         task.slots, task.started = list(zip(request.runners, slots, strict=True)), True
         return True
@@ -176,13 +177,13 @@ class Executor(LiveTasks):
             task.results[next(i for i, r in enumerate(task.requests) if r is request)] = result
 
     def _free(self, task: Task) -> None:
-        if task in self._slots:
-            self._slots.remove(task)
+        if task in self._waiting:
+            self._waiting.remove(task)
         self._verify_requests = [(t, r) for t, r in self._verify_requests if t is not task]
         for runner, work in self._work.items():
             self._work[runner] = [w for w in work if w.task is not task]
-        refused = task.error is None or isinstance(task.error, BadRequest)  # what was computed is fine
-        if not refused and getattr(task.decoding, "gi_frame", None):  # else it has released its slots itself
+        sound = task.error is None or isinstance(task.error, BadRequest)  # what was computed
+        if not sound and getattr(task.decoding, "gi_frame", None):  # else it has released its slots itself
             for owner, slot in task.slots:  # what was computed may be the cause, such as NaN: no cache may keep it
                 owner.truncate(slot, 0)
         if task.requests and isinstance(task.requests[0], Acquire):  # granted, and not told yet
@@ -215,9 +216,9 @@ class Executor(LiveTasks):
         """The work of every runner, drafts first; together that of two which make their passes beside each other."""
         # A sequence that has its draft joins the target's pass of this tick. If it waited for the next tick, two halves
         # of a batch would alternate for ever, and each round would cost two target passes: too many on one device.
-        done = set[int]()
-        for runner in sorted(self._work, key=lambda runner: not drafts(self._work[runner])):
-            if runner in done or not (work := self._work[runner]):
+        done = set[int]()  # ids of runners, as in _work
+        for key in sorted(self._work, key=lambda key: not drafts(self._work[key])):
+            if key in done or not (work := self._work[key]):
                 continue
             target = beside(work)
             halves = target and self.alternation.halves(work, target, self._work.get(id(target), []), self.tasks)
@@ -227,40 +228,43 @@ class Executor(LiveTasks):
     def _passes(self, some: list[list[Work]]) -> float | None:
         """A pass on each of these runners. Returns the seconds they took; None: no room for any of this."""
         start = self.clock()
-        made, shares = self._side_by_side.make([self._pass(work) for work in some])
+        all_served, shares = self._side_by_side.make([self._pass(work) for work in some])
         seconds = self.clock() - start
-        for served, share in zip(made, shares, strict=True):
+        for served, share in zip(all_served, shares, strict=True):
             if not served:
                 continue
-            if not drafts(item for item, _ in served):
-                self.costs.passed([part for _, part in served], share * seconds)
+            parts, live = [part for _, part in served], [item.request for item, _ in served if not item.task.done]
+            made = self.costs.drafted if drafts(item for item, _ in served) else self.costs.passed
+            made(parts, share * seconds, sum(each.runner.length(each.slot) for each in live))
             for item, _ in served:
                 item.task.stats.seconds["draft" if item.request.drafting else "score"] += share * seconds / len(served)
-        return None if all(served is None for served in made) else seconds
+        return None if all(served is None for served in all_served) else seconds
 
     def _pass(self, work: list[Work]) -> Pass[Served | None]:
         runner = work[0].request.runner
         if not (work := fitting(runner, work, self.tasks)):
             return None
-        reading = [item for item in work if reads(runner, item, self.chunk)]
-        reading = work if reading and not drafts(work) else reading  # in one pass, which reads the weights once
-        served = (yield from self._ragged_pass(runner, reading)) if reading else []
-        if decoding := [item for item in work if item not in reading and not item.task.done]:
-            served += yield from self._decode(runner, decoding)  # beside prompts it would have a token a pass
+        feeding = [item for item in work if needs_ragged_pass(runner, item, self.chunk)]
+        feeding = work if feeding and not drafts(work) else feeding  # in one pass, which reads the weights once
+        served = (yield from self._ragged_pass(runner, feeding)) if feeding else []
+        if decoding := [item for item in work if item not in feeding and not item.task.done]:
+            served += yield from self._decode(runner, decoding)  # in the ragged pass it would get one token
         return served
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         chunks = ragged(runner, work, self.budget, self.growth)
         try:
             rows = yield partial(runner.score, [chunk for _, chunk in chunks])
-            decoding = [(w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.keep]
+            decoding = [
+                (w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.logits_to_keep
+            ]
             outputs = next_tokens([w.request for w, _ in decoding], [r for _, r in decoding])
         except Exception as error:
             self._fail((item.task for item, _ in chunks), error)
             return []
         for (item, chunk), row in zip(chunks, rows, strict=True):
-            if not item.request.drafting and not isinstance(item, AgainWork):
-                item.task.stats.target_passes += chunk.keep > 0
+            if not item.request.drafting and not isinstance(item, RecomputeWork):
+                item.task.stats.target_passes += chunk.logits_to_keep > 0
                 item.task.stats.cached_tokens += row.cached
             if isinstance(item, ScoreWork):
                 item.take(row)
@@ -272,7 +276,7 @@ class Executor(LiveTasks):
             item.take(out)
             if item.finished:
                 self._finish(runner, item)
-        return list[tuple[Work | AgainWork, Part]](chunks)
+        return list[tuple[Work | RecomputeWork, Part]](chunks)
 
     def _decode(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
@@ -295,9 +299,9 @@ class Executor(LiveTasks):
 
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
         """End a sequence for which no token could be drawn."""
-        if (least := min(out.tokens)) < 0:
-            self._end(item.task, no_token(item.request.history, least != NOTHING))
-        return least < 0
+        if (lowest := min(out.tokens)) < 0:
+            self._end(item.task, no_token(item.request.history, lowest != NOTHING))
+        return lowest < 0
 
     def _finish(self, runner: Runner, item: Work) -> None:
         if not item.task.done:  # else another of its requests has failed

@@ -11,7 +11,7 @@ from semspec.loop.draft_length import DraftLengthPolicy
 from semspec.loop.repetition import RepetitionGuard
 from semspec.loop.thinking import Thinking
 from semspec.sampling.processors import Processors
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 from semspec.types import Sampling
 from semspec.verify.base import Rule
 
@@ -36,7 +36,7 @@ class Job:
     processors: Processors | None = None  # what changes its logits; None: nothing
     salt: str = ""  # whose prompts it shares a cache with
     draft_prompt: list[int] | None = None  # in the draft model's tokens, where these are others
-    steps: Steps | None = None  # where reasoning steps end, for step rules
+    steps: StepDelimiters | None = None  # where reasoning steps end, for step rules
     referee: Referee | None = None  # for rules that need one
     rewriter: Rule | None = None  # token rule for speculation on what the target writes, with step rules
     repetition_guard: RepetitionGuard = field(default_factory=RepetitionGuard)

@@ -48,19 +48,20 @@ def joint_lengths(survival: Array, drafting: NDArray[np.bool_], costs: BatchCost
     """The best lengths [S], and their tokens per second. Where the survival is 0, nothing is drafted."""
     count, longest = survival.shape
     base = count + costs.others
-    best = base / costs.target_only
+    chances = survival.T.ravel()  # by position, then by sequence
+    order = np.argsort(-chances, kind="stable")[: np.count_nonzero(chances)]
     lengths: Lengths = np.zeros(count, int)
-    depths = range(1, longest + 1) if drafting.any() and count > 1 else [longest]
-    for depth in depths:
-        chances = survival[:, :depth].T.ravel()  # by position, then by sequence
-        order = np.argsort(-chances, kind="stable")[: np.count_nonzero(chances)]
-        if not len(order):
-            continue
-        made = drafting[order % count]
-        steps = np.maximum.accumulate(made * (order // count + 1))
-        rows = np.arange(1, len(order) + 1) + count + costs.other_rows
-        seconds = costs.check(rows.astype(float)) + steps * costs.step + np.cumsum(made) * costs.row
-        rates = (base + np.cumsum(chances[order])) / seconds
-        if rates[most := int(np.argmax(rates))] > best:
-            best, lengths = float(rates[most]), np.bincount(order[: most + 1] % count, minlength=count)
-    return lengths, best
+    if not len(order):
+        return lengths, base / costs.target_only
+    position, made = order // count + 1, drafting[order % count]
+    chosen = position <= np.arange(1, longest + 1)[:, None]  # [longest draft, token]
+    tokens = np.cumsum(chosen, axis=1)
+    steps = np.maximum.accumulate(chosen * (made * position), axis=1)
+    seconds = costs.check(tokens + float(count + costs.other_rows)) + steps * costs.step
+    seconds = seconds + np.cumsum(chosen & made, axis=1) * costs.row
+    rates = (base + np.cumsum(chosen * chances[order], axis=1)) / seconds
+    depth, most = divmod(int(np.argmax(np.where(tokens > 0, rates, 0.0))), len(order))
+    if rates[depth, most] <= base / costs.target_only:
+        return lengths, base / costs.target_only
+    drafted = order[: most + 1][chosen[depth, : most + 1]]
+    return np.bincount(drafted % count, minlength=count), float(rates[depth, most])

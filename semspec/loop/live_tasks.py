@@ -56,7 +56,7 @@ class LiveTasks(ABC):
 
     def cancel(self, task: Task) -> None:
         """Stop a sequence wherever it is; what it held is free when this returns."""
-        with self._exclusive():
+        with self.exclusive():
             if getattr(task.decoding, "gi_running", False):  # from inside its own round, by a referee, say
                 self._discarded.append(task)
             else:
@@ -76,7 +76,7 @@ class LiveTasks(ABC):
                 self.lock.release()
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold the lock; meanwhile destructors, which may run in this very thread, only leave a note."""
         with self.lock:
             self._busy += 1

@@ -1,4 +1,4 @@
-"""Finding loops: a block of tokens that is generated again and again.
+"""Finding repetition: a block of tokens that is generated again and again, called a loop in options and tables.
 
 A model in a loop agrees with its draft perfectly, so loops look like success in every measure of speed. The definition
 is strict, because normal texts repeat themselves too: the copies must be equal token for token, follow each other
@@ -17,7 +17,7 @@ MAX_PERIOD = 1024  # of a request: every round tries all periods
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class Repetition:
     """`block` occurs `repeats` times in a row from token `start` on."""
 
     start: int
@@ -31,9 +31,9 @@ class Loop:
         return self.start + self.period * self.repeats
 
 
-def find_loop(
+def find_repetition(
     tokens: Sequence[int], min_repeats: int = REPEATS, min_tokens: int = TOKENS, max_period: int = PERIOD
-) -> Loop | None:
+) -> Repetition | None:
     """The loop that covers most tokens; of equals the one with the shortest block, then the first.
 
     Only whole copies count: `min_repeats` or more of them, `min_tokens` or more tokens in all.
@@ -44,7 +44,7 @@ def find_loop(
     """
     if min_repeats < 2 or max_period < 1:
         raise BadRequest(f"A loop needs two copies of one token at least: {min_repeats=}, {max_period=}.")
-    best: Loop | None = None
+    best: Repetition | None = None
     for period in range(1, min(max_period, len(tokens) // min_repeats) + 1):
         stride = max(min_tokens, min_repeats * period) - period  # a loop has no shorter run of matches
         at = period + stride - 1
@@ -63,7 +63,7 @@ def find_loop(
             covered = repeats * period
             enough = repeats >= min_repeats and covered >= min_tokens
             if enough and (best is None or covered > best.period * best.repeats):
-                best = Loop(start, period, repeats, tuple(tokens[start : start + period]))
+                best = Repetition(start, period, repeats, tuple(tokens[start : start + period]))
             at = last + 1 + stride  # last + 1 does not match: the next run starts after it
     return best
 
@@ -81,11 +81,11 @@ class RepetitionGuard:
         if not 1 <= self.period <= MAX_PERIOD:
             raise BadRequest(f"loop_period is {self.period}; give the longest block to find, 1 to {MAX_PERIOD} tokens")
 
-    def find(self, tokens: Sequence[int], new: int) -> Loop | None:
+    def find(self, tokens: Sequence[int], new: int) -> Repetition | None:
         """A loop that the last `new` tokens have completed; earlier rounds have looked for earlier ones."""
         if not self.repeats:
             return None
-        return find_loop(tokens[-self.longest - new :], self.repeats, max_period=self.period)
+        return find_repetition(tokens[-self.longest - new :], self.repeats, max_period=self.period)
 
     @property
     def longest(self) -> int:

@@ -17,7 +17,7 @@ class NotReplayable(Exception):
     """What it does that a graph cannot."""
 
 
-class Watch(TorchDispatchMode):
+class ReplayCheck(TorchDispatchMode):
     """While it is entered, every operation of this thread is looked at before it is done."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:

@@ -22,12 +22,23 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from semspec.loop.replayable import NotReplayable, Watch
+from semspec.loop.replayable import NotReplayable, ReplayCheck
 from semspec.model.graph_memory import RULE_BUFFERS, RULE_ROWS, TREE_ROWS
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.types import Verdict, VerifyRequest
 from semspec.verify.base import Rule
-from semspec.verify.collate import Array, Layout, Packed, Part, assemble, collate, join_segments, tables, tensor_parts
+from semspec.verify.collate import (
+    Array,
+    Layout,
+    Packed,
+    Part,
+    assemble,
+    collate,
+    join_segments,
+    num_rows,
+    tables,
+    tensor_parts,
+)
 from semspec.verify.decide import decide
 
 log = logging.getLogger(__name__)
@@ -122,7 +133,7 @@ class RuleGraphs:
             return Packed.of(rule.verify(assemble(layout, numbers, columns, tensors, protected)))
 
         if fresh:
-            with Watch([numbers, columns, *tensors.values()]):
+            with ReplayCheck([numbers, columns, *tensors.values()]):
                 work()
         made: Packed = launcher.run(shape, work, self._tables[requests[0].rows.logits.device].nothing)
         return replace(made, state=None if made.state is None else made.state.clone())
@@ -179,7 +190,7 @@ class Tables:
 def in_parts(requests: Sequence[VerifyRequest], rows: int, sequences: int) -> list[Sequence[VerifyRequest]]:
     """In order, each part with at most so many rows of logits and so many sequences (steps of one draft count each), or
     with one request. As few parts as can be, and of about as many requests each if they fit: so they have one shape."""
-    sizes = [(len(r.rows.logits), len(r.draft.own_tokens), len(r.draft.segments)) for r in requests]
+    sizes = [(num_rows(r), len(r.draft.own_tokens), len(r.draft.segments)) for r in requests]
     sums = [(0, 0, 0), *zip(*(accumulate(each) for each in zip(*sizes, strict=True)), strict=True)]
     most = (rows, rows, sequences)
 

@@ -128,7 +128,7 @@ class Alternation:
         self, drafting: list[Work], target: Runner, checking: list[Work], tasks: Sequence[Task]
     ) -> list[list[Work]] | None:
         """What the draft and the target do beside each other; None: the target waits for the drafts of all. So it does
-        while a prompt is read, or rounds would have to wait for two pieces of it. Of `tasks` the older come first: the
+        during a prefill, or rounds would have to wait for two chunks of it. Of `tasks` the older come first: the
         oldest has to move, since it is the one that others give way to."""
         drafters = {item.task for item in drafting}
         checks = [item for item in checking if item.task not in drafters]  # a sequence is in one pass at a time

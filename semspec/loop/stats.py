@@ -28,24 +28,26 @@ class Stats:
     """
 
     drafts: Counter[int] = field(default_factory=Counter)  # draft length -> rounds
-    paths: Counter[int] = field(default_factory=Counter)  # the same, of drafts that branch by their longest path
+    paths: Counter[int] = field(default_factory=Counter)  # the same, of tree drafts by their longest path
     histogram: Counter[int] = field(default_factory=Counter)  # accepted draft tokens -> rounds
     relaxed: int = 0
     bonus: int = 0
     step_outcomes: Counter[str] = field(default_factory=Counter)  # outcome -> reasoning steps; see step_decoder.py
+    candidates: Counter[int] = field(default_factory=Counter)  # that were judged for one step -> steps, if several were
+    taken_candidates: Counter[int] = field(default_factory=Counter)  # which of them was accepted, from 0 -> steps
     loops: int = 0  # times a lossy rule repeated itself and was replaced by `exact`
     entropy: float = 0.0  # of the target where drafts were verified, in nats, summed over `entropy_tokens`
     entropy_tokens: int = 0
     target_passes: int = 0  # that verified or generated; prefill does not count
-    cached_tokens: int = 0  # of the prompt, that the target did not have to read
-    preempted: int = 0  # times that its cache entries were dropped for older sequences, and read again
+    cached_tokens: int = 0  # of the prompt, found in the target's prefix cache
+    preempted: int = 0  # times that its cache entries were dropped for older sequences, and recomputed
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
     calls: Counter[str] = field(default_factory=Counter)  # round trips to servers: target, draft; and "draft lost"
 
     def observe(
         self, drafted: int, accepted: int, relaxed: int = 0, bonus: int = 1, longest: int | None = None
     ) -> None:
-        """Record one round. `longest`: tokens on the longest path, if the draft branches."""
+        """Record one round. `longest`: tokens on the longest path, of a tree draft."""
         self.drafts[drafted] += 1
         self.paths[drafted if longest is None else longest] += 1
         self.histogram[accepted] += 1
@@ -75,7 +77,7 @@ class Stats:
 
     @property
     def proposed(self) -> int:
-        """Draft tokens that could have been accepted: of drafts that branch, those of the longest path."""
+        """Draft tokens that could have been accepted: of tree drafts, those of the longest path."""
         return sum(n * rounds for n, rounds in self.paths.items())
 
     @property
@@ -133,6 +135,14 @@ class Stats:
             "step_outcomes": dict(self.step_outcomes),
             # The same under its former name, for readers of it; goes with the next release.
             "fates": {FORMER.get(name, name): count for name, count in self.step_outcomes.items()},
+            **(
+                {
+                    "candidates": {str(n): self.candidates[n] for n in sorted(self.candidates)},
+                    "taken_candidates": {str(n): self.taken_candidates[n] for n in sorted(self.taken_candidates)},
+                }
+                if self.candidates
+                else {}
+            ),
             **({"mean_entropy": self.mean_entropy} if self.entropy_tokens else {}),
             "target_passes": self.target_passes,
             "cached_tokens": self.cached_tokens,

@@ -19,14 +19,26 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from semspec.loop.candidates import WHOLE, add_candidates, taken_candidate
 from semspec.loop.decoder import DECODE_TOKENS, Decoder, Job
 from semspec.loop.stats import Stats
-from semspec.text.steps import Step, StepEnd
-from semspec.types import GREEDY, Draft, DraftedStep, Drafter, DraftRequest, Event, Request, Runner, StepOutcome
+from semspec.sampling import noise
+from semspec.text.steps import StepEnd, StepTracker
+from semspec.types import (
+    GREEDY,
+    Draft,
+    DraftedStep,
+    Drafter,
+    DraftRequest,
+    DraftSteps,
+    Event,
+    Request,
+    Runner,
+    StepOutcome,
+)
 from semspec.verify.step_rule import StepRule
 
 Ending = StepEnd | Literal["unfinished", "no space", "not begun"]
-WHOLE = ("blank line", "length")
 UNDECIDED = 0.5  # the rating of a draft model that has no room left for the question
 
 
@@ -38,7 +50,7 @@ class StepDecoder(Decoder):
         assert isinstance(job.rule, StepRule) and job.steps is not None
         self.step_rule, self.steps = job.rule, job.steps
         self.rewriter = job.rewriter
-        self.step = Step(self.steps)
+        self.step = StepTracker(self.steps)
         self.step_start = len(self.context)  # where it began
         self.lead = job.rule.lead  # steps left for the target to write before the draft may
         self.drafting = self.lead == 0  # the draft writes next
@@ -52,13 +64,15 @@ class StepDecoder(Decoder):
         if self.target_only or self.exact_only or not self.drafting or self.outside_thinking():
             return (yield from self.target_writes(left))
         draft, ending = yield from self.propose(left)
+        if ending in WHOLE and self.step_rule.candidates > 1:
+            draft = yield from add_candidates(self, draft, self.space(left))
         if ending in (*WHOLE, "unfinished") or (ending == "not begun" and draft.tokens):
             return (yield from self.check_steps(draft, left))
         # The draft would end the thinking or the text, or no step fits: the target writes.
         if self.step_rule.keep and draft.tokens:
             return (yield from self.check_steps(draft, left, ending))
-        if draft.step_ends:
-            return (yield from self.check_steps(draft.first(draft.step_ends[-1]), left))
+        if ends := draft.steps.ends:
+            return (yield from self.check_steps(draft.first(ends[-1]), left))
         if ending != "not begun":
             self.leave_to_target(ending)
         self.drafting = False
@@ -78,7 +92,7 @@ class StepDecoder(Decoder):
     def propose(self, left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
         """The draft's steps, perhaps with a part of another after the last whole one; and how the last of all ended."""
         rule, step = self.step_rule, copy.copy(self.step)
-        left = min(left, self.target.capacity - len(self.context)) - 1  # the target's own token must fit as well
+        left = self.space(left)
         tokens, steps, ends, ratings = list[int](), list[Draft](), list[int](), list[float]()
         while True:
             written, ending = yield from self.propose_step(step, tokens, left)
@@ -92,20 +106,35 @@ class StepDecoder(Decoder):
                 ratings.append((yield from self.ask_draft(tokens)))
             if len(ends) == rule.steps or rule.confidence(written, self.job.sampling) < rule.ahead:
                 break
-            step, left = Step(self.steps), min(left, rule.max_step_tokens)
+            step, left = StepTracker(self.steps), min(left, rule.max_step_tokens)
         if ending == "no space" and ends:  # for another step in this draft, but perhaps in the next
             ending = "unfinished"
         draft = Draft.join(steps)
-        draft.step_ends, draft.self_ratings = tuple(ends), tuple(ratings)
+        draft.steps = DraftSteps(tuple(ends), self_ratings=tuple(ratings))
         return draft, ending
 
-    def propose_step(self, step: Step, before: list[int], left: int) -> Generator[Request, Any, tuple[Draft, Ending]]:
+    def space(self, left: int) -> int:
+        """For a draft, where `left` tokens of the answer are; the target's own token must fit as well."""
+        return min(left, self.target.max_seq_len - len(self.context)) - 1
+
+    def propose_step(
+        self, step: StepTracker, before: list[int], left: int, candidate: int = 0
+    ) -> Generator[Request, Any, tuple[Draft, Ending]]:
         """One step after these new tokens, as far as the draft is confident and the slot has space."""
+        round = noise.round_of(self.round, candidate)
         parts, tokens = list[Draft](), list(before)
         while step.end is None and left > len(tokens):
             n = min(step.tokens_left, left - len(tokens))
-            request = self.step_rule.request(n, self.job.sampling, self.round, self.steps.stops)
-            if glimpse := self.step_rule.glimpses and not parts:
+            request = self.step_rule.request(n, self.job.sampling, round, self.steps.stops)
+            glimpse = self.step_rule.glimpses and not parts
+            if glimpse and request.sampling.truncated:  # of a truncated draw, the logits do not show what was left out
+                look = replace(request, max_tokens=1, keep_logits=True, sampling=GREEDY)
+                first: Draft = yield from self.propose_from(self.context + tokens, look)
+                self.drafter.accept(len(self.context) + len(tokens) - 1)
+                if first.tokens and not self.step_rule.begins(first, GREEDY):
+                    return Draft([]), "not begun"
+                glimpse = False
+            elif glimpse:
                 request = replace(request, max_tokens=1, keep_logits=True)
             part: Draft = yield from self.propose_from(self.context + tokens, request)
             if glimpse and part.tokens:
@@ -136,19 +165,24 @@ class StepDecoder(Decoder):
 
     def check_steps(self, draft: Draft, left: int, ending: Ending | None = None) -> Generator[Request, Any, Event]:
         """Verify the draft. With an ending, the target finishes what follows the whole steps."""
-        drafted = self.draft_steps(draft)
+        candidates = draft.candidates
+        drafted, *others = [self.draft_steps(candidate) for candidate in candidates]
         if self.step_rule.refereed:
             whole, draft = draft, self.ask_referee(draft, drafted)
             ending = ending if len(draft.tokens) == len(whole.tokens) else None
         event = yield from self.check(draft, self.step_rule, left)
-        accepted = sum(end <= event.accepted for end in draft.step_ends)
+        taken: int | None = 0
+        if others:
+            taken = taken_candidate(candidates, event)
+            draft, drafted = candidates[taken or 0], [drafted, *others][taken or 0]
+        accepted = 0 if taken is None else sum(end <= event.accepted for end in draft.steps.ends)
         outcomes: list[StepOutcome] = ["accepted"] * accepted
-        self.drafting = accepted == len(draft.step_ends) and ending is None
-        if accepted < len(draft.step_ends):
+        self.drafting = accepted == len(draft.steps.ends) and ending is None
+        if accepted < len(draft.steps.ends):
             outcomes += ["rejected"] if len(event.tokens) > event.accepted else []  # else the text ended inside it
         elif ending:
             outcomes.append("handed over")
-        self.record(event, outcomes, drafted)
+        self.record(event, outcomes, drafted, taken, len(candidates))
         if outcomes[-1:] == ["rejected"]:
             self.takeover = self.step_rule.takeover_tokens()
         self.track_steps(event.tokens, accepted)
@@ -173,20 +207,31 @@ class StepDecoder(Decoder):
         """The draft with the referee's decision on each step, cut after the first invalid one."""
         assert self.job.referee is not None
         new, valid = self.context[len(self.job.prompt) :] + draft.tokens, list[bool]()
-        for end, (start, step) in zip(draft.step_ends, drafted, strict=False):
+        for end, (start, step) in zip(draft.steps.ends, drafted, strict=False):
             valid.append(self.job.referee(new[:start], step))
             if not valid[-1]:
                 draft = draft.first(end)
                 break
-        draft.valid = tuple(valid)
+        draft.steps = replace(draft.steps, valid=tuple(valid))
         return draft
 
-    def record(self, event: Event, outcomes: Sequence[StepOutcome], drafted: list[tuple[int, list[int]]]) -> None:
-        """Record the drafted steps with their outcomes."""
+    def record(
+        self,
+        event: Event,
+        outcomes: Sequence[StepOutcome],
+        drafted: list[tuple[int, list[int]]],
+        taken: int | None = 0,
+        candidates: int = 1,
+    ) -> None:
+        """Record the drafted steps with their outcomes; of several candidates the accepted one, else the first."""
+        if candidates > 1:
+            self.stats.candidates[candidates] += 1
+            if taken is not None:
+                self.stats.taken_candidates[taken] += 1
         for outcome, (start, step) in zip(outcomes, drafted, strict=False):
             if len(step) > 1 or outcome != "handed over":  # an end marker by itself is no step
                 self.stats.step_outcomes[outcome] += 1
-                event.drafted_steps.append(DraftedStep(outcome, step, start))
+                event.drafted_steps.append(DraftedStep(outcome, step, start, None, taken or 0, candidates))
 
     def target_writes(self, left: int) -> Generator[Request, Any, Event]:
         """The target continues its step, or the rest of the text, with token-level speculation if `rewrite` says so."""
@@ -230,5 +275,5 @@ class StepDecoder(Decoder):
                 marker = self.target_only and self.step.length == 1  # an end marker by itself is no step
                 self.stats.step_outcomes["target"] += not marker
                 self.drafting = self.lead == 0 and not self.takeover
-            self.step = Step(self.steps)
+            self.step = StepTracker(self.steps)
             self.step_start = len(self.context) - len(tokens)

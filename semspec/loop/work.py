@@ -47,9 +47,14 @@ class ScoreWork:
         end = min(begin + budget, total)
         if tree and end > total - len(tree):
             end = total if total - begin <= MAX_TREE + 1 else total - len(tree) - 1
-        tokens, self.fed = self.request.tokens[begin:end], end
-        keep, states = (max(0, end - max(begin, total - n)) for n in (self.request.keep, self.request.states))
-        return replace(self.request, tokens=tokens, keep=keep, states=states, parents=tree if end == total else ())
+        self.fed = end
+        if end - begin == total >= self.request.states:  # as every round: to make another one takes time
+            return self.request
+        tokens = self.request.tokens[begin:end]
+        keep, states = (max(0, end - max(begin, total - n)) for n in (self.request.logits_to_keep, self.request.states))
+        return replace(
+            self.request, tokens=tokens, logits_to_keep=keep, states=states, parents=tree if end == total else ()
+        )
 
     def take(self, rows: ScoreOutput) -> None:
         if len(rows.logits) or rows.hidden or not self.waiting:  # else a chunk of a prompt, which returns nothing
@@ -90,6 +95,8 @@ class DecodeWork:
         return Score(self.request.runner, self.request.slot, tokens, 0 if self.feed else 1, self.request.layers)
 
     def next_decode(self, n: int) -> Decode:
+        if not self.generated and n >= self.request.n and self.feed is self.request.tokens:
+            return self.request
         return replace(self.request, tokens=self.feed, n=min(n, self.request.n - self.generated))
 
     def take(self, out: DecodeOutput) -> None:
@@ -107,7 +114,7 @@ Work = ScoreWork | DecodeWork
 Part = Score | DecodeOutput  # of a pass: what was fed for a sequence, or written
 
 
-class AgainWork:
+class RecomputeWork:
     """Some of what a preempted slot has lost, fed before the work that waits for it: text, then the tree that this work
     goes on with."""
 
@@ -119,7 +126,9 @@ class AgainWork:
             assert isinstance(of, Score)
             left = len(of.tokens) + len(lost) - len(tokens)
             # With its rows, which nobody reads: what is fed without may be taken from another slot's text.
-            self.request = replace(self.request, keep=len(tokens), parents=of.parents[: len(of.parents) - left])
+            self.request = replace(
+                self.request, logits_to_keep=len(tokens), parents=of.parents[: len(of.parents) - left]
+            )
 
 
 class Task:

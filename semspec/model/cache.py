@@ -56,11 +56,11 @@ class Slots:
         self.lengths[slot] = length
         self.intact[slot] = min(self.intact[slot], length)
 
-    def shortest(self, slot: int) -> int:
+    def min_length(self, slot: int) -> int:
         """See types.Runner."""
         return 0
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """Of the tokens from `start` on only these, in rising order; a user of keys and values moves them."""
         if any(row != i for i, row in enumerate(rows)):
             self.intact[slot] = min(self.intact[slot], start)
@@ -83,14 +83,14 @@ class Slots:
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
         """Make sure that so many more tokens of each slot can be written, before a pass does; here they always can."""
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         """See types.Runner; a slot's own capacity is another matter."""
         return False
 
     def pretend(self, slot: int, length: int) -> None:
         """Hold so many tokens, whatever they are: for measuring time, where contents do not matter."""
         held = self.lengths[slot]
-        if 0 < length < self.shortest(slot):
+        if 0 < length < self.min_length(slot):
             self.truncate(slot, held := 0)
         if length > held:
             self.extend([(slot, length - held)])
@@ -118,8 +118,8 @@ class Cache(Slots):
 
     def __init__(self, shape: Shape, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(slots, capacity)
-        self.depth, self.dtype = shape.depth, dtype
-        buffer = (shape.depth, slots, shape.kv_heads, capacity, shape.head_dim)
+        self.num_layers, self.dtype = shape.num_layers, dtype
+        buffer = (shape.num_layers, slots, shape.kv_heads, capacity, shape.head_dim)
         self.keys = torch.zeros(buffer, device=device, dtype=dtype)
         self.values = torch.zeros(buffer, device=device, dtype=dtype)
         # Made once, since making views takes time too.
@@ -150,13 +150,13 @@ class Cache(Slots):
         for buffer in (self.keys, self.values):
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         same = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if same < len(rows):  # one copy, of those that do not lie where they belong
             at = torch.tensor([start + row for row in rows[same:]], device=self.keys.device)
             for buffer in (self.keys, self.values):
                 buffer[:, slot, :, start + same : start + len(rows)] = buffer[:, slot, :, at]
-        super().keep(slot, start, rows)
+        super().compact(slot, start, rows)
 
     def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
         """New keys and values [count, kv heads, head_dim] into a slot that has been extended; returns the slot's from

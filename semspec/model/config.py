@@ -116,9 +116,9 @@ class Shape:
 
     model_type: str
     family: Family
-    vocab: int
+    vocab_size: int
     width: int  # of the residual stream
-    depth: int  # layers
+    num_layers: int  # layers
     heads: int
     kv_heads: int
     head_dim: int
@@ -156,9 +156,9 @@ class Shape:
         return Shape(
             model_type=config.model_type,
             family=family,
-            vocab=config.vocab_size,
+            vocab_size=config.vocab_size,
             width=config.hidden_size,
-            depth=config.num_hidden_layers,
+            num_layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=_head_dim(config),
@@ -183,13 +183,13 @@ class Shape:
             self.width * self.head_dim * (self.heads + 2 * self.kv_heads) + self.heads * self.head_dim * self.width
         )
         norms = self.width * (2 + bool(self.family.attention_out_norm) + bool(self.family.ffn_out_norm))
-        embeddings = self.vocab * self.width * (1 if self.tied else 2)
-        ffn = self.depth * 3 * self.width * self.ffn
+        embeddings = self.vocab_size * self.width * (1 if self.tied else 2)
+        ffn = self.num_layers * 3 * self.width * self.ffn
         if self.mixture:
             dense = len(self.mixture.dense_layers)
             expert = 3 * self.width * self.mixture.ffn + self.width  # with its row of the router
-            ffn = dense * 3 * self.width * self.ffn + (self.depth - dense) * self.mixture.experts * expert
-        return self.depth * (attention + norms) + ffn + self.width + embeddings
+            ffn = dense * 3 * self.width * self.ffn + (self.num_layers - dense) * self.mixture.experts * expert
+        return self.num_layers * (attention + norms) + ffn + self.width + embeddings
 
 
 def read_config(path: Path) -> PreTrainedConfig:

@@ -1,7 +1,8 @@
 """A transformer's pass on a GPU: the same weights in fewer launches, and nothing in it that the host must see.
 
 A forward pass of its own because a CUDA graph needs fixed shapes: they are set by (B sequences, Q tokens each, padded),
-while slots, positions and counts are read on the device. So a pass is captured once and replayed as sequences grow.
+while slots, positions and counts are read on the device. So a pass is captured once and replayed as sequences grow. The
+tokens of a packed pass (packed_rows.py) are as many sequences of one token, but for attention.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from semspec.model.attention_metadata import cos_sin
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.experts import Experts, FeedForward
-from semspec.model.kernels import KernelFlags, Kernels, TreeMask
+from semspec.model.kernels import KernelFlags, Kernels, RowTiles, TreeMask
 from semspec.model.layer_ops import SparsityInputs
 from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
@@ -29,6 +30,17 @@ MAX_HEAD_DIM = 256
 
 
 @dataclass(slots=True)
+class AttentionTiles:
+    """Tokens of a packed pass that attend together, as a sequence of their own; all [tiles]."""
+
+    slots: Tensor
+    starts: Tensor
+    counts: Tensor
+    rows: RowTiles
+    tree: TreeMask | None = None
+
+
+@dataclass(slots=True)
 class BatchMetadata:
     """Where the new tokens of B sequences belong; all [B]."""
 
@@ -36,6 +48,7 @@ class BatchMetadata:
     starts: Tensor  # position of the first new token
     counts: Tensor  # how many there are; 0: this row of the batch is padding
     tree: TreeMask | None = None  # where some of them are trees
+    tiles: AttentionTiles | None = None  # of a packed pass: then each sequence is a single token
 
 
 def covers(shape: Shape) -> bool:
@@ -76,7 +89,8 @@ class FusedForward:
         leave out."""
         t, s, k = self.transformer, self.shape, self.kernels
         batch, queries = tokens.shape
-        where = (metadata.slots, metadata.starts, metadata.counts)
+        where, tiles = (metadata.slots, metadata.starts, metadata.counts), metadata.tiles
+        attending = where if tiles is None else (tiles.slots, tiles.starts, tiles.counts)
         want, hidden = set(layers), dict[int, Tensor]()
         x = F.embedding(tokens.flatten(), t.embedding)  # [N, width]
         if t.embedding_scale is not None:
@@ -95,7 +109,7 @@ class FusedForward:
             spec = layer.attention_spec
             rope = (self.rotary[spec.rotary], s.heads, norms, s.norm_eps)
             scale_and_window = (s.attention_scale, spec.window)
-            if queries == 1 and self.flags.fused_rope and metadata.tree is None:
+            if queries == 1 and self.flags.fused_rope and metadata.tree is None and tiles is None:
                 attended = k.rope_cache_attend(
                     qkv, keys, values, *where, *rope, *scale_and_window, tables=tables, scales=scales
                 )
@@ -103,16 +117,9 @@ class FusedForward:
                 q = k.rope_and_cache(qkv, keys, values, *where, *rope, metadata.tree, tables, scales)
                 chosen = None if sparsity is None or sparsity.blocks is None else sparsity.blocks(i, q, *where)
                 attended = k.attend(
-                    q,
-                    keys,
-                    values,
-                    *where,
-                    *scale_and_window,
-                    metadata.tree,
-                    chosen=chosen,
-                    tables=tables,
-                    scales=scales,
-                )
+                    q, keys, values, *attending, *scale_and_window, metadata.tree if tiles is None else tiles.tree,
+                    chosen=chosen, tables=tables, scales=scales, rows=None if tiles is None else tiles.rows,
+                )  # fmt: skip
             added = self._product(layer.out, attended.view(batch * queries, -1), parts=True)
             added = self._feed(i, layer, x, added, metadata.counts, sparsity)
             inner = layer.ffn_out_norm
@@ -121,8 +128,8 @@ class FusedForward:
             x, added = x[at], None if added is None else added[..., at, :].contiguous()
             hidden = {i: states[at] for i, states in hidden.items()}
         normed = k.add_norm(x, added, t.final_norm, s.norm_eps, inner)
-        if s.depth in want:
-            hidden[s.depth] = normed
+        if s.num_layers in want:
+            hidden[s.num_layers] = normed
         return normed.view(batch, -1, s.width), {i: h.view(batch, -1, s.width) for i, h in hidden.items()}
 
     def _feed(

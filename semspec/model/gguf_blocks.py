@@ -6,6 +6,7 @@ mostly Q4_K). Layouts are those of ggml.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from math import prod
@@ -58,17 +59,23 @@ def keeps_blocks(header: Header) -> bool:
 
 def kept_bytes(header: Header, tied: bool) -> int:
     """What all tensors take if blocks are kept and other matrices have a byte for each weight. The embedding is floats,
-    and a head that is `tied` to it another matrix."""
-    total = 0
+    and a head that is `tied` to it another matrix. What is joined is kept as a whole or not at all: in files with
+    matrices of several types, such as Q4_K_M, some values are Q6_K, and queries and keys beside them are not kept."""
+    total, wide = 0, {_joined(name) for name, entry in header.tensors.items() if entry.kind not in KEPT}
     for name, entry in header.tensors.items():
         count, outputs = prod(entry.shape), prod(entry.shape[:-1])
         if name == EMBEDDING or len(entry.shape) == 1:
             total += 4 * count + (count + 8 * outputs) * (name == EMBEDDING and tied)
-        elif entry.kind in KEPT and name != HEAD:
+        elif _joined(name) not in wide and name != HEAD:
             total += count // 2 + 4 * count // GROUP  # two bytes for each group's scale and offset
         else:
             total += count + 8 * outputs
     return total
+
+
+def _joined(name: str) -> str:
+    """A name that matrices share if one product has them all."""
+    return re.sub(r"attn_[qkv]\.weight$|ffn_(?:gate|up)(?=(?:_exps)?\.weight$)", "joined", name)
 
 
 def _halves(raw: Bytes) -> Bytes:

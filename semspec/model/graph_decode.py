@@ -36,7 +36,7 @@ class Mode:
     use: SamplingUse
     keep: bool
     layers: tuple[int, ...]
-    vocab: int
+    vocab_size: int
 
     @staticmethod
     def of(requests: Sequence[Decode], vocab: int) -> Mode:
@@ -44,18 +44,18 @@ class Mode:
             SamplingUse.of([r.sampling for r in requests])._replace(some_greedy=True),  # as sequences that pad are
             keep=any(r.keep_logits for r in requests),
             layers=tuple(sorted({layer for r in requests for layer in r.layers})),
-            vocab=vocab,
+            vocab_size=vocab,
         )
 
 
 class GraphDecode:
     def __init__(self, runner: GraphRunner) -> None:
         self.runner = runner
-        self.stops = StopTable(runner.shape.vocab, runner.device)
-        self.unroll = max(1, min(CHUNK, UNROLL // runner.shape.depth))
-        self.look = max(1, min(CHUNK, LOOK // runner.shape.depth))  # tokens between two checks for stop tokens
+        self.stops = StopTable(runner.shape.vocab_size, runner.device)
+        self.unroll = max(1, min(CHUNK, UNROLL // runner.shape.num_layers))
+        self.look = max(1, min(CHUNK, LOOK // runner.shape.num_layers))  # tokens between two checks for stop tokens
         # One token of such a model takes longer than the device would wait for the host between two.
-        self.waits = runner.shape.depth >= LOOK
+        self.waits = runner.shape.num_layers >= LOOK
 
     def computed(self, wrote: int, n: int) -> int:
         """Tokens computed for a decode of n that stopped after `wrote`: more, where the next ones were running already
@@ -137,7 +137,7 @@ class GraphDecode:
             logits, hidden = runner.launcher.run(("decode", batch, queries, steps, mode), work, state)
             left -= steps
             queries = 1
-        nan = runner.logits[:used, : mode.vocab].isnan().any(-1)
+        nan = runner.logits[:used, : mode.vocab_size].isnan().any(-1)
         return Chunk(
             size,
             HostCopy(torch.cat([out[:size, :used], nan[None].long()])),
@@ -164,10 +164,10 @@ class GraphDecode:
         tokens = state[TOKEN][:, None] if queries == 1 else feed[: batch * queries].view(batch, queries)
         metadata = BatchMetadata(state[SLOT], state[START], state[COUNT])
         normed, hidden = runner.fused.forward(tokens, metadata, mode.layers, last=True)
-        logits = runner.fused.head(normed, runner.logits)[:, 0, : mode.vocab]  # [B, V]
+        logits = runner.fused.head(normed, runner.logits)[:, 0, : mode.vocab_size]  # [B, V]
         kept = None
         if mode.keep:
-            kept = runner.buffer(("logits", batch, mode.vocab), (CHUNK, batch, mode.vocab), torch.float32)
+            kept = runner.buffer(("logits", batch, mode.vocab_size), (CHUNK, batch, mode.vocab_size), torch.float32)
         sampled = self._sample(logits, batch, state, mode, kept)
         step = state[STEP, :1]
         states = {}

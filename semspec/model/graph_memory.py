@@ -14,7 +14,8 @@ from semspec.model.buckets import BATCHES, MAX_QUERIES, MAX_ROWS, QUERIES, bucke
 from semspec.model.config import Shape
 from semspec.model.fused_forward import covers
 from semspec.model.graph_decode import CHUNK, STOP_SETS
-from semspec.model.kernels import FIELDS
+from semspec.model.kernels import DEFAULT_FLAGS, FIELDS
+from semspec.model.packed_rows import NUMBERS, ROWS
 from semspec.tree import MAX_TREE
 
 FLOAT = torch.float32.itemsize
@@ -25,21 +26,28 @@ PARTS = 256 * 128  # rows that the programs of attention hold, on a GPU of that 
 RULE_ROWS = 160  # of a verification in a graph, at most; drafts with more are verified in several
 RULE_BUFFERS = (40, RULE_ROWS)  # rows for which logits of both models are kept; a larger batch takes the larger buffer
 RULE_ENTRY = 48  # bytes for each entry of the vocabulary and row: what rules make of both models' logits; 45 were taken
-TREE_ROWS = 128  # of drafts that branch, in one call of a rule; more are verified in several
+TREE_ROWS = 128  # of tree drafts, in one call of a rule; more are verified in several
 POOLED = 2  # sizes about double from bucket to bucket, so all of them together take twice the largest
 
 
-def graph_bytes(shape: Shape | None, device: torch.device, itemsize: int, slots: int, context: int) -> int:
+def graph_bytes(
+    shape: Shape | None,
+    device: torch.device,
+    itemsize: int,
+    slots: int,
+    context: int,
+    packed: bool = DEFAULT_FLAGS.packed,
+) -> int:
     """Bytes; 0 where passes run without graphs (see `GraphRunner.of`). A shape of None: transformers runs the model."""
     if device.type != "cuda" or shape is None or not covers(shape):
         return 0
     batch = bucket(min(slots, BATCHES[-1]), BATCHES)
-    rows = min(MAX_ROWS, batch * MAX_QUERIES)
-    results = rows * shape.vocab * itemsize  # copied away from each pass
-    pool = rows * _activations(shape, itemsize) + PARTS * shape.head_dim * FLOAT + batch * shape.vocab * SAMPLING
+    rows = MAX_ROWS if packed else min(MAX_ROWS, batch * MAX_QUERIES)  # few sequences may have long pieces in one row
+    results = rows * shape.vocab_size * itemsize  # copied away from each pass
+    pool = rows * _activations(shape, itemsize) + PARTS * shape.head_dim * FLOAT + batch * shape.vocab_size * SAMPLING
     return (
         static_bytes(shape, itemsize, context)
-        + lazy_bytes(shape, itemsize, batch)
+        + lazy_bytes(shape, itemsize, batch, packed)
         + results
         + POOLED * pool
         + WORKSPACE
@@ -59,17 +67,20 @@ def static_bytes(shape: Shape, itemsize: int, context: int) -> int:
     """Taken at once: logits, sets of stop tokens, and cosines and sines of every position."""
     rotaries = {spec.rotary for spec in shape.attention_specs if spec.rotary is not None}
     tables = sum(2 * context * len(rotary.inv_freq) * FLOAT for rotary in rotaries)
-    return (MAX_ROWS * itemsize + STOP_SETS) * shape.vocab + tables
+    return (MAX_ROWS * itemsize + STOP_SETS) * shape.vocab_size + tables
 
 
-def lazy_bytes(shape: Shape, itemsize: int, batch: int) -> int:
-    """Taken when a size is first needed: inputs of passes, logits and states of decodes, and states of one layer."""
+def lazy_bytes(shape: Shape, itemsize: int, batch: int, packed: bool = DEFAULT_FLAGS.packed) -> int:
+    """Taken when a size is first needed: inputs of passes, logits and states of decodes, and states of one layer.
+    Packed passes have theirs besides: sparse plans still make rectangles."""
     batches = [size for size in BATCHES if size <= batch]
     scores = [(b, q) for b in batches for q in QUERIES if b * q <= MAX_ROWS]
     numbers = sum(b * (3 * q + 6) for b, q in scores) + sum(batches) * (FIELDS + MAX_QUERIES + CHUNK)
     options = 4 * sum(batches) * FLOAT
-    logits = CHUNK * sum(batches) * (shape.vocab * FLOAT + shape.width * itemsize)
+    logits = CHUNK * sum(batches) * (shape.vocab_size * FLOAT + shape.width * itemsize)
     states = sum(b * q for b, q in scores) * shape.width * itemsize
+    if packed:
+        numbers, states = numbers + NUMBERS, states + sum(ROWS) * shape.width * itemsize
     return numbers * LONG + options + logits + states
 
 

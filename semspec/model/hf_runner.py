@@ -18,11 +18,11 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from semspec.errors import ModelError
 from semspec.model.attention_metadata import AttentionMetadata, SequenceChunk
+from semspec.model.base_runner import BaseRunner
 from semspec.model.cache import Slots
 from semspec.model.config import AttentionSpec
 from semspec.model.decode import decode_by_score
 from semspec.model.placement import on_its_device
-from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 PROBE = [1, 2, 3, 4, 5, 6]
@@ -51,13 +51,17 @@ def refuse_without_truncation(config: PreTrainedConfig, name: str) -> None:
         )
 
 
-class TransformersRunner(EnoughRoom):
+class TransformersRunner(BaseRunner):
     """See types.Runner for the contract."""
 
     def __init__(self, model: PreTrainedModel, slots: int, capacity: int, vocab: int | None = None) -> None:
         config = model.config.get_text_config(decoder=True)
         self.model = model.eval()
-        self.vocab, self.depth, self.capacity = vocab or config.vocab_size, config.num_hidden_layers, capacity
+        self.vocab_size, self.num_layers, self.max_seq_len = (
+            vocab or config.vocab_size,
+            config.num_hidden_layers,
+            capacity,
+        )
         self._slots = Slots(slots, capacity)
         self._caches = [DynamicCache() for _ in range(slots)]
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -105,8 +109,8 @@ class TransformersRunner(EnoughRoom):
             if layer.keys is not None and layer.keys.numel():
                 layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self._slots.keep(slot, start, rows)
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._slots.compact(slot, start, rows)
         at = torch.tensor([*range(start), *(start + row for row in rows)], device=self.device)
         for layer in self._caches[slot].layers:
             if layer.keys is not None and layer.keys.numel():
@@ -125,7 +129,7 @@ class TransformersRunner(EnoughRoom):
 
     def _score(self, r: Score) -> ScoreOutput:
         count = len(r.tokens)
-        options: dict[str, Any] = {"logits_to_keep": max(r.keep, 1)} if self._keeps_logits else {}
+        options: dict[str, Any] = {"logits_to_keep": max(r.logits_to_keep, 1)} if self._keeps_logits else {}
         if r.parents:
             chunk = SequenceChunk(r.slot, self.length(r.slot) - count, count, r.parents)
             ((_, mask),) = AttentionMetadata([chunk], self.device, {}).masks(AttentionSpec(None, None))
@@ -140,7 +144,7 @@ class TransformersRunner(EnoughRoom):
             output_hidden_states=bool(r.layers),
             **options,
         )
-        logits = out.logits[0, out.logits.shape[1] - r.keep :, : self.vocab]
+        logits = out.logits[0, out.logits.shape[1] - r.logits_to_keep :, : self.vocab_size]
         return ScoreOutput(logits, {layer: out.hidden_states[layer][0, count - r.kept_states :] for layer in r.layers})
 
     @on_its_device
@@ -150,7 +154,7 @@ class TransformersRunner(EnoughRoom):
 
     def _probe(self) -> None:
         """Configs do not tell everything: truncate a draft and see whether the model forgets it."""
-        slot, tokens = self.acquire(), [t % self.vocab for t in PROBE]
+        slot, tokens = self.acquire(), [t % self.vocab_size for t in PROBE]
         whole = self.score([Score(self, slot, tokens, len(tokens))])[0].logits
         self.truncate(slot, 2)
         try:
@@ -171,7 +175,7 @@ class TransformersRunner(EnoughRoom):
         """Tried out: not every model takes masks and positions of one's own."""
         if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=self.model.config).layers):
             return False  # one mask serves all layers
-        slot, tokens = self.acquire(), [t % self.vocab for t in PROBE]
+        slot, tokens = self.acquire(), [t % self.vocab_size for t in PROBE]
         try:
             whole = self.score([Score(self, slot, tokens, len(tokens))])[0].logits
             self.truncate(slot, 2)

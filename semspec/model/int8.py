@@ -21,7 +21,8 @@ LARGEST = 127
 
 class Int8Linear(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        scale = (weight.abs().amax(1) / LARGEST).clamp(min=1e-12).double()
+        least, most = torch.aminmax(weight, dim=1)  # without a copy: a head may be the largest matrix there is
+        scale = (torch.maximum(most, -least) / LARGEST).clamp(min=1e-12).double()
         zero = torch.zeros(len(weight), dtype=torch.long)
         try:
             with warnings.catch_warnings():  # torch deprecates its quantised tensors; nothing else is as fast yet

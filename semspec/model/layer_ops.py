@@ -98,4 +98,4 @@ class Sparsity(Protocol):
 
 def checks(request: Score) -> bool:
     """Whether a request scores a draft: it has several tokens and wants a row for each."""
-    return not request.dense and request.keep == len(request.tokens) > 1
+    return not request.dense and request.logits_to_keep == len(request.tokens) > 1

@@ -22,7 +22,7 @@ LOWEST = -1e4  # finite: rules multiply log-probabilities by probabilities, whic
 class LimitedHead(Linear):
     def __init__(self, inner: Linear, ids: Tensor, vocab: int, sample: Tensor | None = None) -> None:
         """`inner` has an output for each of these ids of the vocabulary."""
-        self.inner, self.ids, self.vocab, self.bias = inner, ids, vocab, None
+        self.inner, self.ids, self.vocab_size, self.bias = inner, ids, vocab, None
         self._sample = inner.sample if sample is None else sample
 
     @staticmethod
@@ -45,7 +45,7 @@ class LimitedHead(Linear):
         return LimitedHead(inner, at, vocab, head.sample)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.spread(self.inner(x), x.new_empty((len(x), self.vocab)))
+        return self.spread(self.inner(x), x.new_empty((len(x), self.vocab_size)))
 
     def write(self, x: Tensor, out: Tensor) -> Tensor:
         return self.spread(self.inner(x), out)

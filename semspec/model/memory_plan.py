@@ -56,7 +56,7 @@ class MemoryPlan:
         """Of a model that semspec runs itself; `stored`: bytes of a checkpoint that is kept as it is. A sparse plan
         that leaves out channels in `transposed_layers` layers needs a transposed copy of their down projections, where
         passes are fused."""
-        dtype, table = precision.dtype, shape.vocab * shape.width
+        dtype, table = precision.dtype, shape.vocab_size * shape.width
         embedding = table * dtype.itemsize
         each, head = _bytes_per_weight(precision, device)
         # A pass looks up a few rows of the embedding, and reads all of it only where it is also the head.
@@ -69,14 +69,14 @@ class MemoryPlan:
             weights += read  # a second copy of all that a pass reads
         attention = precision.attention(device, shape.mixture is not None)
         stored_as = FP8 if precision.fp8_cache else attention
-        per_token = kv_bytes_per_token(shape.depth, shape.kv_heads, shape.head_dim, stored_as)
+        per_token = kv_bytes_per_token(shape.num_layers, shape.kv_heads, shape.head_dim, stored_as)
         graphs = graph_bytes(shape, device, dtype.itemsize, slots, context)
         fused = graphs > 0 and shape.mixture is None
         transposed = transposed_layers * shape.width * shape.ffn * dtype.itemsize if fused else 0
         reads = read if shape.mixture is None else None  # experts are read as tokens choose them
         paged = device.type == "cuda"
         counts = Counter(spec.window for spec in shape.attention_specs if spec.window is not None)
-        windows = tuple((window, per_token // shape.depth * n) for window, n in sorted(counts.items()))
+        windows = tuple((window, per_token // shape.num_layers * n) for window, n in sorted(counts.items()))
         return MemoryPlan(
             name, device, weights, per_token, slots, context, reads, graphs, transposed, paged, windows=windows
         )

@@ -92,8 +92,8 @@ class NumpyDecoder:
 
     def supports(self, requests: Sequence[Score]) -> bool:
         if self.integers:
-            return all(r.keep <= MAX_INTEGER_TOKENS for r in requests)
-        return len(requests) == 1 and 0 < requests[0].keep <= len(requests[0].tokens) <= MAX_TOKENS
+            return all(r.logits_to_keep <= MAX_INTEGER_TOKENS for r in requests)
+        return len(requests) == 1 and 0 < requests[0].logits_to_keep <= len(requests[0].tokens) <= MAX_TOKENS
 
     def split(self, requests: Sequence[Score], starts: Sequence[int]) -> tuple[list[Part], list[Part]]:
         """(what torch reads first, what is computed here). A prompt is read by torch. Its last token and drafts are
@@ -101,8 +101,8 @@ class NumpyDecoder:
         must get the same logits after a prompt, alone or with a draft."""
         before, here = list[Part](), list[Part]()
         for r, start in zip(requests, starts, strict=True):
-            cut = len(r.tokens) - r.keep
-            if (r.keep or r.states) and cut <= MAX_TOKENS:
+            cut = len(r.tokens) - r.logits_to_keep
+            if (r.logits_to_keep or r.states) and cut <= MAX_TOKENS:
                 cut = 0
             if cut:
                 before.append((prefill(r, cut), start))
@@ -151,7 +151,7 @@ class NumpyDecoder:
             if len(self.layers) in layers:
                 hidden[len(self.layers)] = torch.from_numpy(self._norm(x[observed], self.norm))
             if not wanted:
-                return torch.empty(0, self.shape.vocab), hidden
+                return torch.empty(0, self.shape.vocab_size), hidden
             x = self._norm(x[wanted], self.norm)
         return torch.from_numpy(self.head(x)), hidden
 

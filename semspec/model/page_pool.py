@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from semspec.model.blocks import NONE, BlockTables, Change
 from semspec.model.kernels import LONG, KvScales
 from semspec.model.kv_fp8 import FP8, decode, encode
+from semspec.model.page_tables import NONE, Change, PageTables
 
 CUT = 64  # tokens by which a text may be cut back, at least: the largest pass that is written before it is read
 PASS = 16  # pages of the longest pass over layers with a window
@@ -68,7 +68,7 @@ class PagePool:
         # All that is stored of a token, as bytes where torch cannot move its type.
         self._stored = [half.view(torch.uint8) if fp8 else half for half in (self.keys, self.values)]
         self._stored += self.scales or ()
-        self.blocks = BlockTables(slots, pages, page)
+        self.blocks = PageTables(slots, pages, page)
         self.tables = torch.zeros(slots, -(-capacity // page), dtype=torch.int32, device=device)
 
     @property
@@ -80,12 +80,12 @@ class PagePool:
         """Tokens that a pass may have."""
         return None if self.window is None else PASS * self.blocks.size
 
-    def shortest(self, slot: int) -> int:
+    def min_length(self, slot: int) -> int:
         """The least length but 0 that the slot can be cut to: the next token then finds its window."""
         first = self.blocks.first[slot] * self.blocks.size
         return first + self.window - 1 if first and self.window is not None else 0
 
-    def lacks(
+    def lacks_room(
         self, tokens: Sequence[tuple[int | None, int]], lengths: Sequence[int], without: Sequence[int] = ()
     ) -> bool:
         """Whether it cannot hold so many more tokens of these slots. With a page to spare for each: a slot that is cut

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
-from semspec.model.blocks import BlockTables
 from semspec.model.cache import Cache, CachedLayer, Slots
 from semspec.model.config import Shape
 from semspec.model.kernels import KvScales
 from semspec.model.page_pool import PagePool, own_window, page_of, pages_of
+from semspec.model.page_tables import PageTables
 
 
 class PagedCache(Cache):
@@ -37,7 +37,7 @@ class PagedCache(Cache):
         """`tokens`: that all slots hold together, at most; None: as many as fit into them. `fp8`: how keys and values
         are stored; they are read and written in `dtype`."""
         Slots.__init__(self, slots, capacity)
-        self.depth, self.dtype, page = shape.depth, dtype, page or page_of(capacity)
+        self.num_layers, self.dtype, page = shape.num_layers, dtype, page or page_of(capacity)
         layers: dict[int | None, list[int]] = {}
         for i, spec in enumerate(shape.attention_specs):
             layers.setdefault(own_window(spec.window, slots, capacity, page), []).append(i)
@@ -51,7 +51,7 @@ class PagedCache(Cache):
             self._rows |= {layer: (self.pools[-1], row) for row, layer in enumerate(own)}
 
     @property
-    def blocks(self) -> BlockTables:
+    def blocks(self) -> PageTables:
         """Of the layers that see most of a text."""
         return (self.pools[0] if self.pools[0].window is None else self.pools[-1]).blocks
 
@@ -73,8 +73,8 @@ class PagedCache(Cache):
         scales = None if pool.scales is None else KvScales(pool.scales.keys[row], pool.scales.values[row])
         return CachedLayer(pool.keys[row], pool.values[row], pool.tables, scales)
 
-    def shortest(self, slot: int) -> int:
-        return max(pool.shortest(slot) for pool in self.pools)
+    def min_length(self, slot: int) -> int:
+        return max(pool.min_length(slot) for pool in self.pools)
 
     def release(self, slot: int) -> None:
         if slot < self.slots:
@@ -101,10 +101,10 @@ class PagedCache(Cache):
         return place
 
     def truncate(self, slot: int, length: int) -> None:
-        if 0 < length < self.shortest(slot):
+        if 0 < length < self.min_length(slot):
             raise SemspecError(
                 f"cannot truncate slot {slot} to {length}: of layers with a window it has what texts of "
-                f"{self.shortest(slot)} tokens or more need; truncate it to 0 and feed it again"
+                f"{self.min_length(slot)} tokens or more need; truncate it to 0 and feed it again"
             )
         super().truncate(slot, length)
         if not length:  # else its pages stay, for what is written instead
@@ -114,8 +114,8 @@ class PagedCache(Cache):
         for pool in self.pools:
             pool.blocks.shrink(slot, 0)
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
-        return any(pool.lacks(tokens, self.lengths, without) for pool in self.pools)
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return any(pool.lacks_room(tokens, self.lengths, without) for pool in self.pools)
 
     @property
     def pages(self) -> int:
@@ -139,19 +139,19 @@ class PagedCache(Cache):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The target shares the source's pages; whoever writes to one of them gets a copy."""
-        assert not 0 < length < self.shortest(source), "a window of the copy is gone"
+        assert not 0 < length < self.min_length(source), "a window of the copy is gone"
         self.truncate(target, 0)
         for pool in self.pools:
             pool.fork(source, target, length)
         self.lengths[target] = length
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """A page that another slot has come to share is written too: after all that the other one holds of it."""
         same = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if same < len(rows):
             for pool in self.pools:
                 pool.move(slot, [start + row for row in rows[same:]], range(start + same, start + len(rows)))
-        Slots.keep(self, slot, start, rows)
+        Slots.compact(self, slot, start, rows)
 
     def write(self, layer: int, chunk: SequenceChunk, k: Tensor, v: Tensor, begin: int) -> tuple[Tensor, Tensor]:
         pool, row = self._rows[layer]

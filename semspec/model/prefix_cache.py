@@ -1,15 +1,14 @@
-"""A runner whose slots are searched for a prompt's beginning, so that what one has read is not read again.
+"""A prefix cache around a runner: what one slot holds of a prompt, no other computes again.
 
 Chats send their earlier turns with every question, applications the same instructions, and `n` answers have one prompt.
 A released slot keeps its KV entries until somebody needs it; where a cache has pages, they are parked without the slot,
-so that more texts are remembered than run, as long as there are free pages. A new sequence gets the longest prefix of
-its prompt that any slot holds: the slot itself if nobody uses it and the prompt goes on from it, else a copy, so that
-two conversations with the same instructions do not take turns in evicting each other. Only the rest is fed. Slots are
-searched again whenever a prompt is fed, since others may have read it meanwhile; of those that bring the same prompt to
-one pass, one reads it and the others get copies. Decoders do not notice: a slot begins empty and its whole prompt is
-fed to it; what is there already is left out of the pass. States that a drafter reads are remembered with the tokens; a
-prefix without them is read again. So is one whose layers with a window have given back what its next token would see
-(`shortest`).
+so that more texts are cached than run, as long as there are free pages. A new sequence gets the longest prefix of its
+prompt that any slot holds: the slot itself if nobody uses it and the prompt goes on from it, else a copy, so that two
+conversations with the same instructions do not take turns in evicting each other. Only the rest is fed. Slots are
+searched again whenever a prompt is fed, since others may hold more of it by then; of equal prompts in one pass, one is
+computed and the others get copies. Decoders do not notice: a slot begins empty and its whole prompt is fed to it; what
+is there already is left out of the pass. Hidden states for a drafter are cached with the tokens; a prefix without them
+is recomputed. So is one whose sliding-window layers have freed what its next token would see (`min_length`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from semspec.errors import SemspecError
+from semspec.model.hidden_states import CachedHiddenStates
 from semspec.model.prefix_index import BLOCK, common_prefix
-from semspec.model.remembered_states import RememberedStates
 from semspec.model.remembered_texts import RememberedTexts
 from semspec.model.rows import after, rest
 from semspec.model.wrapper import RunnerWrapper
@@ -35,7 +34,7 @@ class PrefixCache(RememberedTexts):
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
         self._lengths: dict[int, int] = {}  # of slots in use, as their users see them, if they are not preempted
-        self._lost: dict[int, list[int]] = {}  # what preempted slots held; their lengths are what is read again
+        self._lost: dict[int, list[int]] = {}  # what preempted slots held; their lengths are what is recomputed
         self.queries = self.hits = 0  # prompt tokens looked up, and found
         self.reused = 0  # tokens that the last acquired slot had
 
@@ -46,6 +45,15 @@ class PrefixCache(RememberedTexts):
         if slot in self._idle:
             self._idle.remove(slot)
         self._lengths[slot] = 0
+        try:
+            self._begin(slot, prompt, salt)
+        except BaseException:  # an interrupt, perhaps while entries were copied
+            self.release(slot)
+            raise
+        return slot
+
+    def _begin(self, slot: int, prompt: Sequence[int], salt: str) -> None:
+        """The slot holds what is known of this prompt, and nothing else."""
         if self._index.salts[slot] != salt:
             self._cut(slot, 0)
             self._index.salt(slot, salt)
@@ -53,7 +61,6 @@ class PrefixCache(RememberedTexts):
         shared = self._usable(slot, common_prefix(self._index.tokens[slot], prompt))
         self._cut(slot, shared)  # what nobody will use takes room
         self.reused = min(shared, max(len(prompt) - 1, 0))
-        return slot
 
     def _slot_for(self, prompt: Sequence[int], salt: str) -> int:
         """One that holds what the prompt goes on from, or nothing, or else the least recently used."""
@@ -99,33 +106,33 @@ class PrefixCache(RememberedTexts):
         self._cut(slot, self._usable(slot, len(self._index.tokens[slot])))  # a pass that failed may have left more
         self._keep(slot)
 
-    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
+    def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool:
         shared = self._common(prompt, salt)
         return not self._lacks([(None, len(prompt) - max(shared.values(), default=0))], shared)
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
         more = [(slot, count if slot is None else self._more(slot, count)) for slot, count in tokens]
         return self._lacks(more, without=without)
 
     def _more(self, slot: int, count: int) -> int:
         """What the slot inside will have more when so many tokens are fed, and before them all that it has lost."""
         there = len(self._index.tokens[slot]) - self._lengths[slot]
-        return max(0, count + len(self.lost(slot)) - there)
+        return max(0, count + len(self.tokens_to_recompute(slot)) - there)
 
     def _lacks(
         self, tokens: Sequence[tuple[int | None, int]], wanted: Collection[int] = (), without: Sequence[int] = ()
     ) -> bool:
         """Idle slots give way where that helps, the least recently used first, but those that are wanted last."""
-        if not self.inner.lacks(tokens, without):
+        if not self.inner.lacks_room(tokens, without):
             return False
         idle, enough = sorted(self._idle, key=lambda slot: slot in wanted), 1
-        while self.inner.lacks(tokens, [*idle[:enough], *without]):  # few mostly are, and all take long to look at
+        while self.inner.lacks_room(tokens, [*idle[:enough], *without]):  # few mostly are, and all take long to look at
             if enough >= len(idle):
                 return True
             enough *= 2
         for slot in idle[:enough]:
             self._drop(slot)
-            if not self.inner.lacks(tokens, without):
+            if not self.inner.lacks_room(tokens, without):
                 break
         return False
 
@@ -141,13 +148,13 @@ class PrefixCache(RememberedTexts):
         held = self._index.tokens[slot][: self._lengths[slot]]
         if not self._index.tokens[slot]:
             return False
-        if held:  # else it has only what others read
+        if held:  # else it has only what others computed
             self._lost.setdefault(slot, held)
         self._lengths[slot] = 0
         self._cut(slot, 0)
         return True
 
-    def lost(self, slot: int) -> list[int]:
+    def tokens_to_recompute(self, slot: int) -> list[int]:
         return self._lost[slot][self._lengths[slot] :] if slot in self._lost else []
 
     def length(self, slot: int) -> int:
@@ -172,7 +179,7 @@ class PrefixCache(RememberedTexts):
         self._lengths[slot] = length
 
     def _cut_or_lose(self, slot: int, length: int) -> None:
-        """A slot that cannot go on from there is read again, as a preempted one is."""
+        """A slot that cannot go on from there is recomputed, as a preempted one is."""
         if not self._usable(slot, length):
             self._lost[slot] = self._index.tokens[slot][:length]
             length = 0
@@ -180,36 +187,38 @@ class PrefixCache(RememberedTexts):
         self._cut(slot, length)
 
     def _settle(self, slot: int) -> None:
-        """A preempted slot that has read all again is like any other."""
+        """A preempted slot that has been recomputed is like any other."""
         if slot in self._lost and len(self._lost[slot]) <= self._lengths[slot]:
             del self._lost[slot]
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self.inner.keep(slot, start, rows)
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         held = self._index.tokens[slot][start:]
-        self._index.cut(slot, start)
+        self._index.cut(slot, start)  # until it is done
+        self.inner.compact(slot, start, rows)
         self._index.append(slot, [held[row] if held[row] >= 0 else ~held[row] for row in rows])
         self._lengths[slot] = start + len(rows)
         if slot in self._states:
             self._states[slot] = self._states[slot].kept(start, rows)
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
+        if len(requests) == 1:
+            return self._score(requests)
         now, later = list[Score](), list[Score]()
         for request in requests:
-            long = len(request.tokens) - request.keep >= BLOCK
-            (later if long and self._is_read(request, now) else now).append(request)
+            long = len(request.tokens) - request.logits_to_keep >= BLOCK
+            (later if long and self._prefilled_by(request, now) else now).append(request)
         rows = dict(zip(map(id, now), self._score(now), strict=True))
         if later:
             rows |= dict(zip(map(id, later), self.score(later), strict=True))
         return [rows[id(request)] for request in requests]
 
-    def _is_read(self, request: Score, others: Sequence[Score]) -> bool:
-        """Whether other feeds of the same pass read what this one begins with: prompts, not rounds of long texts."""
+    def _prefilled_by(self, request: Score, others: Sequence[Score]) -> bool:
+        """Whether others in the same pass compute this one's prefix: prompts, not rounds of long texts."""
         salts, slot = self._index.salts, request.slot
         prompts = [other for other in others if len(other.tokens) >= BLOCK and salts[other.slot] == salts[slot]]
         if not prompts:
             return False
-        text = self._text(request, request.keep)
+        text = self._text(request, request.logits_to_keep)
         known = common_prefix(self._index.tokens[slot], text)
         return any(common_prefix(self._text(other), text) - known >= BLOCK for other in prompts)
 
@@ -221,21 +230,21 @@ class PrefixCache(RememberedTexts):
     def _score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         remembered, counts, feeds = list[dict[int, Tensor]](), list[int](), list[Score]()
         for request in requests:
-            if len(request.tokens) - request.keep >= BLOCK:
-                text = self._text(request, request.keep)
+            if len(request.tokens) - request.logits_to_keep >= BLOCK:
+                text = self._text(request, request.logits_to_keep)
                 # A slot that has all of it may have more of the prompt than others, and be of use at its end only.
                 if self._index.tokens[request.slot][: len(text)] != text:
                     self._adopt(request.slot, text, request.layers if request.states else ())
             found = self._found(request)
-            self.queries += len(request.tokens) - request.keep
+            self.queries += len(request.tokens) - request.logits_to_keep
             self.hits += found
             counts.append(found)
             remembered.append(self._remembered(request, found))
             self._lengths[request.slot] += found
             if found < len(request.tokens):
                 more = self._ready(request.slot)
-                feed = rest(request, found)
-                feeds.append(replace(feed, runner=self.inner, tokens=[*more, *feed.tokens]))
+                left = rest(request, found) if found else request
+                feeds.append(replace(left, tokens=[*more, *left.tokens]) if more else left)
         self._make_room([(feed.slot, len(feed.tokens)) for feed in feeds])
         rows = self.inner.score(feeds) if feeds else []
         for feed, row in zip(feeds, rows, strict=True):  # only a pass that succeeded leaves entries to rely on
@@ -243,13 +252,12 @@ class PrefixCache(RememberedTexts):
             self._append(feed.slot, [*feed.tokens[:chain], *(~token for token in feed.tokens[chain:])])
             if feed.states and self._remembers(feed.slot):
                 first = self._lengths[feed.slot] - feed.kept_states
-                self._states.setdefault(feed.slot, RememberedStates()).append(first, row.hidden)
+                self._states.setdefault(feed.slot, CachedHiddenStates()).append(first, row.hidden)
         for request in requests:
             self._settle(request.slot)
         fed = dict(zip((feed.slot for feed in feeds), rows, strict=True))
-        nothing = torch.empty(0, self.vocab, device=self.device)
         rows = [
-            after(states, fed.get(r.slot) or ScoreOutput(nothing))
+            after(states, fed.get(r.slot) or ScoreOutput(torch.empty(0, self.vocab_size, device=self.device)))
             for r, states in zip(requests, remembered, strict=True)
         ]
         for row, found in zip(rows, counts, strict=True):
@@ -257,6 +265,7 @@ class PrefixCache(RememberedTexts):
         return rows
 
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
+        # Their noise belongs to the positions that the runner inside is at.
         requests = [replace(r, runner=self.inner, tokens=[*self._ready(r.slot), *r.tokens]) for r in requests]
         self._make_room([(r.slot, len(r.tokens) + r.n - 1) for r in requests])
         outputs = self.inner.decode(requests)
@@ -267,8 +276,8 @@ class PrefixCache(RememberedTexts):
         return outputs
 
     def expect(self, request: Score) -> None:
-        """What will be read again although the slot has it gives way now: pages that others share with it are no room
-        for what is read, which `lacks` has to know."""
+        """Drop now what will be recomputed although the slot has it: pages that it shares with others are no room for
+        that, which `lacks_room` has to know."""
         slot, at = request.slot, self._lengths[request.slot]
         if slot not in self._lost and at < len(self._index.tokens[slot]):
             length = at + self._found(request)
@@ -277,7 +286,7 @@ class PrefixCache(RememberedTexts):
 
     def _found(self, request: Score) -> int:
         """How many of these tokens the slot holds already; tokens whose rows are wanted are fed in any case."""
-        most, at = len(request.tokens) - request.keep, self._lengths[request.slot]
+        most, at = len(request.tokens) - request.logits_to_keep, self._lengths[request.slot]
         found = common_prefix(self._index.tokens[request.slot][at : at + most], request.tokens)
         if request.states:
             known = self._states[request.slot].covers(request.layers) if request.slot in self._states else 0

@@ -78,7 +78,7 @@ class PrefixIndex:
     def common(
         self, text: Sequence[int], salt: str = "", shortest: Callable[[int], int] = lambda slot: 0
     ) -> dict[int, int]:
-        """The slots with the longest common beginning, of at least a block and the `shortest` that a slot can be cut
+        """The slots with the longest common beginning, of at least a block and the `min_length` that a slot can be cut
         to, each with the tokens it shares."""
         last, found = hash((self._start, salt)), list[dict[int, None]]()
         for end in range(self.block, len(text) + 1, self.block):

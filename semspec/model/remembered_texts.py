@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from semspec.model.hidden_states import CachedHiddenStates
 from semspec.model.prefix_index import PrefixIndex
-from semspec.model.remembered_states import RememberedStates
 from semspec.model.wrapper import RunnerWrapper
 from semspec.types import Runner
 
@@ -23,7 +23,7 @@ class RememberedTexts(RunnerWrapper):
         self._idle: list[int] = []  # slots and places that nobody uses, least recently used first
         self._places: set[int] = set()  # those of them that are no slots
         self._index = PrefixIndex()  # the tokens whose KV entries a slot or place has
-        self._states: dict[int, RememberedStates] = {}  # of these, where a drafter wanted them
+        self._states: dict[int, CachedHiddenStates] = {}  # of these, where a drafter wanted them
         self.states_limit = STATES  # bytes; those of idle texts give way, the least recently used first
         self._calls: set[str] = set()  # salts of texts that are kept although they begin with ONCE, for now
 
@@ -109,18 +109,19 @@ class RememberedTexts(RunnerWrapper):
         self.inner.release(place)
 
     def _common(self, text: Sequence[int], salt: str) -> dict[int, int]:
-        return self._index.common(text, salt, self.inner.shortest)
+        return self._index.common(text, salt, self.inner.min_length)
 
     def _usable(self, slot: int, length: int) -> int:
         """So many tokens of a slot, or none if it cannot go on from there."""
-        return length if length >= self.inner.shortest(slot) else 0
+        return length if length >= self.inner.min_length(slot) else 0
 
     def _cut(self, slot: int, length: int) -> None:
-        """The slot inside holds so many tokens, as its user thinks, and is ready to be fed."""
-        self.inner.truncate(slot, length)
+        """The slot inside holds so many tokens, as its user thinks, and is ready to be fed. It is cut last: whenever an
+        interrupt comes, what the index knows is there."""
         self._index.cut(slot, length)
         if slot in self._states:
             self._states[slot] = self._states[slot].first(length)
+        self.inner.truncate(slot, length)
 
     def close(self) -> None:
         """Give idle slots back to the runner inside."""

@@ -18,8 +18,8 @@ class RestrictedRunner(RunnerWrapper):
 
     def __init__(self, runner: Runner, allowed: Tensor) -> None:
         super().__init__(runner)
-        self._forbidden = torch.ones(runner.vocab, dtype=torch.bool)
-        self._forbidden[allowed[allowed < runner.vocab]] = False
+        self._forbidden = torch.ones(runner.vocab_size, dtype=torch.bool)
+        self._forbidden[allowed[allowed < runner.vocab_size]] = False
         self._forbidden = self._forbidden.to(runner.device)
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:

@@ -1,4 +1,4 @@
-"""Which rows of a packed pass its requests want: logits of the last `keep` tokens of each, states perhaps of more."""
+"""Which rows of a packed pass its requests want: logits of each one's last tokens, states perhaps of more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def last_rows(requests: Sequence[Score]) -> tuple[list[int], list[int]]:
     wanted, observed, row = list[int](), list[int](), 0
     for r in requests:
         row += len(r.tokens)
-        wanted += range(row - r.keep, row)
+        wanted += range(row - r.logits_to_keep, row)
         observed += range(row - r.kept_states, row)
     return wanted, observed
 
@@ -30,7 +30,7 @@ def split_rows(requests: Sequence[Score], logits: Tensor, hidden: dict[int, Tens
     """Each request's part of these rows."""
     results, row, state = [], 0, 0
     for r in requests:
-        own, seen = slice(row, row := row + r.keep), slice(state, state := state + r.kept_states)
+        own, seen = slice(row, row := row + r.logits_to_keep), slice(state, state := state + r.kept_states)
         results.append(ScoreOutput(logits[own], {layer: hidden[layer][seen] for layer in r.layers}))
     return results
 
@@ -38,19 +38,23 @@ def split_rows(requests: Sequence[Score], logits: Tensor, hidden: dict[int, Tens
 def prefill(r: Score, count: int) -> Score:
     """The first tokens of a request, in a pass before the rest: no logits, and states only of those that want them."""
     states = max(0, r.states - (len(r.tokens) - count))
-    return replace(r, tokens=r.tokens[:count], parents=(), keep=0, states=states, layers=r.layers if states else ())
+    return replace(
+        r, tokens=r.tokens[:count], parents=(), logits_to_keep=0, states=states, layers=r.layers if states else ()
+    )
 
 
 def first(r: Score, count: int) -> Score:
     """The first tokens of a request, in a pass of their own, with those of its rows that are theirs."""
     after = len(r.tokens) - count
-    keep, states = max(0, r.keep - after), max(0, r.states - after)
-    return replace(r, tokens=r.tokens[:count], parents=(), keep=keep, states=states)
+    keep, states = max(0, r.logits_to_keep - after), max(0, r.states - after)
+    return replace(r, tokens=r.tokens[:count], parents=(), logits_to_keep=keep, states=states)
 
 
 def rest(r: Score, count: int) -> Score:
     tokens = r.tokens[count:]
-    return replace(r, tokens=tokens, keep=min(r.keep, len(tokens)), states=min(r.states, len(tokens)))
+    return replace(
+        r, tokens=tokens, logits_to_keep=min(r.logits_to_keep, len(tokens)), states=min(r.states, len(tokens))
+    )
 
 
 def after_prefill(

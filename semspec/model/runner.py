@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from semspec.model.buckets import MAX_QUERIES
+from semspec.model.base_runner import BaseRunner
+from semspec.model.buckets import MAX_QUERIES, MAX_ROWS
 from semspec.model.cache import Cache
 from semspec.model.config import Shape
 from semspec.model.decode import decode_by_score
@@ -19,14 +20,13 @@ from semspec.model.layer_ops import DENSE, Sparsity, checks
 from semspec.model.numpy_decoder import NumpyDecoder
 from semspec.model.paged_cache import PagedCache
 from semspec.model.placement import Precision, choose_context, choose_device, on_its_device
-from semspec.model.room import EnoughRoom
 from semspec.model.rows import after_prefill, chunks_of, first, last_rows, rest, split_rows
 from semspec.model.transformer import Transformer
 from semspec.model.weights import default_weights, locate, open_checkpoint
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 
-class ModelRunner(EnoughRoom):
+class ModelRunner(BaseRunner):
     """See types.Runner for the contract."""
 
     trees = True
@@ -46,13 +46,13 @@ class ModelRunner(EnoughRoom):
         `page`: its pages' size, if another; `fp8_cache`: how a paged cache stores keys and values; `graphs`: whether
         short passes on a GPU are captured, which pays for a runner that stays."""
         self.transformer, self.shape = transformer, transformer.shape
-        self.depth = self.shape.depth
-        self.vocab = vocab or self.shape.vocab  # of a pair: ids that both models share
+        self.num_layers = self.shape.num_layers
+        self.vocab_size = vocab or self.shape.vocab_size  # of a pair: ids that both models share
         where = (transformer.device, transformer.attention_dtype)
         paged = tokens is not None or page is not None or transformer.device.type == "cuda"
         make = partial(PagedCache, tokens=tokens, page=page, fp8=fp8_cache) if paged else Cache
         self.cache: Cache = make(self.shape, slots, capacity, *where)
-        self.capacity = capacity
+        self.max_seq_len = capacity
         self.acquire, self.release, self.truncate = self.cache.acquire, self.cache.release, self.cache.truncate
         self.sparsity: Sparsity | None = None  # what passes that score drafts leave out
         self.numpy_decoder = NumpyDecoder.of(transformer, self.cache)
@@ -99,8 +99,8 @@ class ModelRunner(EnoughRoom):
     def free(self) -> int:
         return self.cache.free
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
-        return self.cache.lacks(tokens, without)
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return self.cache.lacks_room(tokens, without)
 
     @on_its_device
     def copy(self, source: int, target: int, length: int) -> None:
@@ -111,16 +111,16 @@ class ModelRunner(EnoughRoom):
     def length(self, slot: int) -> int:
         return self.cache.lengths[slot]
 
-    def shortest(self, slot: int) -> int:
-        return self.cache.shortest(slot)
+    def min_length(self, slot: int) -> int:
+        return self.cache.min_length(slot)
 
     def park(self, slot: int) -> int | None:
         return self.cache.park(slot) if self.sparsity is None else None  # whose figures belong to slots
 
     @on_its_device
     @torch.inference_mode()
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self.cache.keep(slot, start, rows)
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.cache.compact(slot, start, rows)
         if self.sparsity is not None:
             self.sparsity.kept(slot, start, rows)
 
@@ -163,14 +163,22 @@ class ModelRunner(EnoughRoom):
             before, here = self.numpy_decoder.split(requests, starts)
             prompts = [r for r, _ in before]
             read = self._score(prompts, [start for _, start in before]) if before else []
-            return after_prefill(prompts, read, requests, self.numpy_decoder.score(here, self.vocab))
+            return after_prefill(prompts, read, requests, self.numpy_decoder.score(here, self.vocab_size))
         # Prompts are bound by arithmetic, and each has a size of its own: they run without graphs.
+        # But a packed pass takes them along: the weights are read once.
         results: dict[int, ScoreOutput] = {}
+        kinds = [self._is_short(r) for r in requests]
+        if any(kinds) and self._packs(requests):
+            kinds = [True] * len(requests)
         for short in (True, False):
-            which = [i for i, r in enumerate(requests) if self._is_short(r) == short]
+            which = [i for i, kind in enumerate(kinds) if kind == short]
             if which:
                 part, at = [requests[i] for i in which], [starts[i] for i in which]
-                rows = self.graph_runner.score(part, at, self.vocab, self.sparsity) if short else self._score(part, at)
+                rows = (
+                    self.graph_runner.score(part, at, self.vocab_size, self.sparsity)
+                    if short
+                    else self._score(part, at)
+                )
                 results |= dict(zip(which, rows, strict=True))
         return [results[i] for i in range(len(requests))]
 
@@ -178,6 +186,14 @@ class ModelRunner(EnoughRoom):
         plain = self.sparsity is not None and not self.sparsity.fusible and checks(r)
         narrow = bool(r.parents) and any((s.window or MAX_QUERIES) < MAX_QUERIES for s in self.shape.attention_specs)
         return max(len(r.tokens), len(r.parents)) <= MAX_QUERIES and not plain and not narrow
+
+    def _packs(self, requests: Sequence[Score]) -> bool:
+        """Whether one packed pass can read all of these, however long each is."""
+        assert self.graph_runner is not None
+        if not self.graph_runner.flags.packed or self.sparsity is not None:
+            return False
+        whole = sum(len(r.tokens) for r in requests) <= MAX_ROWS
+        return whole and all(self._is_short(r) for r in requests if r.parents)
 
     def _score(self, requests: Sequence[Score], starts: Sequence[int]) -> list[ScoreOutput]:
         chunks = chunks_of(requests, starts)
@@ -188,7 +204,7 @@ class ModelRunner(EnoughRoom):
         layer_ops = DENSE if self.sparsity is None else self.sparsity.layer_ops(requests, chunks)
         seen = None if observed == wanted else torch.tensor(observed, dtype=torch.long, device=self.device)
         logits, hidden = self.transformer.forward(tokens, chunks, self.cache, at, layers, layer_ops, seen)
-        return split_rows(requests, logits[:, : self.vocab], hidden)
+        return split_rows(requests, logits[:, : self.vocab_size], hidden)
 
     @on_its_device
     @torch.inference_mode()
@@ -215,7 +231,7 @@ class ModelRunner(EnoughRoom):
             if any(r.n > 1 + left // len(fed) for r in fed):
                 return self._decode_in_parts(fed, 1 + left // len(fed))
         starts = [self.length(r.slot) for r in fed]
-        outputs = self.graph_decode.decode(fed, self.vocab)
+        outputs = self.graph_decode.decode(fed, self.vocab_size)
         if self.sparsity is not None:
             for r, start, output in zip(fed, starts, outputs, strict=True):
                 self.sparsity.record(r.slot, start, [*r.tokens, *output.tokens[:-1]])

@@ -19,6 +19,7 @@ from semspec.model.hf_runner import TransformersRunner, refuse_without_truncatio
 from semspec.model.memory_plan import MemoryPlan
 from semspec.model.placement import Precision, choose_context, choose_device
 from semspec.model.quantisation import Quantisation
+from semspec.model.reading import reading
 from semspec.model.runner import ModelRunner
 from semspec.model.weights import Checkpoint, default_weights, locate
 
@@ -64,7 +65,7 @@ class Source:
         return None if self.quantisation is None else self.quantisation.method
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         return self.config.vocab_size
 
     @property
@@ -90,7 +91,7 @@ class Source:
         to share one on a CPU, too, which is slower; those of integer weights, which NumPy reads, cannot."""
         plan = self._plan(device, dtype, slots, context, transposed_layers, kv_dtype)
         plan = replace(plan, paged=plan.paged or (pool and self._reads_pages(device, dtype)))
-        return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab, plan.device, slots)) if rules else plan
+        return replace(plan, graphs=plan.graphs + rule_bytes(self.vocab_size, plan.device, slots)) if rules else plan
 
     def _plan(
         self, device: str, dtype: str, slots: int, context: int | None, transposed_layers: int, kv_dtype: str
@@ -120,15 +121,16 @@ class Source:
         kv_dtype: str = "auto",
     ) -> ModelRunner | TransformersRunner:
         """See ModelRunner.load."""
-        if self.shape is not None:
-            return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids, tokens, kv_dtype)
-        if head_ids is not None:
-            raise ModelError(f"{self.path}: draft_vocab is for the model types semspec runs itself; leave it out")
-        where, precision = self._placed(device, dtype)
-        if precision.weights != "plain":
-            raise ModelError(f"{self.path}: dtype {dtype} is for the model types semspec runs itself; give float32")
-        kind = precision.dtype
-        return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
+        with reading(choose_device(device)):
+            if self.shape is not None:
+                return ModelRunner.load(self.path, device, dtype, slots, context, vocab, head_ids, tokens, kv_dtype)
+            if head_ids is not None:
+                raise ModelError(f"{self.path}: draft_vocab is for the model types semspec runs itself; leave it out")
+            where, precision = self._placed(device, dtype)
+            if precision.weights != "plain":
+                raise ModelError(f"{self.path}: dtype {dtype} is for the model types semspec runs itself; give float32")
+            kind = precision.dtype
+            return TransformersRunner.load(self.path, where, kind, slots, choose_context(context, self.context), vocab)
 
     def precision(self, device: str, dtype: str) -> torch.dtype:
         """In which it computes."""

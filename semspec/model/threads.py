@@ -9,18 +9,23 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
-from semspec.types import Runner, Score
+from semspec.types import Decode, Runner, Sampling, Score
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # who sets one of these has chosen
 ROWS = (1, 5)  # tokens of the passes that are timed: one, and a short draft
 MAX_REPEATS = 5
 SECONDS = 0.5  # about as long as this may take; a large model is timed once, and gains by threads anyway
 ROW_SECONDS = 0.25  # the same for what a further token takes
+BATCHES = (1, 2, 4, 8)  # sequences that decode together when draft tokens are timed,
+BATCH_TEXT = 64  # and tokens before them
+BATCH_TOKENS = 4
 MIN_SECONDS = 1e-9  # against division by zero
+SAMPLE = (1024, 1024)  # weights that are rearranged to see how reading will go
 GAIN = 0.9  # one thread has to be this much faster to be taken
 BUSY = 0.7  # of its time a single thread should get a core
 
@@ -37,7 +42,23 @@ def choose_threads(runner: Runner) -> None:
         runner.release(slot)
 
 
-def faster(work: Callable[[], None], many: int, clock: Callable[[], float] = time.perf_counter) -> int:
+@contextmanager
+def threads_for_reading(device: torch.device) -> Iterator[None]:
+    """While weights are read and rearranged, one thread if that is faster at the moment; then as many as before. On a
+    busy machine a file is read several times faster so."""
+    many = torch.get_num_threads()
+    if device.type != "cpu" or many == 1 or any(os.environ.get(name) for name in VARIABLES):
+        yield
+        return
+    some = torch.ones(SAMPLE, dtype=torch.uint8)
+    try:
+        torch.set_num_threads(faster(lambda: some.int().float().sum(), many))
+        yield
+    finally:
+        torch.set_num_threads(many)
+
+
+def faster(work: Callable[[], object], many: int, clock: Callable[[], float] = time.perf_counter) -> int:
     """1 or `many`, by turns, so that what else the machine does falls on both alike."""
     taken: dict[int, list[float]] = {1: [], many: []}
     began = clock()
@@ -52,10 +73,12 @@ def faster(work: Callable[[], None], many: int, clock: Callable[[], float] = tim
     return 1 if one < GAIN * several else many
 
 
-def row_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> float | None:
+def row_cost(runner: Runner, clock: Callable[[], float] = time.process_time) -> float | None:
     """What a further token takes in a pass that checks a draft, in passes of one token, on a CPU: from next to nothing
-    to nearly a pass, by the format of the weights. None: not known."""
-    if runner.device.type != "cpu" or runner.capacity <= 1 + ROWS[1]:
+    to nearly a pass, by the format of the weights. None: not known.
+
+    By this process's own time, which other work on the machine disturbs less: only a ratio is wanted."""
+    if runner.device.type != "cpu" or runner.max_seq_len <= 1 + ROWS[1]:
         return None
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
     slot, began = runner.acquire(), clock()
@@ -72,9 +95,49 @@ def row_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> 
     return min(max((several / max(one, MIN_SECONDS) - 1) / (ROWS[1] - 1), 0.0), 1.0)
 
 
+def step_costs(draft: Runner, target: Runner, clock: Callable[[], float] = time.process_time) -> dict[int, float]:
+    """What a draft token of so many sequences takes, in tokens of the target of as many, on a CPU: sequences share what
+    a pass takes, and a small model has less to share. Empty: one sequence runs at a time, or it is not known."""
+    found: dict[int, float] = {}
+    runners, began = (draft, target), clock()
+    room = min(min(runner.free for runner in runners), BATCHES[-1])
+    short = any(runner.max_seq_len < BATCH_TEXT + BATCH_TOKENS for runner in runners)
+    if room < 2 or short or any(runner.device.type != "cpu" for runner in runners):
+        return found
+    held: dict[int, list[int]] = {i: [] for i in range(len(runners))}
+    try:
+        for count in (n for n in BATCHES if n <= room):
+            longest = [(None, BATCH_TEXT + BATCH_TOKENS)] * count
+            if any(runner.lacks_room(longest, held[i]) for i, runner in enumerate(runners)):
+                break  # a small pool of pages
+            for i, runner in enumerate(runners):
+                new = [runner.acquire() for _ in range(count - len(held[i]))]
+                held[i] += new
+                runner.score([Score(runner, slot, [1] * BATCH_TEXT, 1) for slot in new])
+            taken = [min(_decode(runner, held[i], clock) for _ in range(2)) for i, runner in enumerate(runners)]
+            found[count] = taken[0] / max(taken[1], MIN_SECONDS)
+            if 2 * (clock() - began) > SECONDS:  # twice as many would take longer
+                break
+    finally:
+        for i, runner in enumerate(runners):
+            for slot in held[i]:
+                runner.release(slot)
+    return found
+
+
+def _decode(runner: Runner, slots: list[int], clock: Callable[[], float]) -> float:
+    """Seconds of a few tokens for each."""
+    start = clock()
+    runner.decode([Decode(runner, slot, [1], BATCH_TOKENS, Sampling(), 0) for slot in slots])
+    seconds = clock() - start
+    for slot in slots:
+        runner.truncate(slot, BATCH_TEXT)
+    return seconds
+
+
 def _passes(runner: Runner, slot: int) -> None:
     for rows in ROWS:
-        if rows < runner.capacity:
+        if rows < runner.max_seq_len:
             runner.score([Score(runner, slot, [1] * rows, 1)])
             runner.truncate(slot, 0)
 

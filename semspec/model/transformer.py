@@ -35,12 +35,12 @@ class Transformer(LayerMath):
         self.attention_dtype = precision.attention(device, shape.mixture is not None)
         loader = WeightLoader(checkpoint, device, precision, shape.parameters)
         reader = LayerReader(shape, loader)
-        self.embedding = loader.read("model.embed_tokens.weight", shape.vocab, shape.width)
+        self.embedding = loader.read("model.embed_tokens.weight", shape.vocab_size, shape.width)
         scale = torch.tensor(shape.width**0.5, dtype=dtype, device=device)
         self.embedding_scale = scale if shape.family.scaled_embedding else None
-        self.layers = [reader.layer(i, f"model.layers.{i}") for i in range(shape.depth)]
+        self.layers = [reader.layer(i, f"model.layers.{i}") for i in range(shape.num_layers)]
         self.final_norm = reader.norm("model.norm")
-        self.head = loader.head(self.embedding if shape.tied else None, shape.vocab, shape.width)
+        self.head = loader.head(self.embedding if shape.tied else None, shape.vocab_size, shape.width)
 
     @property
     def integers(self) -> bool:
@@ -51,7 +51,9 @@ class Transformer(LayerMath):
     def with_head(self, ids: Sequence[int]) -> Transformer:
         """The same model, on the same memory, with a head for some tokens only."""
         other = copy(self)
-        other.head = LimitedHead.picked(self.head, self.embedding if self.shape.tied else None, ids, self.shape.vocab)
+        other.head = LimitedHead.picked(
+            self.head, self.embedding if self.shape.tied else None, ids, self.shape.vocab_size
+        )
         return other
 
     def forward(

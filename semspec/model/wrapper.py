@@ -15,7 +15,7 @@ class RunnerWrapper:
 
     def __init__(self, runner: Runner) -> None:
         self.inner = runner
-        self.vocab, self.capacity, self.depth = runner.vocab, runner.capacity, runner.depth
+        self.vocab_size, self.max_seq_len, self.num_layers = runner.vocab_size, runner.max_seq_len, runner.num_layers
 
     @property
     def trees(self) -> bool:
@@ -45,8 +45,8 @@ class RunnerWrapper:
     def length(self, slot: int) -> int:
         return self.inner.length(slot)
 
-    def shortest(self, slot: int) -> int:
-        return self.inner.shortest(slot)
+    def min_length(self, slot: int) -> int:
+        return self.inner.min_length(slot)
 
     def truncate(self, slot: int, length: int) -> None:
         self.inner.truncate(slot, length)
@@ -54,20 +54,20 @@ class RunnerWrapper:
     def copy(self, source: int, target: int, length: int) -> None:
         self.inner.copy(source, target, length)
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self.inner.keep(slot, start, rows)
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.inner.compact(slot, start, rows)
 
-    def admits(self, prompt: Sequence[int], salt: str = "") -> bool:
-        return self.inner.admits(prompt, salt)
+    def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool:
+        return self.inner.can_admit(prompt, salt)
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
-        return self.inner.lacks(tokens, without)
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        return self.inner.lacks_room(tokens, without)
 
     def preempt(self, slot: int) -> bool:
         return self.inner.preempt(slot)
 
-    def lost(self, slot: int) -> list[int]:
-        return self.inner.lost(slot)
+    def tokens_to_recompute(self, slot: int) -> list[int]:
+        return self.inner.tokens_to_recompute(slot)
 
     def expect(self, request: Score) -> None:
         self.inner.expect(request)

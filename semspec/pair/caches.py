@@ -47,7 +47,7 @@ class PairCaches:
         try:
             yield
         finally:
-            with executor.lock:
+            with executor.exclusive():
                 for cache in self._each:
                     cache.forget(salts)
 

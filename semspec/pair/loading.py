@@ -10,18 +10,18 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from semspec.draft.kinds import HeadKind
-from semspec.engines.address import is_url
 from semspec.errors import BadRequest, ModelError, did_you_mean
 from semspec.model import ModelRunner, Source, memory_plan
 from semspec.model.heads.plan import HeadPlan, head_plan
 from semspec.model.memory_plan import MemoryPlan, check, describe, fitted
 from semspec.model.placement import choose_device
-from semspec.model.threads import choose_threads, row_cost
+from semspec.model.threads import choose_threads, row_cost, step_costs
 from semspec.options import AUTO, Options
 from semspec.pair import Pair
 from semspec.pair.remote import connect
 from semspec.pocket.shipped import HEADS as SHIPPED_HEADS
 from semspec.pocket.shipped import PROBES, SHIPPED, shipped_pair
+from semspec.remote.address import is_url
 from semspec.sparse import SparsePlan, apply
 from semspec.text.exchange import Exchange, Side
 from semspec.text.frequent import head_ids
@@ -50,7 +50,7 @@ def load(
     report: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a target and, if given, its draft model: folders, .gguf files or hub ids, or "pocket" for the pair in the
-    package; or take the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/engines.md).
+    package; or take the addresses of two OpenAI-compatible servers, as http://host:8001/v1 (docs/remote.md).
     `slots` sequences are decoded at a time, each of at most `context` tokens; others wait. On a GPU they share a cache
     of `cache_tokens`, by default as many as all slots can hold, or as there is memory for; where it is full, the
     youngest give way and go on later. On a CPU they do so if `cache_tokens` is given.
@@ -117,14 +117,18 @@ def load(
     draft_source = find(draft)
     exchange = exchange_of(source, draft_source, tokenizer)
     # Models with the same tokens share the ids of the smaller vocabulary; others each have their own.
-    common = min(source.vocab, draft_source.vocab) if exchange is None else None
+    common = min(source.vocab_size, draft_source.vocab_size) if exchange is None else None
     draft_device = device if draft_device is None else draft_device
     draft_dtype = "bfloat16" if (draft_dtype, dtype) == ("auto", "bfloat16") else draft_dtype  # no more fits
     draft_context = context_of_draft(plans[0].context, draft_source, exchange)
     # Both may be the same model on the same weights, but a model that transformers runs is loaded twice.
     shared = draft_source.path == source.path and (draft_device, draft_dtype) == (device, dtype)
     shared = shared and source.shape is not None
-    ids = None if draft_vocab is None else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab)
+    ids = (
+        None
+        if draft_vocab is None
+        else head_ids(draft_vocab, load_tokenizer(draft_source.path), draft_source.vocab_size)
+    )
     draft_kv = kv_dtype_of_draft(kv_dtype, draft_source, draft_device)
     draft_plan = draft_source.plan(draft_device, draft_dtype, slots, draft_context, kv_dtype=draft_kv, pool=pool)
     plans = [*plans, replace(draft_plan, weights=0) if shared else draft_plan]
@@ -138,12 +142,15 @@ def load(
     if shared and isinstance(runner, ModelRunner):
         transformer = runner.transformer if ids is None else runner.transformer.with_head(ids)
         fp8 = draft_kv == "fp8"
-        draft_runner: Runner = ModelRunner(transformer, slots, runner.capacity, common, plans[1].tokens, fp8_cache=fp8)
+        draft_runner: Runner = ModelRunner(
+            transformer, slots, runner.max_seq_len, common, plans[1].tokens, fp8_cache=fp8
+        )
     else:
         where = (draft_device, draft_dtype, slots, draft_context)
         draft_runner = draft_source.load(*where, common, ids, plans[1].tokens, draft_kv)
-    shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # the judge is the target's, whatever drafts
-    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange, cost), plans, head)
+    shipped = PROBES if target == "pocket" and PROBES.is_dir() else None  # its judge probe reads the target only
+    steps = step_costs(draft_runner, runner)
+    return _shared(Pair(runner, tokenizer, draft_runner, eos, shipped, allow_lossy, exchange, cost, steps), plans, head)
 
 
 def _head(drafter: str, source: Source, target: MemoryPlan, device: str, dtype: str) -> HeadPlan | None:
@@ -155,8 +162,8 @@ def _head(drafter: str, source: Source, target: MemoryPlan, device: str, dtype: 
 
 
 def _shared(pair: Pair, plans: list[MemoryPlan], head: HeadPlan | None) -> Pair:
-    """Slots of a pool that may be empty, or of layers that keep their window only, may have to be read again: a prefix
-    cache remembers what they held."""
+    """Slots of a pool that may be empty, or of layers that keep their window only, may have to be recomputed: a
+    prefix cache remembers what they held."""
     if head is not None and pair.caches is not None:
         pair.caches.target.states_limit = head.states * plans[0].held
     windowed = any(runner.windowed for runner in (pair.target, pair.draft) if runner is not None)
@@ -170,7 +177,7 @@ def exchange_of(
     sides = []
     for one, known in ((source, tokenizer), (draft_source, None)):
         own = known or load_tokenizer(one.path)
-        sides.append(Side(own, one.vocab, _end_of_text(one, own)))
+        sides.append(Side(own, one.vocab_size, _end_of_text(one, own)))
     return Exchange.of(*sides)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from semspec import verify
 from semspec.errors import BadRequest, BatchFailed
 from semspec.loop.decoder import Decoder
-from semspec.loop.draft_length import DraftLengths
+from semspec.loop.draft_length import NO_STEPS, DraftLengths
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.step_decoder import StepDecoder
+from semspec.model.heads.runner import StateRunner
 from semspec.model.prefix_cache import has_cache
 from semspec.options import Options
 from semspec.pair.caches import PairCaches
@@ -51,31 +52,44 @@ class Pair:
         allow_lossy: bool = True,
         exchange: Exchange | None = None,
         row_cost: float | None = None,
+        step_costs: Mapping[int, float] = NO_STEPS,
     ) -> None:
-        """`exchange`: how both models read each other's tokens; None: they have the same. `row_cost`: of a further
-        token in a target pass, in passes, for automatic draft lengths to begin with."""
-        if draft is not None and exchange is None and draft.vocab != target.vocab:
+        """`exchange`: how both models read each other's tokens; None: they have the same. For automatic draft lengths
+        to begin with: `row_cost` of a further token in a target pass, in passes; `step_costs` of a draft token of so
+        many sequences, in tokens of the target of as many."""
+        if draft is not None and exchange is None and draft.vocab_size != target.vocab_size:
             raise BadRequest(
-                f"the target has {target.vocab} tokens and the draft model {draft.vocab}; give an `exchange`, or load "
-                "both with `semspec.load`, which finds out how they read each other's tokens"
+                f"the target has {target.vocab_size} tokens and the draft model {draft.vocab_size}; give an "
+                "`exchange`, or load both with `semspec.load`, which finds out how they read each other's tokens"
             )
         self.tokenizer, self.eos = tokenizer, eos
         self.allow_lossy = allow_lossy  # False: no request may choose otherwise
         self.executor = Executor()
         self.resources = Resources(tokenizer, target, draft, eos, probe_folder, exchange)
-        self._take(target, draft, DraftLengths(row_cost=row_cost))
+        self._take(target, draft, DraftLengths(row_cost=row_cost, step_costs=step_costs))
 
     def _take(self, target: Runner, draft: Runner | None, lengths: DraftLengths) -> None:
         """Decode with these models, through prefix caches, which may be there already."""
         self.target, self.draft = target, draft
-        self.is_cached = has_cache(target)
+        self.is_cached, before = has_cache(target), self.caches
         self.caches = None if self.is_cached else PairCaches(target, draft)
+        if self.caches is not None and before is not None:  # what was planned for its memory holds for this one, too
+            self.caches.target.states_limit = before.target.states_limit
         through = (target, draft) if self.caches is None else (self.caches.target, self.caches.draft)
         self._preparer = Preparer(self.resources, *through, self.allow_lossy, lengths)
 
-    def wrapped(self, wrap: Callable[[Runner], Runner], executor: Executor | None = None) -> Pair:
-        """The same pair with a wrapper around each model, the target first, and the same executor if no other."""
+    def wrapped(
+        self,
+        wrap: Callable[[Runner], Runner],
+        executor: Executor | None = None,
+        wrap_head: Callable[[StateRunner], Any] | None = None,
+    ) -> Pair:
+        """The same pair with a wrapper around each model, the target first, and around draft heads if one is given, and
+        the same executor if no other."""
         pair = copy.copy(self)
+        if wrap_head is not None:
+            pair.resources = copy.copy(self.resources)
+            pair.resources.wrap_head = wrap_head
         pair.executor = executor or self.executor
         pair._take(wrap(self.target), None if self.draft is None else wrap(self.draft), self._preparer.lengths)
         return pair
@@ -84,7 +98,7 @@ class Pair:
         """The same models on the same memory, with nothing learnt yet of draft lengths and costs."""
         pair = copy.copy(self)
         pair.executor = Executor()
-        pair._take(self.target, self.draft, DraftLengths(row_cost=self._preparer.lengths.row_cost))
+        pair._take(self.target, self.draft, self._preparer.lengths.fresh())
         return pair
 
     def cached(self) -> Pair:
@@ -97,11 +111,11 @@ class Pair:
         return pair
 
     def __repr__(self) -> str:
-        draft = "no draft model" if self.draft is None else f"a draft model of {self.draft.depth} layers"
+        draft = "no draft model" if self.draft is None else f"a draft model of {self.draft.num_layers} layers"
         lossy = "" if self.allow_lossy else ", lossless only"
         return (
-            f"<Pair: target of {self.target.depth} layers on {self.target.device}, {draft}, "
-            f"{self.target.vocab} tokens, context {self.target.capacity}, {self.target.free} slots free{lossy}>"
+            f"<Pair: target of {self.target.num_layers} layers on {self.target.device}, {draft}, "
+            f"{self.target.vocab_size} tokens, context {self.target.max_seq_len}, {self.target.free} slots free{lossy}>"
         )
 
     def check(self, options: Options) -> None:
@@ -211,6 +225,10 @@ class Pair:
         sparse = str(self.sparse) if self.sparse and job.rule.speculates else ""
         otherwise = self.computed_otherwise(prepared.profile)
         return Ticket(self.executor, task, job, stats, prepared.text, sparse, prepared.profile, otherwise)
+
+    def compile_grammar(self, grammar: str) -> Compiled:
+        """For `submit`; may take a second, and may be called from any thread."""
+        return self.resources.grammars.compiled(grammar)
 
     def load_drafter(self, options: Options) -> None:
         """Load what the drafter of these options needs, such as a head, before the first request comes."""

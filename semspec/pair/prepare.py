@@ -133,17 +133,17 @@ class Preparer:
 
     def _encode(self, prompt: Prompt | list[int]) -> list[int]:
         tokens = encode(self.resources.tokenizer, prompt)
-        if max(tokens) >= self.target.vocab:
+        if max(tokens) >= self.target.vocab_size:
             raise BadRequest(
-                f"the prompt has a token with id {max(tokens)}, but the model knows ids below {self.target.vocab}; "
-                "its tokenizer has tokens that it was not trained with"
+                f"the prompt has a token with id {max(tokens)}, but the model knows ids below "
+                f"{self.target.vocab_size}; its tokenizer has tokens that it was not trained with"
             )
         return tokens
 
     def _processors(
         self, prompt: list[int], stop: frozenset[int], options: Options, ready: Compiled | None
     ) -> Processors | None:
-        vocab, tokens_of = self.target.vocab, self.resources.tokens_of
+        vocab, tokens_of = self.target.vocab_size, self.resources.tokens_of
         each = options.logit_options().processors(prompt, vocab, stop, tokens_of)
         if ready is None and (grammar := options.grammar()) is not None:
             ready = self.resources.grammars.compiled(grammar)
@@ -158,21 +158,23 @@ class Preparer:
         if markers is not None and last == markers[1]:  # the prompt has ended the thinking
             markers = None
         failed = partial(grammars.forget, grammar)
-        return GrammarProcessor(grammar.matcher(), self.target.vocab, grammars.ends, stop, markers, is_open, failed)
+        return GrammarProcessor(
+            grammar.matcher(), self.target.vocab_size, grammars.ends, stop, markers, is_open, failed
+        )
 
     def _max_new_tokens(self, prompt: int, wanted: int | None) -> int:
-        left = self.target.capacity - prompt
+        left = self.target.max_seq_len - prompt
         if left < (wanted != 0):
             raise BadRequest(
-                f"the prompt has {prompt} tokens and the context is {self.target.capacity}; shorten the prompt or load "
-                "the model with a larger context"
+                f"the prompt has {prompt} tokens and the context is {self.target.max_seq_len}; shorten the prompt or "
+                "load the model with a larger context"
             )
         if wanted is None:
             return min(DEFAULT_NEW_TOKENS, left)
         if wanted > left:
             raise BadRequest(
                 f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together more than the context of "
-                f"{self.target.capacity}; ask for at most {left} new tokens or load the model with a larger context"
+                f"{self.target.max_seq_len}; ask for at most {left} new tokens or load the model with a larger context"
             )
         return wanted
 
@@ -221,32 +223,45 @@ class Preparer:
             raise BadRequest(
                 f"drafter {kind.name!r} needs a draft model; load the pair with draft=..., or use drafter 'ngram'"
             )
-        if kind.branches.size:
+        if kind.tree_options.size:
             self._check_trees(kind, rule, options)
+        if isinstance(rule, StepRule) and rule.candidates > 1:
+            self._check_candidates(rule, options)
         drafter = kind.bind(self.resources, self.target).build(self.draft, options.early_exit)
         # A rule that mixes both models' distributions has no use for drafts without one.
         looks_up = rule.unit == "token" and (rule.lossless or not rule.needs_draft_logits) and not rule.draft_layers
         if self.draft is None or not kind.needs_model or not looks_up:
             return drafter
         # A draft model with another tokenizer may need more tokens for the same text.
-        shorter = self.draft.capacity < self.target.capacity or self.resources.exchange is not None
+        shorter = self.draft.max_seq_len < self.target.max_seq_len or self.resources.exchange is not None
         return WithinContext(drafter, self.draft) if shorter else drafter
 
     def _check_trees(self, kind: DrafterKind, rule: Rule, options: Options) -> None:
-        """Whether drafts may branch here."""
+        """Refuse trees where they cannot be drafted or verified."""
         leave_out = "leave out the drafter's tree=..."
         if not rule.supports_trees:
             raise BadRequest(
-                f"verifier {rule.name!r} cannot verify drafts that branch; take exact, sampling, traversal or a rule "
+                f"verifier {rule.name!r} cannot verify tree drafts; take exact, sampling, traversal or a rule "
                 f"that needs the draft's tokens only, or {leave_out}"
             )
         if not self.target.trees or (kind.needs_model and self.draft is not None and not self.draft.trees):
             what = "target" if not self.target.trees else "draft model"
-            raise BadRequest(f"this {what} runs through transformers and cannot read drafts that branch; {leave_out}")
+            raise BadRequest(f"this {what} runs through transformers and cannot read tree drafts; {leave_out}")
         if kind.needs_model and self.resources.exchange is not None:
             raise BadRequest(f"a draft model with another tokenizer drafts no trees; {leave_out}")
         if options.early_exit.enabled:
-            raise BadRequest(f"draft_min_p and draft_max_entropy are for drafts that do not branch; {leave_out}")
+            raise BadRequest(f"draft_min_p and draft_max_entropy are for chains, not for tree drafts; {leave_out}")
+
+    def _check_candidates(self, rule: StepRule, options: Options) -> None:
+        """Whether the draft can write several candidates for a step, and the target read them together."""
+        leave_out = "leave out candidates=..."
+        if not self.target.trees:
+            raise BadRequest(f"this target runs through transformers and cannot read several candidates; {leave_out}")
+        if self.resources.exchange is not None and (options.sampling().greedy or not rule.samples_drafts):
+            raise BadRequest(
+                "a greedy draft model with another tokenizer has one candidate for a step; give a temperature and "
+                f"{rule.name}'s sample=true, or {leave_out}"
+            )
 
     def _translating(
         self, inner: Drafter, prompt: list[int], read: int, comparing: list[Rule], early_exit: EarlyExit

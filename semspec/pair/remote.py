@@ -12,13 +12,6 @@ from typing import Any, NoReturn
 import torch
 
 from semspec import verify
-from semspec.engines.address import is_url
-from semspec.engines.connection import Connection
-from semspec.engines.decoder import Servers, TextDecoder
-from semspec.engines.executor import CallExecutor
-from semspec.engines.pieces import RemoteTokenizer, TextPrompt
-from semspec.engines.remote import BACKGROUND, UNKNOWN_CONTEXT, RemoteModel
-from semspec.engines.verification import NO_STATES, JudgeProbes
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Job
 from semspec.loop.stats import Stats
@@ -28,6 +21,13 @@ from semspec.pair.pair import Pair
 from semspec.pair.prepare import DEFAULT_NEW_TOKENS
 from semspec.pair.result import Ticket
 from semspec.pocket.shipped import JUDGE_OF_EVIDENCE
+from semspec.remote.address import is_url
+from semspec.remote.connection import Connection
+from semspec.remote.decoder import Servers, TextDecoder
+from semspec.remote.executor import CallExecutor
+from semspec.remote.model import BACKGROUND, UNKNOWN_CONTEXT, RemoteModel
+from semspec.remote.pieces import RemoteTokenizer, TextPrompt
+from semspec.remote.verification import NO_STATES, JudgeProbes
 from semspec.sampling.logit_options import LogitOptions
 from semspec.text.stream import TextStream
 from semspec.text.structured import Compiled
@@ -86,12 +86,12 @@ def _changes_logits(options: Options) -> bool:
 class RemoteSide:
     """What is asked of a runner wherever its logits are not."""
 
-    vocab, depth, device = 1, 0, torch.device("cpu")
+    vocab_size, num_layers, device = 1, 0, torch.device("cpu")
 
     def __init__(self, model: RemoteModel, executor: CallExecutor, context: int | None) -> None:
         self.model, self._executor = model, executor
         known = model.abilities.context
-        self.capacity = min(context or known or UNKNOWN_CONTEXT, known or context or UNKNOWN_CONTEXT)
+        self.max_seq_len = min(context or known or UNKNOWN_CONTEXT, known or context or UNKNOWN_CONTEXT)
 
     @property
     def free(self) -> int:
@@ -146,7 +146,7 @@ class RemotePair(Pair):
     def sparse(self) -> None:
         return None
 
-    def wrapped(self, wrap: Callable[[Any], Any], executor: Any = None) -> Pair:
+    def wrapped(self, wrap: Callable[[Any], Any], executor: Any = None, wrap_head: Any = None) -> Pair:
         """Servers have their own caches."""
         return self
 
@@ -174,11 +174,11 @@ class RemotePair(Pair):
         tokens = encode(self.tokenizer, prompt)
         if not isinstance(tokens, TextPrompt):
             raise BadRequest("servers are sent text, and this prompt is a list of token ids; give it as text")
-        left = self.target.capacity - len(tokens)
+        left = self.target.max_seq_len - len(tokens)
         if left < 1 or (options.max_new_tokens or 1) > left:
             raise BadRequest(
                 f"the prompt has {len(tokens)} tokens and {options.max_new_tokens or 1} new ones are asked for, more "
-                f"than the server's context of {self.target.capacity}; shorten the prompt or ask for less"
+                f"than the server's context of {self.target.max_seq_len}; shorten the prompt or ask for less"
             )
         text = TextStream(self.tokenizer, [], options.stop_strings, include_stop=options.include_stop)
         job = Job(
@@ -231,6 +231,7 @@ class RemotePair(Pair):
                 raise BadRequest(f"verifier {rule.name!r} needs a draft; give the address of its server as the draft")
             refused |= {
                 "steps": rule.steps > 1, "delimiters": rule.delimiters != "all", "end_tokens": rule.end_tokens > 0,
+                "candidates": rule.candidates > 1,
                 f"what {rule.name} asks inside a step": rule.takeover_tokens() > 0 or rule.glimpses or rule.asks_draft,
             }  # fmt: skip
             bound = rule.bind(self.servers.vocabulary())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from semspec.pocket import shipped
 from semspec.probe import Probe, fingerprint, precision
 from semspec.probe.evidence import number_tokens
 from semspec.text.exchange import Exchange
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 from semspec.text.structured import Grammars
 from semspec.text.token_bytes import TokenBytes
 from semspec.text.tokenizer import CommonMarkers, encode, thinking_markers
@@ -49,6 +50,7 @@ class Resources:
         self.probe_folder = probe_folder
         self._probes: dict[Path, Probe] = {}
         self._heads: dict[tuple[str, str], Fitted] = {}  # by kind of drafter and path
+        self.wrap_head: Callable[[StateRunner], Any] = lambda head: head  # around each that is given out
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
@@ -67,7 +69,7 @@ class Resources:
         """Of several answers to one request, each has the same words to avoid and questions to ask."""
 
         def encode_words(text: str) -> list[int]:
-            return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab]
+            return [t for t in self.tokenizer.encode(text, add_special_tokens=False) if t < self.target.vocab_size]
 
         return lru_cache(WORDS)(encode_words)
 
@@ -82,12 +84,12 @@ class Resources:
 
     def tokens_with(self, word: str) -> Tensor:
         """[V] which tokens contain this word, in whatever case"""
-        texts = self.tokenizer.batch_decode([[i] for i in range(self.target.vocab)])
+        texts = self.tokenizer.batch_decode([[i] for i in range(self.target.vocab_size)])
         return torch.tensor([word in text.lower() for text in texts], device=self.target.device)
 
     @cached_property
     def grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.target.vocab, self.eos)
+        return Grammars(self.tokenizer, self.target.vocab_size, self.eos)
 
     @cached_property
     def fingerprints(self) -> tuple[str, str]:
@@ -117,13 +119,13 @@ class Resources:
         """[V] tokens that no rule may relax: whatever is outside the plain vocabulary, and markers of thinking"""
         outside = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
         outside |= {*(self.thinking or ())}
-        mask = torch.zeros(self.target.vocab, dtype=torch.bool)
-        mask[[i for i in outside if i < self.target.vocab]] = True
+        mask = torch.zeros(self.target.vocab_size, dtype=torch.bool)
+        mask[[i for i in outside if i < self.target.vocab_size]] = True
         return mask.to(self.target.device)
 
     @cached_property
     def _number_tokens(self) -> Tensor:
-        return number_tokens(self.tokenizer, self.target.vocab).to(self.target.device)
+        return number_tokens(self.tokenizer, self.target.vocab_size).to(self.target.device)
 
     def numbers(self) -> Tensor:
         """[V] tokens with a digit in them"""
@@ -133,17 +135,17 @@ class Resources:
     def _draft_numbers(self) -> Tensor | None:
         if self.exchange is None or self.draft is None:
             return None
-        return number_tokens(self.exchange.draft.tokenizer, self.draft.vocab).to(self.draft.device)
+        return number_tokens(self.exchange.draft.tokenizer, self.draft.vocab_size).to(self.draft.device)
 
     def draft_numbers(self) -> Tensor | None:
         """The same of a draft model with other tokens."""
         return self._draft_numbers
 
     @cached_property
-    def _steps(self) -> Steps:
-        return Steps.of(self.tokenizer, self.eos)
+    def _steps(self) -> StepDelimiters:
+        return StepDelimiters.of(self.tokenizer, self.eos)
 
-    def steps(self, max_tokens: int, delimiters: str = "all") -> Steps:
+    def steps(self, max_tokens: int, delimiters: str = "all") -> StepDelimiters:
         """Where reasoning steps end."""
         return replace(self._steps.by(delimiters), max_tokens=max_tokens)
 
@@ -175,7 +177,7 @@ class Resources:
             found = fitted(HEADS[kind].load(shipped.HEADS.get(path, path), target), target, text, path, self.eos)
         runner = found.above(threshold)
         self._heads[kind, path] = found
-        return runner
+        return cast(StateRunner, self.wrap_head(runner))
 
     @property
     def _chats(self) -> bool:

@@ -1,4 +1,4 @@
-"""A conversation with a pair: turns that do not read again what earlier ones have read or written."""
+"""A conversation with a pair: turns that do not compute again what earlier ones have."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Session:
         if options.max_new_tokens is None:
             return options
         read = len(encode(self.pair.tokenizer, messages))
-        left = self.pair.target.capacity - read
+        left = self.pair.target.max_seq_len - read
         if left < 1:
             raise BadRequest(
-                f"the conversation has {read} tokens and the context is {self.pair.target.capacity}; begin a new one, "
-                "or load the model with a larger context"
+                f"the conversation has {read} tokens and the context is {self.pair.target.max_seq_len}; begin a new "
+                "one, or load the model with a larger context"
             )
         return replace(options, max_new_tokens=min(options.max_new_tokens, left))
 
@@ -73,7 +73,7 @@ class Session:
         turn, self._turn = self._turn, None
         turn.close()
         if turn.error is not None and self._caches is not None:  # a pass that failed may have left anything in slots
-            with self.pair.executor.lock:
+            with self.pair.executor.exclusive():
                 self._caches.close()
         answer = turn.result().text
         if answer:
@@ -85,7 +85,7 @@ class Session:
         """The pair's last session gives the slots back. The messages remain, and a further turn reads them again."""
         self._settle()
         if self._caches is not None:
-            with self.pair.executor.lock:  # another thread may be making a pass on these models
+            with self.pair.executor.exclusive():  # another thread may be making a pass on these models
                 self._caches.leave(self._place)
 
     def __enter__(self) -> Session:

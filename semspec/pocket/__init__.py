@@ -1,6 +1,6 @@
 """The pocket world: word problems whose every solution step has a known meaning, and the pair trained on them."""
 
-from .chat import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOKENS, prompt
+from .chat import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOKENS, outside, prompt
 from .meaning import Meaning, answer_of, judge_steps, meaning, score, steps_of, valid
 from .wording import DRAFT_HABITS, TARGET_HABITS, Habits, make_habits, write_solution, write_steps
 from .world import HELD_OUT_TEMPLATES, TEMPLATES, TRAIN_TEMPLATES, Problem, Quantity, problem
@@ -22,6 +22,7 @@ __all__ = [
     "judge_steps",
     "make_habits",
     "meaning",
+    "outside",
     "problem",
     "prompt",
     "score",

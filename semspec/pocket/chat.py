@@ -6,6 +6,10 @@ own first token is `<think>`, as with reasoning models whose template leaves the
 
 from __future__ import annotations
 
+import re
+
+from .lexicon import PEOPLE
+
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 THINK, END_THINK = "<think>", "</think>"
 SPECIAL_TOKENS: tuple[str, ...] = (PAD, END, USER, ASSISTANT)
@@ -28,3 +32,14 @@ CHAT_TEMPLATE = (
 def prompt(question: str) -> str:
     """What the chat template gives for one question with a generation prompt."""
     return f"{USER} {question}{END}{ASSISTANT}"
+
+
+def outside(template: object, text: str) -> str:
+    """What to say of a text that a model of this world, told by its chat template, cannot understand: every problem is
+    about somebody. Empty of other models and other texts."""
+    if template != CHAT_TEMPLATE or any(word in PEOPLE for word in re.findall(r"\w+", text)):
+        return ""
+    return (
+        "pocket knows word problems of one small world only, about people such as Laura, Mia and Tom; "
+        "semspec demo shows some"
+    )

@@ -5,7 +5,7 @@ calibration, and which model it belongs to (`identity`). How one is made is `sem
 """
 
 from semspec.probe.features import Features
-from semspec.probe.head import Probe
 from semspec.probe.identity import fingerprint, precision
+from semspec.probe.probe import Probe
 
 __all__ = ["Features", "Probe", "fingerprint", "precision"]

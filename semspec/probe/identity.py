@@ -23,13 +23,13 @@ def fingerprint(runner: Runner) -> str:
     model = inner.transformer
     shape = model.shape
     digest = hashlib.sha256()
-    sizes = (shape.vocab, shape.width, shape.depth, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn)
+    sizes = (shape.vocab_size, shape.width, shape.num_layers, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn)
     digest.update(repr((shape.model_type, sizes)).encode())
-    layers = [model.layers[i] for i in sorted({0, shape.depth // 2, shape.depth - 1})]
+    layers = [model.layers[i] for i in sorted({0, shape.num_layers // 2, shape.num_layers - 1})]
     projections = [linear.sample for layer in layers for linear in (layer.qkv, layer.out)]
     for some in [evenly_spaced(model.embedding), evenly_spaced(model.final_norm), *projections]:
         digest.update(_rounded(some))
-    return f"{shape.model_type}-{shape.depth}x{shape.width}-{digest.hexdigest()[:16]}"
+    return f"{shape.model_type}-{shape.num_layers}x{shape.width}-{digest.hexdigest()[:16]}"
 
 
 def precision(runner: Runner) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from semspec.errors import BadRequest
+from semspec.errors import OLD_NAME, BadRequest
 from semspec.registry import Registry
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def asks_target(spec: str) -> bool:
 def _named(spec: str) -> str:
     name, colon, options = spec.partition(":")
     if name == "judge":
-        text = "clusterer 'judge' is now called 'target'; the old name goes with the next release"
+        text = f"clusterer 'judge' is now called 'target'; {OLD_NAME}"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return f"target{colon}{options}"
     return spec

@@ -23,7 +23,7 @@ from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import MODELS, Folder, Trace
 from semspec.probe_fit.sampler import Sampler
 from semspec.probe_fit.traces import cut, read_traces, write_traces
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # prefixes done, prefixes in all
@@ -40,18 +40,18 @@ def collect(config: Config, out: Path, pair: Pair, progress: Progress = lambda d
         )
     if not config.by and Path(config.traces).resolve() == Folder(out).traces.resolve():
         raise BadRequest(f"{config.traces} is where this collection keeps its own traces; give another --out")
-    steps = Steps.of(pair.tokenizer, pair.eos, config.max_step_tokens).by(config.delimiters)
+    steps = StepDelimiters.of(pair.tokenizer, pair.eos, config.max_step_tokens).by(config.delimiters)
     sampler = Sampler(pair, config, steps)
     folder = Folder(out)
     models = {m: fingerprint(runner) for m, runner in sampler.runners.items()}
     layers = {m: list(sampler.layers[m]) for m in MODELS}
-    depth = {m: runner.depth for m, runner in sampler.runners.items()}
+    depth = {m: runner.num_layers for m, runner in sampler.runners.items()}
     policy = {} if sampler.policy is None else {"collected_by": sampler.policy}
     folder.open({"config": _plain(config), "models": models, "depth": depth, "layers": layers} | policy)
     traces = _traces(config, pair, folder, progress)
     reserved = config.max_step_tokens if config.samples else 0  # for what is sampled; a verified draft did fit
     more = 1.0 if pair.exchange is None else MORE_TOKENS  # that a draft model with another tokenizer may need
-    longest = int(min(pair.target.capacity, sampler.runners["draft"].capacity / more)) - reserved
+    longest = int(min(pair.target.max_seq_len, sampler.runners["draft"].max_seq_len / more)) - reserved
     if longest < 2:
         raise BadRequest(
             f"steps of {config.max_step_tokens} tokens leave no room for a prefix; load the models with a larger "

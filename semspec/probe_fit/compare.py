@@ -116,7 +116,7 @@ class AskTarget(Pairwise):
     @cached_property
     def words(self) -> tuple[list[int], list[int]]:
         """The tokens that are "yes" and "no" in any spelling."""
-        ids = [i for i in sorted(self.pair.tokenizer.get_vocab().values()) if i < self.pair.target.vocab]
+        ids = [i for i in sorted(self.pair.tokenizer.get_vocab().values()) if i < self.pair.target.vocab_size]
         texts = [t.strip().lower() for t in self.pair.tokenizer.batch_decode([[i] for i in ids])]
         yes, no = ([i for i, t in zip(ids, texts, strict=True) if t == word] for word in ("yes", "no"))
         if not yes or not no:
@@ -151,7 +151,7 @@ class AskTarget(Pairwise):
         runner = self.pair.target
         (slot,) = yield Acquire([runner])
         try:
-            rows: ScoreOutput = yield Score(runner, slot, prompt, keep=1)
+            rows: ScoreOutput = yield Score(runner, slot, prompt, logits_to_keep=1)
             yes, no = (rows.logits[0, ids].float().logsumexp(0) for ids in self.words)
             odds[i] = float(yes - no)
         finally:

@@ -74,4 +74,6 @@ class Config:
         rule = make(self.traces)
         if not isinstance(rule, StepRule):
             raise BadRequest(f"traces is {rule.name}, which judges tokens; give a rule that judges steps, as semantic+")
+        if rule.candidates > 1:
+            raise BadRequest(f"traces show one candidate for a step; leave out {rule.name}'s candidates")
         return rule

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semspec.errors import BadRequest, ModelError
-from semspec.probe.head import Probe
+from semspec.probe.probe import Probe
 from semspec.probe_fit.data import Folder
 from semspec.probe_fit.measure import measure
 from semspec.probe_fit.risk import one_each
@@ -40,8 +40,8 @@ def unseen(probe: Probe, folder: Folder, model: str, kind: str, leave_one_out: b
 
 
 def reservation(judge: Probe, policy: dict[str, Any] | None, threshold: float) -> str | None:
-    """Why a threshold's bound may not hold for the steps that the judge will verify, if there is a reason. `policy` is
-    that of the rule by which the steps were collected."""
+    """Why a threshold's bound may not hold for the steps that the judge probe will verify, if there is a reason.
+    `policy` is that of the rule by which the steps were collected."""
     if policy is None:
         return "they follow whole answers; collect with --traces semantic+:probes=... for those that it verifies"
     if policy.get("judge_probe") != judge.digest:
@@ -58,7 +58,7 @@ def reservation(judge: Probe, policy: dict[str, Any] | None, threshold: float) -
 
 @dataclass(frozen=True)
 class ScoredSteps:
-    """Independent draft steps, one a problem, with a judge's scores."""
+    """Independent draft steps, one a problem, with a judge probe's scores."""
 
     scores: list[float]
     bad: list[bool]
@@ -66,8 +66,8 @@ class ScoredSteps:
 
 
 def scored_steps(judge: Probe, folder: Folder, bad: str = "", seed: int = 0) -> ScoredSteps:
-    """A judge's scores of the draft's steps in a collection. Bad are those that are invalid, where the task can tell,
-    or those that the target never wrote in any words."""
+    """A judge probe's scores of the draft's steps in a collection. Bad are those that are invalid, where the task can
+    tell, or those that the target never wrote in any words."""
     tells = folder.tells
     bad = bad or ("invalid" if tells else "unwritten")
     if bad not in ("invalid", "unwritten") or (bad == "invalid" and not tells):

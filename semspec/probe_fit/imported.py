@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from semspec.errors import ModelError
 from semspec.probe import Features, Probe, fingerprint
-from semspec.probe.head import ProbeNetwork
+from semspec.probe.probe import ProbeNetwork
 from semspec.types import Runner, Score
 
 NAME = re.compile(r"fc([1-9][0-9]{0,3})\.(weight|bias)\Z")
@@ -25,7 +25,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 def import_probe(file: Path, runner: Runner, pooling: str = "mean") -> Probe:
     """The probe in this file, as one of this model's last states."""
-    features = Features((runner.depth,), pooling)
+    features = Features((runner.num_layers,), pooling)
     tensors = _read(file)
     layers = _layers(file, tensors)
     inputs, widths = layers[0][0].shape[1], tuple(len(bias) for _, bias in layers[:-1])
@@ -48,8 +48,8 @@ def _width(runner: Runner) -> int:
     """Of its last states."""
     slot = runner.acquire()
     try:
-        (rows,) = runner.score([Score(runner, slot, [0], keep=1, layers=(runner.depth,))])
-        return rows.hidden[runner.depth].shape[-1]
+        (rows,) = runner.score([Score(runner, slot, [0], logits_to_keep=1, layers=(runner.num_layers,))])
+        return rows.hidden[runner.num_layers].shape[-1]
     finally:
         runner.release(slot)
 

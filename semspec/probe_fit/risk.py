@@ -1,4 +1,4 @@
-"""A threshold from a bound on risk: how high must a judge's score be, so that few of the accepted steps are bad?
+"""A threshold from a bound on risk: how high must a judge probe's score be, so that few of the accepted steps are bad?
 
 Learn then test (Angelopoulos et al. 2021), with one draft step of each problem, so that trials are independent. From
 some threshold down, the hypothesis "more than `risk` of the accepted steps are bad" is tested with the exact binomial
@@ -56,8 +56,8 @@ def choose_threshold(scores: list[float], bad: list[bool], risk: float, confiden
 def thresholds(scores: list[float]) -> list[float]:
     """Thresholds to try, the strictest first: scores themselves, each about as many steps below the one before.
 
-    A judge is sure of most steps, so their scores crowd together below 1, where evenly spaced thresholds hardly tell
-    them apart. To take them from the steps is no peeking: given the score at some rank, those above it are bad
+    A judge probe is sure of most steps, so their scores crowd together below 1, where evenly spaced thresholds hardly
+    tell them apart. To take them from the steps is no peeking: given the score at some rank, those above it are bad
     independently of one another and of it."""
     ranked = sorted(scores, reverse=True)
     every = max(1, -(-len(ranked) // MAX_THRESHOLDS))

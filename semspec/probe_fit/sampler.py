@@ -26,7 +26,7 @@ from semspec.probe_fit.data import EVIDENCE, MODELS, TOKENS, Prefix, Sample
 from semspec.probe_fit.observe import MEAN, Observe
 from semspec.sampling.noise import DRAFT, TARGET
 from semspec.text.reader import Reader
-from semspec.text.steps import Step, StepEnd, Steps
+from semspec.text.steps import StepDelimiters, StepEnd, StepTracker
 from semspec.types import (
     Acquire,
     Decode,
@@ -83,7 +83,7 @@ class View(NamedTuple):
 class Sampler:
     """Samples steps after prefixes and observes them with both models."""
 
-    def __init__(self, pair: Pair, config: Config, steps: Steps) -> None:
+    def __init__(self, pair: Pair, config: Config, steps: StepDelimiters) -> None:
         if pair.draft is None:
             raise BadRequest("probes are fitted for a pair; give a draft model as well")
         if pair.exchange is not None and config.token_states:
@@ -97,10 +97,12 @@ class Sampler:
         self.policy = None if config.rule is None else policy(config.rule, pair)
         drawn = self.policy is None or self.policy["samples_drafts"]
         self.drafting = self.sampling if drawn else Sampling(0.0)  # how the draft came by its tokens
-        self.layers = {m: resolve_layers(layers[m], runner.depth) for m, runner in self.runners.items()}
+        self.layers = {m: resolve_layers(layers[m], runner.num_layers) for m, runner in self.runners.items()}
         tokenizers = [pair.tokenizer, pair.exchange.draft.tokenizer if pair.exchange else pair.tokenizer]
         self.observers = {
-            m: Observe(m, self.layers[m], number_tokens(tokenizer, runner.vocab).to(runner.device), config.poolings)
+            m: Observe(
+                m, self.layers[m], number_tokens(tokenizer, runner.vocab_size).to(runner.device), config.poolings
+            )
             for (m, runner), tokenizer in zip(self.runners.items(), tokenizers, strict=True)
         }
 
@@ -138,7 +140,7 @@ class Sampler:
 
     def answer(self, decodings: Sequence[SequenceGenerator]) -> None:
         """Run sequences to their ends, as one batch; the first failure is everybody's."""
-        vocab = max(runner.vocab for runner in self.runners.values())
+        vocab = max(runner.vocab_size for runner in self.runners.values())
         Executor(budget=max(1, min(BUDGET, LOGITS // (ROUNDS * vocab)))).run_all(decodings)
 
     def given(self, prefix: Prefix) -> list[Written]:
@@ -149,8 +151,8 @@ class Sampler:
         step.feed(prefix.drafted)
         return [Written("draft", 0, prefix.drafted, step.end or "length")]
 
-    def step_after(self, prefix: Prefix) -> Step:
-        step = Step(self.steps)
+    def step_after(self, prefix: Prefix) -> StepTracker:
+        step = StepTracker(self.steps)
         step.feed(prefix.step_prefix)
         return step
 

@@ -1,4 +1,4 @@
-"""Steps and their evidence from a pair of servers, for a judge of evidence alone: as the rule will meet them.
+"""Steps and their evidence from a pair of servers, for a judge probe of evidence alone: as the rule will meet them.
 
 A rule of steps answers problems, and every step of the draft that the target's server scored becomes a row: what was
 seen of it is what the rule saw. With samples, the target's server also writes steps after the same text, whose own
@@ -17,9 +17,6 @@ import torch
 from torch import Tensor
 
 from semspec import tasks
-from semspec.engines.pieces import TextPrompt
-from semspec.engines.remote import BACKGROUND, BLANK
-from semspec.engines.verification import evidence_of
 from semspec.errors import BadRequest
 from semspec.options import Options
 from semspec.pair.remote import RemotePair
@@ -28,6 +25,9 @@ from semspec.probe.evidence import NAMES, WIDTH
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import CONFIDENCE, EVIDENCE, MODELS, Folder, Prefix, Sample
 from semspec.probe_fit.sampler import policy
+from semspec.remote.model import BACKGROUND, BLANK
+from semspec.remote.pieces import TextPrompt
+from semspec.remote.verification import evidence_of
 from semspec.tasks import Problem, Task
 from semspec.text.tokenizer import encode
 from semspec.types import Sampling
@@ -130,7 +130,7 @@ def _sampled(config: Config, pair: RemotePair, problem: Problem, prefix: Prefix,
 
 
 def _tensors(rows: Rows) -> dict[str, Tensor]:
-    """The draft's confidence is known of its own steps alone, so a judge can use it where there are no others."""
+    """The draft's confidence is known of its own steps alone, so a judge probe can use it where there are no others."""
     found = {f"target.{EVIDENCE}": torch.stack([seen[:WIDTH] for _, seen in rows])}
     if all(len(seen) > WIDTH for _, seen in rows):
         found[f"draft.{CONFIDENCE}"] = torch.stack([seen[WIDTH:] for _, seen in rows])

@@ -18,7 +18,7 @@ from semspec.tasks import Problem, Task
 from semspec.tasks.base import read_rows
 from semspec.text.exchange import Exchange
 from semspec.text.prompts import draft_prompt
-from semspec.text.steps import Step, Steps
+from semspec.text.steps import StepDelimiters, StepTracker
 from semspec.text.tokenizer import Prompt, encode
 
 
@@ -35,7 +35,9 @@ def write_traces(
     options = [
         replace(
             how, verifier="none" if by in MODELS else by, seed=seed, referee=task.referee(problem),
-            max_new_tokens=max(1, min(how.max_new_tokens, writer.target.capacity - max(len(prompt), len(other or ())))),
+            max_new_tokens=max(
+                1, min(how.max_new_tokens, writer.target.max_seq_len - max(len(prompt), len(other or ())))
+            ),
         )
         for seed, problem, prompt, other in zip(seeds, problems, prompts, own, strict=True)
     ]  # fmt: skip
@@ -79,7 +81,7 @@ def read_traces(path: Path, tokenizer: PreTrainedTokenizerBase, exchange: Exchan
 
 def cut(
     traces: Sequence[Trace],
-    steps: Steps,
+    steps: StepDelimiters,
     tokenizer: PreTrainedTokenizerBase,
     per_problem: int | None = None,
     seed: int = 0,
@@ -121,14 +123,14 @@ def cut(
     return prefixes
 
 
-def _ends(tokens: Sequence[int], steps: Steps) -> list[int]:
+def _ends(tokens: Sequence[int], steps: StepDelimiters) -> list[int]:
     """The tokens after which whole steps end, as long as thinking goes on."""
-    step, ends = Step(steps), list[int]()
+    step, ends = StepTracker(steps), list[int]()
     for i, token in enumerate(tokens):
         if step.feed([token]) is None:
             continue
         if step.end in ("end of thinking", "end of text"):
             break
         ends.append(i + 1)
-        step = Step(steps)
+        step = StepTracker(steps)
     return ends

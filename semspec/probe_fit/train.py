@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from semspec.errors import BadRequest
 from semspec.probe.calibrate import KINDS, Calibrator
 from semspec.probe.features import Features, pool, resolve_layers
-from semspec.probe.head import Probe, ProbeNetwork, head_for
+from semspec.probe.probe import Probe, ProbeNetwork, head_for
 from semspec.probe_fit.data import Folder
 from semspec.probe_fit.measure import measure
 from semspec.probe_fit.rows import JUDGED, PARTS, Rows, Tokens, load_rows, split

@@ -27,6 +27,7 @@ ACCEPT = 2  # acceptance tests
 RESIDUAL = 3  # what replaces a rejected token
 SECOND = 4  # a further draw of the target's
 _PURPOSES = 8
+_ROUNDS = 1 << 22  # of a sequence, at most
 
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _ALL = (1 << 64) - 1
@@ -40,6 +41,11 @@ Round = TypeVar("Round", int, Tensor)
 def stream(purpose: int, round: Round) -> Round:
     """The stream of a purpose in a round of propose-and-verify."""
     return purpose + _PURPOSES * round
+
+
+def round_of(round: int, candidate: int) -> int:
+    """The round of a further candidate for the same draft: noise of its own, which no later round meets again."""
+    return round + candidate * _ROUNDS
 
 
 def signed(x: int) -> int:

@@ -154,7 +154,7 @@ class Service:
         if (grammar := options.grammar()) is None:
             return None
         assert self.engine.pair is not None
-        return await asyncio.to_thread(self.engine.pair.resources.grammars.compiled, grammar)
+        return await asyncio.to_thread(self.engine.pair.compile_grammar, grammar)
 
     def check_model(self, name: str) -> None:
         if name != self.settings.name:
@@ -168,7 +168,7 @@ class Service:
 
     def card(self) -> dict[str, Any]:
         """The model as /v1/models reports it."""
-        length = self.engine.pair.target.capacity if self.engine.pair else None
+        length = self.engine.pair.target.max_seq_len if self.engine.pair else None
         return {
             "id": self.settings.name, "object": "model", "created": self.started, "owned_by": "semspec",
             "max_model_len": length, "target": self.settings.name, "draft": self._draft,
@@ -226,7 +226,10 @@ class Service:
         assert pair is not None
         if limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens:
             raise BadRequest(f"the prompt has {len(prompt)} tokens; this server takes at most {limits.prompt_tokens}")
-        most, max_new_tokens = max(1, min(limits.new_tokens, pair.target.capacity - len(prompt))), body.max_new_tokens
+        most, max_new_tokens = (
+            max(1, min(limits.new_tokens, pair.target.max_seq_len - len(prompt))),
+            body.max_new_tokens,
+        )
         if max_new_tokens is None or (isinstance(body, ChatRequest) and body.length_gives_way):
             max_new_tokens = min(max_new_tokens or most, most)
         if max_new_tokens > limits.new_tokens:

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from semspec.errors import BadRequest, EngineError, SemspecError
+from semspec.errors import BadRequest, RemoteError, SemspecError
 from semspec.serve.schema.speculation import Speculation
 
 KINDS = {
@@ -110,7 +110,7 @@ def as_http_error(error: Exception) -> HttpError:
         return error
     if isinstance(error, BadRequest):
         return HttpError(400, str(error))
-    if isinstance(error, EngineError):
+    if isinstance(error, RemoteError):
         return HttpError(502, str(error), "engine")
     if isinstance(error, SemspecError):
         return HttpError(500, str(error))
@@ -120,7 +120,7 @@ def as_http_error(error: Exception) -> HttpError:
 def explain(error: RequestValidationError) -> str:
     """What is wrong with a body, in one line; values are not repeated, they may be anybody's text."""
     # Of alternatives, the one that fitted best; our own checks say more than that a list is no text.
-    first = max(error.errors(), key=lambda found: (len(found["loc"]), found["type"] == "value_error"))
+    first = max(error.errors(), key=lambda found: (len(found["loc"]), found["type"] in ("value_error", "too_short")))
     # Between field names and indices pydantic puts what it tried: "function-after[..., str]", "int", a class's name.
     own = [p for p in first["loc"][1:] if isinstance(p, int) or (p.isidentifier() and p.islower() and p not in TRIED)]
     parts = [str(p) for p in own]

@@ -43,8 +43,8 @@ def working_bytes(pair: Pair, draft_tokens: int) -> int:
     if target.device.type != "cpu":
         return LAZY
     rows = target.free * (1 + max(draft_tokens, LONGEST_STEP if pair.draft is not None else 0))
-    logits = rows * target.vocab * FLOAT * COPIES
-    mask = pair.executor.budget * target.capacity * FLOAT  # of a pass over a long context
+    logits = rows * target.vocab_size * FLOAT * COPIES
+    mask = pair.executor.budget * target.max_seq_len * FLOAT  # of a pass over a long context
     return LAZY + logits + mask + sum(_cache_bytes(runner) for runner in (target, pair.draft) if runner is not None)
 
 
@@ -57,7 +57,7 @@ def _cache_bytes(runner: Runner) -> int:
 def cache_tokens(runner: Runner, slots: int) -> int:
     """That all slots hold together, at most."""
     cache = getattr(unwrap(runner), "cache", None)
-    return slots * runner.capacity if cache is None else cache.tokens
+    return slots * runner.max_seq_len if cache is None else cache.tokens
 
 
 def pages(pair: Pair | None) -> tuple[int, int]:

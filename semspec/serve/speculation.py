@@ -82,8 +82,8 @@ def _check_drafter(kind: DrafterKind | None, limit: int) -> None:
         value = getattr(kind, field.name)
         if value != field.default and not isinstance(value, bool | int | float):
             raise BadRequest(f"option {field.name!r} of that drafter is set where the server is started")
-    if kind is not None and kind.branches.size > limit:
-        raise BadRequest(f"a draft's tree is {kind.branches.size} tokens; this server takes at most {limit}")
+    if kind is not None and kind.tree_options.size > limit:
+        raise BadRequest(f"a draft's tree is {kind.tree_options.size} tokens; this server takes at most {limit}")
 
 
 def _with_paths_of(rule: Rule, default: Rule) -> Rule:
@@ -139,12 +139,16 @@ def _check_length(length: int | str | None, settings: Settings) -> None:
 def _adjusted(rule: Rule, own: dict[str, Any]) -> Rule:
     """The rule with options of its own, each of its default's type."""
     fields = {f.name: f for f in option_fields(type(rule))}
-    own = {current_name(f"verifier {rule.name!r}", fields.values(), name): value for name, value in own.items()}
-    for name, value in own.items():
+    given, own = own, {}
+    for name, value in given.items():
+        name = current_name(f"verifier {rule.name!r}", fields.values(), name)
         if name not in fields:
             raise BadRequest(
                 f"verifier {rule.name!r} has no option {name[:MAX_TEXT]!r}; its options are: "
                 f"{', '.join(fields) or 'none'}; any request has: verifier, off, trace, detailed, {', '.join(SHARED)}"
             )
+        if name in own:
+            raise BadRequest(f"option {name!r} of verifier {rule.name!r} is given twice, by its old name, too")
         check_range(rule, fields[name], value)
+        own[name] = value
     return dataclasses.replace(rule, **own) if own else rule  # type: ignore[type-var]

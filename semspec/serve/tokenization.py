@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from semspec.engines.pieces import RemoteTokenizer
 from semspec.errors import BadRequest
 from semspec.pair import Pair
+from semspec.remote.pieces import RemoteTokenizer
 from semspec.serve.answers import Choice
 from semspec.serve.chat_format import ChatPlan, plan
 from semspec.serve.reasoning import Splitter
@@ -33,7 +33,7 @@ class Tokenization:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semspec-tokenizer")
         self.style = style_of(self._tokenizer, tool_parser)
         self.markers = thinking_markers(self._tokenizer)
-        self._most_characters = pair.target.capacity * max(map(len, self._tokenizer.get_vocab()))
+        self._most_characters = pair.target.max_seq_len * max(map(len, self._tokenizer.get_vocab()))
 
     def check_own(self) -> None:
         """Of two servers as a pair only the texts are known here, and how many tokens they have."""

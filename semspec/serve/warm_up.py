@@ -19,15 +19,15 @@ from semspec.types import Score
 TOKENS = 24  # generated before the first request comes
 DRAFT_TOKENS = 4  # of a draft meanwhile; automatic lengths would learn from text that nobody asked for
 BUDGETS = (1024, 2048, 4096, 8192)  # tokens in one pass that a GPU tries
-MAX_PASS_SECONDS = 0.3  # that others' prompts may add to a pass of who is writing
+MAX_PASS_SECONDS = 0.3  # that prompts of others may add to a decoding sequence's pass
 GROWTH_SECONDS = 3.0  # spent on reading one text, to see what its pieces cost,
 PIECES = 4  # of which there are so many at least
 
 
 def warm_up(pair: Pair) -> float:
     """Makes passes of both models. The last ones measure what a token costs the target alone, in seconds."""
-    prompt = [min(1, pair.target.vocab - 1)] * 8
-    count = min(TOKENS, pair.target.capacity - len(prompt))
+    prompt = [min(1, pair.target.vocab_size - 1)] * 8
+    count = min(TOKENS, pair.target.max_seq_len - len(prompt))
     seconds = 0.0
     for verifier in pair.warm_up_verifiers:
         options = Options(verifier=verifier, num_draft_tokens=DRAFT_TOKENS, max_new_tokens=count, ignore_eos=True)
@@ -41,8 +41,8 @@ def warm_up(pair: Pair) -> float:
 
 
 def measure_budget(pair: Pair, clock: Callable[[], float] = time.perf_counter) -> None:
-    """As many tokens in one pass as keep nobody waiting for long: prompts are read faster in large pieces, but far into
-    a long text these have to be smaller. On a CPU the budget stays what it is: there rounding depends on the size of a
+    """As many tokens in one pass as keep nobody waiting for long: large chunks of a prompt are faster, but far into a
+    long text they have to be smaller. On a CPU the budget stays what it is: there rounding depends on the size of a
     pass, and no text may depend on a clock."""
     target = pair.target
     if target.device.type == "cpu":
@@ -51,11 +51,11 @@ def measure_budget(pair: Pair, clock: Callable[[], float] = time.perf_counter) -
 
     def read(count: int) -> float:
         start = clock()
-        target.score([Score(target, slot, [min(1, target.vocab - 1)] * count, 1)])[0].logits.cpu()
+        target.score([Score(target, slot, [min(1, target.vocab_size - 1)] * count, 1)])[0].logits.cpu()
         return clock() - start
 
     try:
-        for count in (n for n in BUDGETS if n <= target.capacity):
+        for count in (n for n in BUDGETS if n <= target.max_seq_len):
             seconds = 0.0
             for _ in range(2):  # the first may compile something
                 seconds = read(count)
@@ -63,7 +63,7 @@ def measure_budget(pair: Pair, clock: Callable[[], float] = time.perf_counter) -
             if seconds > MAX_PASS_SECONDS:
                 break
             pair.executor.budget = count
-        pair.executor.growth = measure_growth(read, pair.executor.budget, target.capacity)
+        pair.executor.growth = measure_growth(read, pair.executor.budget, target.max_seq_len)
     except torch.OutOfMemoryError:  # weights and the cache leave little; what went before is what there is memory for
         gc.collect()
         torch.cuda.empty_cache()

@@ -80,15 +80,17 @@ def check_fits(plan: SparsePlan, runner: ModelRunner) -> None:
             f"the sparse plan is for {plan.model}, and this model is {fingerprint(runner)}; calibrate one for it with "
             "`semspec sparse calibrate`"
         )
-    if plan.attention and plan.attention.anchors and max(plan.attention.anchors) >= shape.depth:
-        raise BadRequest(f"the sparse plan has anchors {plan.attention.anchors}; the model has {shape.depth} layers")
-    if plan.ffn and len(plan.ffn.thresholds) != shape.depth:
-        raise BadRequest(f"the sparse plan has {len(plan.ffn.thresholds)} thresholds for {shape.depth} layers")
+    if plan.attention and plan.attention.anchors and max(plan.attention.anchors) >= shape.num_layers:
+        raise BadRequest(
+            f"the sparse plan has anchors {plan.attention.anchors}; the model has {shape.num_layers} layers"
+        )
+    if plan.ffn and len(plan.ffn.thresholds) != shape.num_layers:
+        raise BadRequest(f"the sparse plan has {len(plan.ffn.thresholds)} thresholds for {shape.num_layers} layers")
     if plan.experts:
         if shape.mixture is None:
             raise BadRequest("the sparse plan leaves out experts, and this model has none; make a plan without them")
-        if tuple(plan.experts.betas.shape) != (shape.depth, shape.mixture.chosen - 1):
+        if tuple(plan.experts.betas.shape) != (shape.num_layers, shape.mixture.chosen - 1):
             raise BadRequest(
-                f"the sparse plan has betas of shape {tuple(plan.experts.betas.shape)}; this model has {shape.depth} "
-                f"layers and chooses {shape.mixture.chosen} experts"
+                f"the sparse plan has betas of shape {tuple(plan.experts.betas.shape)}; this model has "
+                f"{shape.num_layers} layers and chooses {shape.mixture.chosen} experts"
             )

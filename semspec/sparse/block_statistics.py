@@ -20,10 +20,10 @@ class BlockStatistics:
         self.cache, self.block = cache, block
         keys, slots = cache.layer(0).keys, cache.slots
         _, kv_heads, _, size = keys.shape
-        self.keys = keys.new_zeros(cache.depth, slots, kv_heads, cache.capacity // block, size, dtype=cache.dtype)
+        self.keys = keys.new_zeros(cache.num_layers, slots, kv_heads, cache.capacity // block, size, dtype=cache.dtype)
         self._layers = len(cache.whole_layers)  # blocks are selected in these only
         # Which they are, if not all: on the device, since to bring it there waits.
-        self._which = torch.tensor(cache.whole_layers, device=keys.device) if self._layers < cache.depth else None
+        self._which = torch.tensor(cache.whole_layers, device=keys.device) if self._layers < cache.num_layers else None
         self.values = torch.zeros_like(self.keys) if values else None
         self.variances = torch.zeros_like(self.keys) if variances else None
         self._computed = [0] * slots  # blocks, by slot

@@ -67,7 +67,7 @@ class PlanSparsity:
         prefills: list[Score] = []
         drafts: list[Score] = []
         for r in requests:
-            unread = len(r.tokens) - r.keep if r.keep > 1 else 0
+            unread = len(r.tokens) - r.logits_to_keep if r.logits_to_keep > 1 else 0
             if unread and self.is_sparse(self.cache.lengths[r.slot] + unread):
                 prefills.append(prefill(r, unread))
                 r = rest(r, unread)

@@ -52,7 +52,7 @@ class CacheRefresh:
         length = self.cache.lengths[slot]
         if not self.every or stale is None or stale.passes < self.every or length <= stale.start:
             return request
-        if stale.start < self.cache.shortest(slot):  # windows before it are gone: what is stale stays
+        if stale.start < self.cache.min_length(slot):  # windows before it are gone: what is stale stays
             del self._stale[slot]
             return request
         keys, values = self.cache.between(slot, stale.start, length)

@@ -36,9 +36,9 @@ def keep_what_pays(pair: Pair, task: Task, plan: SparsePlan, seed: int = 0, k: i
     """The plan without the parts that are not faster here; `made["pays"]` has the measured ratios."""
     runner = unwrap(pair.target)
     assert isinstance(runner, ModelRunner)
-    problems = task.for_model(task.for_fitting().problems(4, seed), pair.tokenizer, runner.capacity)
+    problems = task.for_model(task.for_fitting().problems(4, seed), pair.tokenizer, runner.max_seq_len)
     prompt = max((encode(pair.tokenizer, p.prompt) for p in problems), key=len)
-    text = prompt[-runner.capacity :]
+    text = prompt[-runner.max_seq_len :]
     if len(text) < k + 2:
         raise BadRequest(f"no problem of {task.name} is longer than a draft of {k} tokens; --auto needs a longer text")
     return keep_faster_parts(runner, plan, text, k + 1)
@@ -63,11 +63,11 @@ def keep_faster_parts(
             attention, heads = plan.attention, runner.shape.kv_heads
             by_length = {
                 length: compare(runner, slot, length, tokens, SparsePlan(attention=attention))
-                for length in lengths(runner.capacity - draft)
+                for length in lengths(runner.max_seq_len - draft)
                 if attention.sparse_at(length, heads)
             }
             ratios["attention"] = {str(length): ratio for length, ratio in by_length.items()}
-            plan = replace(plan, attention=replace(attention, pays_from=pays_from(by_length, runner.capacity)))
+            plan = replace(plan, attention=replace(attention, pays_from=pays_from(by_length, runner.max_seq_len)))
     finally:
         runner.sparsity = previous
         runner.release(slot)
@@ -112,7 +112,7 @@ def timer(runner: ModelRunner, longest: int, draft: int) -> Callable[[SparsePlan
     """(plan, context length) -> the same ratio, after a text of random tokens."""
     slot = runner.acquire()
     random = torch.Generator().manual_seed(0)
-    text = torch.randint(runner.vocab, [longest + draft], generator=random).tolist()
+    text = torch.randint(runner.vocab_size, [longest + draft], generator=random).tolist()
     for at in range(0, longest, PREFILL_CHUNK):
         runner.score([Score(runner, slot, text[at : min(at + PREFILL_CHUNK, longest)], 0)])
     return lambda plan, length: time_ratio(runner, slot, length, text[-draft:], plan)

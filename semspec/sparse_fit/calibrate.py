@@ -94,7 +94,7 @@ def observe(
     runner = native(pair)
     previous, runner.sparsity = runner.sparsity, None
     problems = task.for_fitting().problems(n, seed)
-    problems = task.for_model(problems, pair.tokenizer, runner.capacity, max_new_tokens)
+    problems = task.for_model(problems, pair.tokenizer, runner.max_seq_len, max_new_tokens)
     observer = Observer(runner, attention or AttentionPlan())
     try:
         for i, problem in enumerate(problems):
@@ -113,12 +113,12 @@ def observe(
 
 def room(runner: Runner, prompt: int, wanted: int) -> int:
     """New tokens that may follow a prompt of this length, at most as many as wanted."""
-    if prompt >= runner.capacity:
+    if prompt >= runner.max_seq_len:
         raise BadRequest(
-            f"a problem has {prompt} tokens and the context is {runner.capacity}; give a larger --context, or a task "
-            "with shorter problems"
+            f"a problem has {prompt} tokens and the context is {runner.max_seq_len}; give a larger --context, or a "
+            "task with shorter problems"
         )
-    return min(wanted, runner.capacity - prompt)
+    return min(wanted, runner.max_seq_len - prompt)
 
 
 def verified_logits(runner: Runner, texts: Sequence[tuple[list[int], list[int]]], k: int) -> list[list[Tensor]]:

@@ -52,7 +52,7 @@ def cost(shape: Shape, plan: SparsePlan | None, length: int, tokens: int, itemsi
         read["attention"] += 2 * entries * seen
         flops["ffn"] += _ffn_flops(shape, plan, layer, tokens)
         read["ffn"] += _ffn_weights(shape, plan, layer, tokens)
-    flops["head"], read["head"] = 2.0 * tokens * shape.width * shape.vocab, float(shape.width * shape.vocab)
+    flops["head"], read["head"] = 2.0 * tokens * shape.width * shape.vocab_size, float(shape.width * shape.vocab_size)
     return Cost(flops, {name: count * itemsize for name, count in read.items()})
 
 

@@ -88,7 +88,7 @@ class Observer:
     def __init__(self, runner: ModelRunner, plan: AttentionPlan) -> None:
         self.shape, self.plan, self.statistics = runner.shape, plan, BlockStatistics.of(runner.cache, plan)
         self.full_layers = [i for i, spec in enumerate(self.shape.attention_specs) if spec.window is None]
-        self.observations = Observations(self.shape.depth)
+        self.observations = Observations(self.shape.num_layers)
 
     def split_prefill(self, requests: Sequence[Score]) -> tuple[list[Score], list[Score]]:
         return [], list(requests)

@@ -160,7 +160,7 @@ def measure(
     tallies, lengths = {name: Tally() for name in plans}, list[int]()
     batch = runner.free
     reader = pair.wrapped(PrefixCache)  # prompts are prefilled once
-    problems = task.for_model(task.problems(n, seed), pair.tokenizer, runner.capacity, max_new_tokens)
+    problems = task.for_model(task.problems(n, seed), pair.tokenizer, runner.max_seq_len, max_new_tokens)
     progress(0, n)
     for begin in range(0, n, batch):
         group = problems[begin : begin + batch]

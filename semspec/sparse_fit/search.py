@@ -118,7 +118,9 @@ def search(
     observer = observe(pair, task, n, base.attention, seed, k, max_new_tokens)
     if not observer.observations.rounds:  # no text reached L0, so no block can be skipped
         grid = replace(grid, rhos=grid.rhos[:1])
-    problems = task.for_model(task.for_fitting().problems(n, seed + 1), pair.tokenizer, runner.capacity, max_new_tokens)
+    problems = task.for_model(
+        task.for_fitting().problems(n, seed + 1), pair.tokenizer, runner.max_seq_len, max_new_tokens
+    )
     texts: list[tuple[list[int], list[int]]] = []
     previous, runner.sparsity = runner.sparsity, None
     plans = {

@@ -69,7 +69,7 @@ def cost_rows(
     rows = []
     for length in lengths:
         dense = cost(shape, None, length, tokens, shape.dtype.itemsize)
-        for name, one in variants(plan, shape.depth).items():
+        for name, one in variants(plan, shape.num_layers).items():
             found = cost(shape, one, length, tokens, shape.dtype.itemsize)
             row: dict[str, Any] = {"context": length, "plan": name, "flops": found.flops, "bytes": found.bytes}
             ratios = {f"{what}_ratio": value for what, value in found.over(dense).items()}

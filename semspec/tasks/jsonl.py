@@ -28,6 +28,7 @@ MATCH: dict[str, Callable[[str, str], bool]] = {
 class JsonLines(FileTask):
     name = "jsonl"
     max_new_tokens = 1024
+    main_option = "path"
 
     path: str = field(default="", metadata={"label": "the file, from here or from the data folder"})
     match: str = field(
@@ -36,7 +37,7 @@ class JsonLines(FileTask):
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise BadRequest("task 'jsonl' needs a file; say which with jsonl:path=FILE")
+            raise BadRequest("task 'jsonl' needs a file; say which with jsonl:FILE")
         super().__post_init__()
         object.__setattr__(self, "scored", bool(self.match))  # the one task where an option decides it
 

@@ -1,4 +1,4 @@
-"""`pocket`: word problems of the pocket world, made from the seed; needs no data and has no end."""
+"""`pocket`: word problems of the pocket world, made from the seed, as many as wanted; needs no data."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ class Side:
     """What there is to know about one model of a pair besides its weights."""
 
     tokenizer: PreTrainedTokenizerBase
-    vocab: int  # rows of its head
+    vocab_size: int  # rows of its head
     eos: frozenset[int] = frozenset()
 
     @cached_property
     def entries(self) -> dict[int, str]:
-        return {i: token for token, i in self.tokenizer.get_vocab().items() if i < self.vocab}
+        return {i: token for token, i in self.tokenizer.get_vocab().items() if i < self.vocab_size}
 
     def name(self, token: int) -> str:
         return self.entries.get(token, f"id {token}")  # a config may name an end that the tokenizer does not have
@@ -48,7 +48,7 @@ class Side:
     def added(self) -> frozenset[int]:
         """Tokens outside the plain vocabulary."""
         named = {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids, *self.eos}
-        return frozenset(i for i in named if i < self.vocab)
+        return frozenset(i for i in named if i < self.vocab_size)
 
     @cached_property
     def control(self) -> frozenset[int]:
@@ -59,12 +59,12 @@ class Side:
     @cached_property
     def thinking(self) -> tuple[int, int] | None:
         markers = thinking_markers(self.tokenizer)
-        return markers if markers and max(markers) < self.vocab else None
+        return markers if markers and max(markers) < self.vocab_size else None
 
     @property
     def end(self) -> int | None:
         """The token that ends a turn. A tokenizer may have one that its model has not."""
-        own, known = self.tokenizer.eos_token_id, [i for i in self.eos if i < self.vocab]
+        own, known = self.tokenizer.eos_token_id, [i for i in self.eos if i < self.vocab_size]
         return own if own in known or (not self.eos and own in self.entries) else min(known, default=None)
 
     def meaning(self, other: Side) -> dict[int, int | None]:
@@ -96,7 +96,7 @@ class Exchange:
     def __post_init__(self) -> None:
         self.to_draft, self.to_target = self.target.meaning(self.draft), self.draft.meaning(self.target)
         self.target_speller = Speller(self.target.tokenizer)
-        self.draft_speller = Speller(self.draft.tokenizer, self.draft.vocab)
+        self.draft_speller = Speller(self.draft.tokenizer, self.draft.vocab_size)
         ours, theirs = self.target.entries, self.draft.entries
         outside = self.target.added | self.draft.added
         plain = {i for i in ours.keys() | theirs.keys() if i not in outside}
@@ -129,7 +129,7 @@ class Exchange:
     @staticmethod
     def of(target: Side, draft: Side) -> Exchange | None:
         """None: both models have the same tokens, and there is nothing to translate."""
-        differs = difference(target.tokenizer, draft.tokenizer, target.vocab, draft.vocab)
+        differs = difference(target.tokenizer, draft.tokenizer, target.vocab_size, draft.vocab_size)
         return Exchange(target, draft) if differs else None
 
     def facts(self) -> dict[str, Any]:
@@ -181,7 +181,12 @@ class Exchange:
         if None in found:
             found = [self._by_bytes.get(first[i : i + 1]) for i in range(len(first))]
         found += self.target_speller.tokens(text)
-        unknown, vocab, spell, written = self._unknown, self.target.vocab, self.target_speller.bytes_of, len(pending)
+        unknown, vocab, spell, written = (
+            self._unknown,
+            self.target.vocab_size,
+            self.target_speller.bytes_of,
+            len(pending),
+        )
         for token in found:
             if token is None or token == unknown or token >= vocab:
                 return False
@@ -242,7 +247,7 @@ class Exchange:
     def rows_for_target(self, logits: Tensor) -> Tensor:
         """The draft's logits over the target's vocabulary, -inf for tokens that the draft does not have. [n, V]"""
         ours, theirs = (ids.to(logits.device) for ids in self.shared)
-        rows = logits.new_full((len(logits), self.target.vocab), -torch.inf)
+        rows = logits.new_full((len(logits), self.target.vocab_size), -torch.inf)
         return rows.index_copy(1, ours, logits.index_select(1, theirs))
 
 

@@ -31,7 +31,7 @@ def draft_prompt(
     except Exception:  # no chat template, or one that fails on these messages, which the target's takes
         return _translated(exchange, target)
     own = own if isinstance(prompt, str) else _as_open(exchange, own, target)
-    return [t for t in own if t < exchange.draft.vocab] or _translated(exchange, target)
+    return [t for t in own if t < exchange.draft.vocab_size] or _translated(exchange, target)
 
 
 def encode_for_pair(exchange: Exchange, prompt: Prompt | list[int], form: ChatFormat = PLAIN) -> PairPrompt:

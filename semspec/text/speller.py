@@ -42,7 +42,7 @@ def cut(text: str) -> tuple[list[str], str]:
 class Speller:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab: int | None = None) -> None:
         """`vocab`: leave out tokens from this id on, which a tokenizer may have and its model has not."""
-        self.tokenizer, self.vocab = tokenizer, vocab
+        self.tokenizer, self.vocab_size = tokenizer, vocab
         self.bytes_of = lru_cache(None)(TokenBytes(tokenizer).of)  # what a token adds to a text
         self._piece = lru_cache(CACHED)(self._known)
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -52,7 +52,7 @@ class Speller:
             self._backend.encode_special_tokens = True
 
     def __deepcopy__(self, memo: dict[int, object]) -> Speller:
-        return Speller(copy.deepcopy(self.tokenizer, memo), self.vocab)  # without what it has cached
+        return Speller(copy.deepcopy(self.tokenizer, memo), self.vocab_size)  # without what it has cached
 
     def spelled(self, tokens: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, tokens))
@@ -70,7 +70,7 @@ class Speller:
 
     def _known(self, piece: str) -> tuple[int, ...]:
         found = self._tokenize(piece)
-        return found if self.vocab is None else tuple(token for token in found if token < self.vocab)
+        return found if self.vocab_size is None else tuple(token for token in found if token < self.vocab_size)
 
     def _tokenize(self, piece: str) -> tuple[int, ...]:
         wanted, fallback = piece.encode(), None

@@ -32,7 +32,7 @@ StepEnd = Literal["blank line", "length", "end of thinking", "end of text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepDelimiters:
     """The tokens that decide where steps end."""
 
     delimiters: frozenset[int]  # end in a blank line
@@ -53,7 +53,7 @@ class Steps:
         tokenizer: PreTrainedTokenizerBase,
         end_of_text: Iterable[int] = (),
         max_step_tokens: int = MAX_STEP_TOKENS,
-    ) -> Steps:
+    ) -> StepDelimiters:
         """From the vocabulary. Takes about a second for a large one: keep the result."""
         ids = sorted(tokenizer.get_vocab().values())
         # Decoders may drop a space at the start of a text, which does not matter here.
@@ -70,9 +70,11 @@ class Steps:
             blanks.add(begin)
         ends = {*end_of_text, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
         released = frozenset(i for i, text in known if text in RELEASED)
-        return Steps(delimiters, openers, closers, frozenset(blanks), end, frozenset(ends), max_step_tokens, released)
+        return StepDelimiters(
+            delimiters, openers, closers, frozenset(blanks), end, frozenset(ends), max_step_tokens, released
+        )
 
-    def by(self, delimiters: str) -> Steps:
+    def by(self, delimiters: str) -> StepDelimiters:
         """These, or those of the released code of SemanticSpec."""
         if delimiters == "all":
             return self
@@ -89,22 +91,22 @@ class Steps:
 
     def step_end(self, tokens: Sequence[int]) -> int | None:
         """How many of these tokens belong to the first step, or None if it does not end within them."""
-        return Step(self).feed(tokens)
+        return StepTracker(self).feed(tokens)
 
     def cuts(self, tokens: Sequence[int]) -> list[int]:
         """The indices after the last token of each step; an unfinished last step has none."""
-        step, cuts = Step(self), []
+        step, cuts = StepTracker(self), []
         for i, token in enumerate(tokens):
             if step.feed([token]) is not None:
                 cuts.append(i + 1)
-                step = Step(self)
+                step = StepTracker(self)
         return cuts
 
 
-class Step:
+class StepTracker:
     """One step in progress, fed token by token or in chunks of any size."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepDelimiters) -> None:
         self.steps = steps
         self.length = 0
         self.end: StepEnd | None = None

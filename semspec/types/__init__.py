@@ -11,6 +11,7 @@ from semspec.types.drafter import Drafter as Drafter
 from semspec.types.drafter import DraftRequest as DraftRequest
 from semspec.types.outputs import DecodeOutput as DecodeOutput
 from semspec.types.outputs import Draft as Draft
+from semspec.types.outputs import DraftSteps as DraftSteps
 from semspec.types.outputs import ScoreOutput as ScoreOutput
 from semspec.types.outputs import Verdict as Verdict
 from semspec.types.requests import Acquire as Acquire

@@ -25,11 +25,11 @@ class DraftRequest:
     min_tokens: int = 1  # an early exit does not make the draft shorter than this
     stop: frozenset[int] = frozenset()  # the draft ends with the first of these
     processors: Processors | None = None  # that change the logits of the sequence, in the target's tokens
-    threshold: float = 0.0  # of drafts that branch: tokens less likely to be accepted are not worth a place
+    threshold: float = 0.0  # of tree drafts: tokens less likely to be accepted are not worth a place
 
 
 class Drafter(Protocol):
-    """Proposes for one sequence. `propose` is a generator, so that draft models are batched. See draft/reading.py."""
+    """Proposes for one sequence. `propose` is a generator, so that draft models are batched."""
 
     runners: list[Runner]  # each needs one slot, given to `begin` in this order
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from semspec.events import TokenLogprob
 
 @dataclass(slots=True)
 class ScoreOutput:
-    """Rows for the last `keep` tokens fed: row i predicts the token after fed token i."""
+    """Rows for the last `logits_to_keep` tokens fed: row i predicts the token after fed token i."""
 
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [Score.kept_states, d]
-    cached: int = 0  # tokens of the feed that a prefix cache had already
+    cached: int = 0  # tokens of the request that a prefix cache had already
 
     @staticmethod
     def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
@@ -49,6 +50,23 @@ def _join_hidden(parts: Sequence[ScoreOutput | DecodeOutput]) -> dict[int, Tenso
     return {layer: torch.cat([p.hidden[layer] for p in parts]) for layer in parts[0].hidden}
 
 
+@dataclass(frozen=True, slots=True)
+class DraftSteps:
+    """The whole reasoning steps of a draft. Only step rules draft any."""
+
+    ends: tuple[int, ...] = ()  # token counts at which they end
+    valid: tuple[bool, ...] = ()  # a referee's decision on each, if the rule needs one
+    self_ratings: tuple[float, ...] = ()  # the draft model's own rating of each, if the rule asks for it
+
+    def first(self, tokens: int) -> DraftSteps:
+        """Those within the first tokens."""
+        n = sum(end <= tokens for end in self.ends)
+        return DraftSteps(self.ends[:n], self.valid[:n], self.self_ratings[:n])
+
+
+NO_STEPS = DraftSteps()
+
+
 @dataclass(slots=True)
 class Draft:
     """A proposal. Without `logits` each token had probability 1. Rows of logits and states belong to `own` tokens."""
@@ -56,13 +74,16 @@ class Draft:
     tokens: list[int]
     logits: Tensor | None = None  # [K, V] temperature and filters applied; at temperature 0 unprocessed
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [K, d]
-    step_ends: tuple[int, ...] = ()  # token counts at which whole reasoning steps end, for step rules
-    valid: tuple[bool, ...] = ()  # a referee's decision on each of these steps, if the rule needs one
-    self_ratings: tuple[float, ...] = ()  # the draft model's own rating of each of them, if the rule asks for it
+    steps: DraftSteps = NO_STEPS
     early_exit: bool = False  # the draft model stopped because it was not confident enough
-    own: list[int] | None = None  # the draft model's own tokens, if it has another tokenizer; None: the same
-    own_ends: tuple[int, ...] = ()  # how many of them are needed up to each of `tokens`
-    parents: tuple[int, ...] = ()  # of a draft that branches: each token's parent, see tree.py; none: a chain
+    own: list[int] | None = None  # the draft as its model's tokenizer has it; None: both models have the same tokens
+    own_ends: tuple[int, ...] = ()  # how many of these spell the draft up to each of `tokens`
+    parents: tuple[int, ...] = ()  # of a tree draft: each token's parent, see tree.py; none: a chain
+
+    @property
+    def is_candidates(self) -> bool:
+        """Whether its steps are candidates for one place, and not one after the other."""
+        return bool(self.parents and self.steps.ends)
 
     @property
     def longest(self) -> int:
@@ -70,8 +91,8 @@ class Draft:
         return max(tree.depths(self.parents), default=-1) + 1 if self.parents else len(self.tokens)
 
     def only(self, some: Iterable[int]) -> Draft:
-        """A draft that branches without all tokens but some, and what follows the others."""
-        left, parents = tree.kept(self.parents, some)
+        """Of a tree draft only these tokens, without those that follow others."""
+        left, parents = tree.pruned(self.parents, some)
         rows = torch.tensor(left, dtype=torch.long)
         logits = None if self.logits is None else self.logits[rows.to(self.logits.device)]
         return Draft([self.tokens[i] for i in left], logits, parents=parents)
@@ -87,10 +108,10 @@ class Draft:
     @property
     def segments(self) -> list[tuple[int, int]]:
         """Ranges that are verified separately: every whole step, then what follows the last one, if anything."""
-        if not self.step_ends:
+        if not (ends := self.steps.ends):
             return [(0, len(self.tokens))]
-        rest = self.step_ends[-1] < len(self.tokens)
-        return list(pairwise([0, *self.step_ends, *([len(self.tokens)] if rest else [])]))
+        rest = ends[-1] < len(self.tokens)
+        return list(pairwise([0, *ends, *([len(self.tokens)] if rest else [])]))
 
     def first(self, n: int) -> Draft:
         """Its first n tokens."""
@@ -98,16 +119,15 @@ class Draft:
             return self
         if self.parents:
             return self.only(range(n))
-        rows, steps = self.own_count(n), tuple(end for end in self.step_ends if end <= n)
+        rows = self.own_count(n)
         logits = None if self.logits is None else self.logits[:rows]
         hidden = {layer: states[:rows] for layer, states in self.hidden.items()}
         own, ends = None if self.own is None else self.own[:rows], self.own_ends[:n]
-        valid, ratings = self.valid[: len(steps)], self.self_ratings[: len(steps)]
-        return Draft(self.tokens[:n], logits, hidden, steps, valid, ratings, self.early_exit, own, ends)
+        return Draft(self.tokens[:n], logits, hidden, self.steps.first(n), self.early_exit, own, ends)
 
     @staticmethod
     def join(parts: Sequence[Draft]) -> Draft:
-        """Consecutive parts as one draft, without step ends."""
+        """Consecutive parts as one draft, without its steps."""
         if not parts:
             return Draft([])
         whole = DecodeOutput.join([DecodeOutput(part.tokens, part.logits, part.hidden) for part in parts])
@@ -117,6 +137,21 @@ class Draft:
                 draft.own_ends += tuple(len(draft.own or []) + end for end in part.own_ends)
                 draft.own = (draft.own or []) + part.own
         return draft
+
+    @staticmethod
+    def side_by_side(candidates: Sequence[Draft]) -> Draft:
+        """Whole steps, each of them a candidate for the same place, as one draft; of one candidate a chain."""
+        lengths = [len(candidate.tokens) for candidate in candidates]
+        draft = Draft.join(candidates)
+        draft.steps, draft.parents = DraftSteps(tuple(accumulate(lengths))), tree.side_by_side(lengths)
+        return draft
+
+    @property
+    def candidates(self) -> list[Draft]:
+        """The tokens of each candidate; a draft that has none is its only one."""
+        if not self.is_candidates:
+            return [self]
+        return [Draft(self.tokens[begin:end], steps=DraftSteps((end - begin,))) for begin, end in self.segments]
 
 
 @dataclass(slots=True)
@@ -130,8 +165,9 @@ class Verdict:
     evidence: tuple[tuple[float, ...], ...] = ()  # the numbers that decided each, for Rule.reason
     logprobs: list[TokenLogprob] | None = None  # of the accepted tokens and of `next`
     state: Tensor | None = None  # given to the rule with this sequence's next draft
-    last: int = -1  # of a draft that branches: the last accepted token,
+    last: int = -1  # of a tree draft: the last accepted token,
     path: tuple[int, ...] = ()  # and all of them
+    worth: float = -math.inf  # of an accepted step, by which the best of several candidates is chosen
 
     @property
     def taken(self) -> Sequence[int]:
@@ -152,3 +188,17 @@ class Verdict:
             if part.accepted != length:
                 break
         return whole
+
+    @staticmethod
+    def best(parts: Sequence[Verdict], begins: Sequence[int]) -> Verdict:
+        """Of verdicts on candidates for one step, which begin there in the draft: the accepted one that is worth most;
+        if all are rejected, the one of which most is accepted all the same. Of equal ones the first."""
+
+        def value(i: int) -> tuple[float, int]:
+            return parts[i].worth, parts[i].accepted if parts[i].worth == -math.inf else 0
+
+        chosen = max(range(len(parts)), key=value)
+        verdict, begin = parts[chosen], begins[chosen]
+        verdict.path = tuple(range(begin, begin + verdict.accepted))
+        verdict.last = verdict.path[-1] if verdict.path else -1
+        return verdict

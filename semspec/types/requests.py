@@ -23,15 +23,15 @@ class Runner(Protocol):
     and returns what follows each; `decode` feeds tokens and continues autoregressively. After either, the slot holds
     all tokens fed; the last token that `decode` returns is not fed yet."""
 
-    vocab: int
-    capacity: int  # tokens a slot can hold
-    depth: int  # number of layers; hidden states of layer `depth` are those after the final norm
+    vocab_size: int
+    max_seq_len: int  # tokens a slot can hold
+    num_layers: int  # hidden states of layer `num_layers` are those after the final norm
 
     @property
-    def trees(self) -> bool: ...  # whether it scores drafts that branch
+    def trees(self) -> bool: ...  # whether it scores tree drafts
 
     @property
-    def windowed(self) -> bool: ...  # whether layers give back what their window has left
+    def windowed(self) -> bool: ...  # whether sliding-window layers free what has left their window
 
     @property
     def device(self) -> torch.device:
@@ -42,34 +42,35 @@ class Runner(Protocol):
         """Slots that can be acquired."""
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
-        """A slot for a sequence that starts with this prompt; it may hold a prefix of it, read for the same salt."""
+        """A slot for a sequence that starts with this prompt; it may hold a prefix, cached under the same salt."""
 
     def release(self, slot: int) -> None: ...
 
     def park(self, slot: int) -> int | None:
-        """Release a slot, but keep what it holds in a place: of that it can be copied, and it can be released, like a
-        slot, but nothing is fed to it. None: there are none, and the slot is as it was."""
+        """Release a slot but keep its cache entries under a new id, which can be copied from and released like a slot,
+        but not fed. None: this runner cannot, and the slot stays as it was."""
 
     def length(self, slot: int) -> int: ...
-    def shortest(self, slot: int) -> int: ...  # shortest length but 0 that it can be truncated to now; see `windowed`
+    def min_length(self, slot: int) -> int: ...  # shortest length but 0 to truncate to now; see `windowed`
     def truncate(self, slot: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None: ...  # the first `length` tokens of a cache
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None: ...  # of the tokens from `start` on only these
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None: ...  # only these of the tokens from `start`
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]: ...
     def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]: ...
-    def admits(self, prompt: Sequence[int], salt: str = "") -> bool: ...  # whether there is room for one more now
+    def can_admit(self, prompt: Sequence[int], salt: str = "") -> bool: ...  # whether there is room for one more now
 
-    def lacks(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
-        """Whether there is no room for so many more tokens of these slots (None: of a new one), `without` others."""
+    def lacks_room(self, tokens: Sequence[tuple[int | None, int]], without: Sequence[int] = ()) -> bool:
+        """Whether so many more tokens of these slots (None: of a new one) do not fit, if those in `without` leave."""
 
     def preempt(self, slot: int) -> bool:
-        """Give its room to others. Its user does not notice, if `lost` is fed before anything else; False: none won."""
+        """Drop a slot's cache entries, for others. Its user does not notice if `tokens_to_recompute` are fed before
+        anything else. False: that frees nothing."""
 
-    def lost(self, slot: int) -> list[int]:
-        """What a preempted slot is to be fed again; ~token: of a tree that it ended with."""
+    def tokens_to_recompute(self, slot: int) -> list[int]:
+        """What a preempted slot has to be fed again; a token of the tree that it ended with is given as ~token."""
 
     def expect(self, request: Score) -> None:
-        """It is fed next: what its slot has of it already and it has no use for is given up."""
+        """This request is fed next: its slot drops what it holds beyond the part that need not be computed again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,21 +84,21 @@ class Acquire:
 
 @dataclass(slots=True, eq=False)
 class Score:
-    """Feed tokens into a slot and return the last `keep` rows. Answer: ScoreOutput."""
+    """Feed tokens into a slot and return the last `logits_to_keep` rows. Answer: ScoreOutput."""
 
     runner: Runner
     slot: int
     tokens: list[int]
-    keep: int
+    logits_to_keep: int
     layers: tuple[int, ...] = ()  # whose hidden states to return
     drafting: bool = False  # for a drafter; its seconds are counted as the draft's
-    states: int = 0  # last tokens whose hidden states to return, if more than `keep`
-    dense: bool = False  # no draft is checked, however many rows are kept: a sparse plan skips nothing
+    states: int = 0  # last tokens whose hidden states to return, if more than `logits_to_keep`
+    dense: bool = False  # nothing is verified, however many rows are kept: a sparse plan skips nothing
     parents: tuple[int, ...] = ()  # the slot then ends with a tree of so many tokens, some of them perhaps fed before
 
     @property
     def kept_states(self) -> int:
-        return max(self.keep, self.states)
+        return max(self.logits_to_keep, self.states)
 
 
 @dataclass(slots=True, eq=False)

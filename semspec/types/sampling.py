@@ -42,5 +42,10 @@ class Sampling:
         """Whether tokens have to be sorted first."""
         return self.top_k > 0 or self.top_p < 1.0
 
+    @property
+    def truncated(self) -> bool:
+        """Whether unlikely tokens are left out before the draw."""
+        return not self.greedy and (self.filtered or self.min_p > 0)
+
 
 GREEDY = Sampling()

@@ -40,7 +40,9 @@ from semspec.verify.trigreason import TrigReason
 from semspec.verify.typical import Typical
 
 _LENGTH = "give the draft length beside it: -k 6, or num_draft_tokens=6 (k=6 is for the methods of semspec bench)"
-REGISTRY = Registry("verifier", "semspec.rules", Rule, {"k": _LENGTH, "num_draft_tokens": _LENGTH})  # type: ignore[type-abstract]
+_TREE = "it is a drafter's: --drafter model:tree=30, in a method of semspec bench drafter=model:tree=30;depth=6"
+_ELSEWHERE = {"k": _LENGTH, "num_draft_tokens": _LENGTH, "tree": _TREE}
+REGISTRY = Registry("verifier", "semspec.rules", Rule, _ELSEWHERE)  # type: ignore[type-abstract]
 register = REGISTRY.register
 
 LOSSLESS: tuple[type[Rule], ...] = (NoSpeculation, Exact, SpeculativeSampling, Block, Traversal)

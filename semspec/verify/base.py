@@ -20,7 +20,7 @@ from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.paths import by_paths
 
 if TYPE_CHECKING:
-    from semspec.probe.head import Probe
+    from semspec.probe.probe import Probe
 
 
 class RuleResources(Protocol):
@@ -78,7 +78,7 @@ class Rule(ABC):
     def verify(self, drafts: DraftBatch) -> Decisions: ...
 
     def verify_tree(self, drafts: DraftBatch) -> Decisions:
-        """Drafts that branch, where `supports_trees`; see verify/paths.py."""
+        """Tree drafts, where `supports_trees`; see verify/paths.py."""
         return by_paths(drafts, self.verify)
 
     @property

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semspec.errors import OLD_NAME
 from semspec.sampling import noise
 from semspec.sampling.draw import Processed, SamplingRows, best, softmax
-from semspec.verify.branches import Branches
+from semspec.verify.trees import DraftTrees
 
 FORMER = {
+    "branches": "trees",
     "beliefs": "soft_target_probs",
     "belief_in_draft": "soft_target_prob_of_draft",
     "draft_beliefs": "draft_probs",
@@ -53,14 +55,14 @@ class DraftBatch:
     self_ratings: Tensor | None = None  # [B] the draft model's own rating of each step, where a rule asks for it
     own_ids: Tensor | None = None  # [B, O] the draft model's own tokens, which D has rows of; None: the same as ids
     own_ends: Tensor | None = None  # [B, K] how many of them are needed up to each draft token
-    branches: Branches | None = None  # of drafts that branch, whose tokens are in any order; None: chains
+    trees: DraftTrees | None = None  # of tree drafts, whose tokens are in any order; None: chains
     places: Tensor | None = None  # [B, K + 1] of a path through such a draft: where its rows are
 
     def __getattr__(self, name: str) -> Any:
         """What rules of other packages call by its name in the last release."""
         if name not in FORMER:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warnings.warn(f"{name} is now {FORMER[name]}; the old name goes with the next release", DeprecationWarning, 2)
+        warnings.warn(f"{name} is now {FORMER[name]}; {OLD_NAME}", DeprecationWarning, 2)
         return getattr(self, FORMER[name])
 
     @cached_property
@@ -75,8 +77,8 @@ class DraftBatch:
 
     @cached_property
     def rows(self) -> Tensor:
-        """[B, K + 1] the row of R that predicts draft token k; after the draft's end, its bonus row again. Of a draft
-        that branches: the row that follows draft token k - 1"""
+        """[B, K + 1] the row of R that predicts draft token k; after the draft's end, its bonus row again. Of a tree
+        draft: the row that follows draft token k - 1"""
         if self.places is not None:
             return self.first_row[:, None] + self.places
         return self.first_row[:, None] + torch.minimum(self.positions, self.counts[:, None])
@@ -224,7 +226,8 @@ class Decisions:
     state: Tensor | None = None  # [B, S]
     target_tokens: Tensor | None = None  # [B, K] the target's choice
     evidence: Tensor | None = None  # [B, K, E] float32, the numbers that `Rule.reason` explains
-    last: Tensor | None = None  # [B] of drafts that branch: the last accepted token, -1: none; K is along its path
+    last: Tensor | None = None  # [B] of tree drafts: the last accepted token, -1: none; K is along its path
+    worth: Tensor | None = None  # [B] of accepted steps, where several candidates are judged; -inf: rejected
 
 
 def accepted_prefix(ok: Tensor, exists: Tensor) -> Tensor:

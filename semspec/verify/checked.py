@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from semspec.errors import BadRequest
-from semspec.registry import KINDS
+from semspec.registry import KINDS, limits_in_words
 from semspec.verify.base import Rule
 
 MAX_TEXT = 200  # characters of an option that is text
@@ -37,8 +37,13 @@ def check_ranges(rule: Rule) -> None:
 
 def check_range(rule: Rule, field: dataclasses.Field[Any], value: Any) -> None:
     if not _fits(value, field.default):
-        kind = KINDS[type(field.default)]
-        raise BadRequest(f"option {field.name!r} of verifier {rule.name!r} is not {kind} in range")
+        kind, limits = KINDS[type(field.default)], limits_in_words(field.metadata)
+        if isinstance(field.default, str) and not limits:
+            limits = f"at most {MAX_TEXT} characters that can be printed"
+        if isinstance(value, int) and not isinstance(value, bool) and type(field.default) in (int, float):
+            kind += " of at most 31 bits"
+        given = f"option {field.name!r} of verifier {rule.name!r} has to be {kind}"
+        raise BadRequest(given + (f", {limits}" if limits else ""))
 
 
 def _fits(value: Any, default: Any) -> bool:

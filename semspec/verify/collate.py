@@ -6,6 +6,7 @@ fixed addresses, with more room than its drafts need: tokens that are none, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, SamplingUse, columns_of
 from semspec.tree import paths
 from semspec.types import Verdict, VerifyRequest
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.branches import Branches
+from semspec.verify.trees import DraftTrees
 
 Array = np.ndarray[Any, Any]
 RATING_SCALE = 1_000_000  # ratings travel as whole numbers, with the other columns
@@ -48,7 +50,7 @@ class Layout:
         return Layout(
             sequences=len(segments),
             tokens=max(end - begin for _, begin, end in segments),
-            rows=sum(r.rows.logits.shape[0] for r in requests),
+            rows=sum(map(num_rows, requests)),
             draft_rows=sum(len(r.draft.own_tokens) for r in requests),
             own=own,
             use=SamplingUse.of([r.sampling for r in requests]),
@@ -65,34 +67,43 @@ def collate(requests: Sequence[VerifyRequest], parts: Mapping[Part, list[Tensor]
     are their `tensor_parts`, if those have been made already.
 
     A draft of several reasoning steps becomes several drafts, one after the other: the row that predicts a step's first
-    token is the bonus row of the step before. `join_segments` joins their verdicts again."""
+    token is the bonus row of the step before. So do candidates for one step, each with the row after the context before
+    its own. `join_segments` joins their verdicts again."""
     layout, device = Layout.of(requests), requests[0].rows.logits.device
     numbers, columns = (torch.from_numpy(t).to(device, non_blocking=True) for t in tables(requests, layout))
     tensors = {name: torch.cat(own) for name, own in (parts or tensor_parts(requests)).items()}
     batch = assemble(layout, numbers, columns, tensors, requests[0].protected)
-    if any(trees := [r.draft.parents for r in requests]):
-        batch.branches = Branches.of(trees, layout.tokens, device)
+    if any(trees := [() if r.draft.is_candidates else r.draft.parents for r in requests]):
+        batch.trees = DraftTrees.of(trees, layout.tokens, device)
     return batch
+
+
+def num_rows(request: VerifyRequest) -> int:
+    """Of the target's logits, in a batch."""
+    draft, own = request.draft, request.rows.logits.shape[0]
+    return own + len(draft.segments) - 1 if draft.is_candidates else own
 
 
 def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Array, Array]:
     """What the host knows: numbers of each sequence [B, W], and sampling options of each row [R, 4]."""
     table, row, draft_row = list[list[int]](), 0, 0
     for r in requests:
-        draft = r.draft
+        draft, steps = r.draft, r.draft.steps
         for i, (begin, end) in enumerate(draft.segments):
             padded = draft.tokens[begin:end] + [-1] * (layout.tokens - (end - begin))
             first = draft.own_count(begin)
-            numbers = [end - begin, row + begin, draft_row + first, r.sampling.seed, r.position + begin, r.round]
-            rating = round(RATING_SCALE * sum(draft.self_ratings[i : i + 1]))
-            numbers += [i < len(draft.step_ends), any(draft.valid[i : i + 1]), rating]
+            before, candidate = (0, i) if draft.is_candidates else (begin, 0)
+            numbers = [end - begin, row + begin + candidate, draft_row + first, r.sampling.seed, r.position + before]
+            numbers.append(noise.round_of(r.round, candidate))
+            rating = round(RATING_SCALE * sum(steps.self_ratings[i : i + 1]))
+            numbers += [i < len(steps.ends), any(steps.valid[i : i + 1]), rating]
             if layout.own is not None:
                 own = draft.own_tokens[first : draft.own_count(end)]
                 ends = [draft.own_count(i + 1) - first for i in range(begin, end)]
                 numbers += own + [-1] * (layout.own - len(own)) + ends + [0] * (layout.tokens - len(ends))
             table.append(padded + numbers)
-        row, draft_row = row + r.rows.logits.shape[0], draft_row + len(draft.own_tokens)
-    heights = [r.rows.logits.shape[0] for r in requests]
+        row, draft_row = row + num_rows(r), draft_row + len(draft.own_tokens)
+    heights = [num_rows(r) for r in requests]
     columns = columns_of([r.sampling for r in requests], heights, layout.use)
     if len(columns) and layout.rows > len(columns):
         columns = np.concatenate([columns, np.full((layout.rows - len(columns), 4), PAD, np.float32)])
@@ -102,16 +113,23 @@ def tables(requests: Sequence[VerifyRequest], layout: Layout) -> tuple[Array, Ar
 def tensor_parts(requests: Sequence[VerifyRequest]) -> dict[Part, list[Tensor]]:
     """The big tensors, in the parts that each sequence has."""
     device = requests[0].rows.logits.device
-    parts: dict[Part, list[Tensor]] = {"target": [_logits(r) for r in requests]}
+    parts: dict[Part, list[Tensor]] = {"target": [_by_candidate(r, _logits(r)) for r in requests]}
     if requests[0].draft.logits is not None:
         parts["draft"] = [r.draft.logits.to(device) for r in requests if r.draft.logits is not None]
     if states := [r.state[None] for r in requests for _ in r.draft.segments if r.state is not None]:
         parts["state"] = states
     for layer in requests[0].rows.hidden:
-        parts["target", layer] = [r.rows.hidden[layer].to(device) for r in requests]
+        parts["target", layer] = [_by_candidate(r, r.rows.hidden[layer]).to(device) for r in requests]
     for layer in requests[0].draft.hidden:
         parts["draft", layer] = [r.draft.hidden[layer].to(device) for r in requests]
     return parts
+
+
+def _by_candidate(r: VerifyRequest, rows: Tensor) -> Tensor:
+    """The target's rows as chains have them: before those of each candidate the one that all of them follow."""
+    if not r.draft.is_candidates:
+        return rows
+    return torch.cat([part for begin, end in r.draft.segments for part in (rows[:1], rows[begin + 1 : end + 1])])
 
 
 def _logits(r: VerifyRequest) -> Tensor:
@@ -164,9 +182,12 @@ def join_segments(parts: Sequence[Verdict], requests: Sequence[VerifyRequest]) -
     """From verdicts on the segments of drafts to one verdict per draft."""
     whole, taken = [], 0
     for request in requests:
-        lengths = [end - begin for begin, end in request.draft.segments]
-        whole.append(Verdict.join(parts[taken : taken + len(lengths)], lengths))
-        taken += len(lengths)
+        segments = request.draft.segments
+        own, taken = parts[taken : taken + len(segments)], taken + len(segments)
+        if request.draft.is_candidates:
+            whole.append(Verdict.best(own, [begin for begin, _ in segments]))
+        else:
+            whole.append(Verdict.join(own, [end - begin for begin, end in segments]))
     return whole
 
 
@@ -175,7 +196,7 @@ class Packed:
     """Decisions as one table [B, W], which one copy brings to the host; evidence as the bits of its floats."""
 
     table: Tensor
-    widths: list[int]  # of accepted, next and last, relaxed, target tokens, evidence
+    widths: list[int]  # of accepted, next and last, relaxed, target tokens, evidence, worth
     evidence: int  # numbers for each token
     state: Tensor | None
 
@@ -187,13 +208,15 @@ class Packed:
             empty if d.relaxed is None else d.relaxed.long(),
             empty if d.target_tokens is None else d.target_tokens,
             empty if d.evidence is None else d.evidence.contiguous().view(torch.int32).long().flatten(1),
+            empty if d.worth is None else d.worth.contiguous().view(torch.int32).long()[:, None],
         ]
         each = 0 if d.evidence is None else d.evidence.shape[-1]
         return Packed(torch.cat(parts, 1), [part.shape[1] for part in parts], each, d.state)
 
     def verdicts(self) -> list[Verdict]:
-        heads, marks, choices, bits = self.table.cpu().split(self.widths, 1)
+        heads, marks, choices, bits, worths = self.table.cpu().split(self.widths, 1)
         evidence = bits.int().view(torch.float32).view(len(bits), -1, self.evidence).tolist() if self.evidence else None
+        worth = worths.int().view(torch.float32)[:, 0].tolist() if self.widths[-1] else None
         found = []
         lists = zip(heads.tolist(), marks.tolist(), choices.tolist(), strict=True)
         for b, ((accepted, next_token, last), row, choice) in enumerate(lists):
@@ -207,6 +230,7 @@ class Packed:
                     evidence=tuple(tuple(evidence[b][i]) for i in at) if evidence else (),
                     state=None if self.state is None else self.state[b],
                     last=last,
+                    worth=worth[b] if worth else -math.inf,
                 )
             )
         return found

@@ -12,9 +12,9 @@ from semspec.verify.collate import collate, join_segments, verdicts
 
 
 def decide(rule: Rule, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-    """They share what `collate` says; all drafts branch, or none does."""
+    """They share what `collate` says; all drafts are trees, or none is."""
     batch = collate(requests)
-    if batch.branches is None:
+    if batch.trees is None:
         return join_segments(verdicts(rule.verify(batch)), requests)
     found = verdicts(rule.verify_tree(batch))
     for verdict, request in zip(found, requests, strict=True):

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from semspec.errors import BadRequest
+from semspec.errors import OLD_NAME, BadRequest
 from semspec.sampling.noise import SECOND
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch
@@ -53,12 +53,12 @@ class Fly(Rule):
     )
     top: int = field(default=3, metadata={"label": "top tokens in the partial entropy", "min": 1})
     reading: str = field(
-        default="paper", metadata={"label": "how the window is counted", "choices": ("paper", "released", "vllm")}
+        default="paper", metadata={"label": "whose definition of the window", "choices": ("paper", "released", "vllm")}
     )
     gate: str = field(
-        default="tempered", metadata={"label": "gate on tempered or raw probabilities", "choices": ("tempered", "raw")}
+        default="tempered", metadata={"label": "which probabilities theta sees", "choices": ("tempered", "raw")}
     )
-    draws: int = field(default=2, metadata={"label": "draws of the target per token", "choices": (1, 2)})
+    draws: int = field(default=2, metadata={"label": "draws of the target; either may match", "choices": (1, 2)})
     protect: bool = field(default=True, metadata={"label": "special tokens are never relaxed"})
     carry: int = field(
         default=0, metadata={"label": "matches that may come after the draft", "min": 0, "max": "window"}
@@ -67,7 +67,7 @@ class Fly(Rule):
 
     def __post_init__(self) -> None:
         if self.reading == "code":
-            text = "fly's reading=code is now called released; the old name goes with the next release"
+            text = f"fly's reading=code is now called released; {OLD_NAME}"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             object.__setattr__(self, "reading", "released")
         super().__post_init__()

@@ -1,8 +1,9 @@
 """`glimprouter`: the draft writes a reasoning step if it is sure of how the step begins, else the target does. Lossy.
 
     the step is the draft's if the entropy of the token with which it goes on, over its `top` likeliest, is < threshold
-The loop shows the rule this one token before the draft writes on, so a step that goes to the target costs no more. What
-the draft writes is accepted as it is, but for protected tokens. Needs the draft's logits of that token.
+The loop shows the rule this one token before the draft writes on, so a step that goes to the target costs no more.
+Where top-k, top-p or min-p would hide unlikely tokens, it first asks for the logits of a greedy token. What the draft
+writes is accepted as it is, but for protected tokens. Needs the draft's logits of that token.
 Source: GlimpRouter (arXiv 2601.05110) and its released code: 20 tokens, in nats, at temperature 1; its threshold is set
 for each model, and 1 is the code's default. Ours: the target reads the draft's steps and adds the first token of the
 next, so the draft's token is then the second of a step; and the draft may not end the thinking.
@@ -18,7 +19,7 @@ import torch
 from semspec.sampling.draw import entropy
 from semspec.types import Draft, Sampling
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.step_rule import StepRule
+from semspec.verify.step_rule import FIRST_CHOICE, StepRule
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class GlimpRouter(StepRule):
     title = "First-token entropy"
     glimpses = True
 
+    candidates: int = field(default=1, metadata=FIRST_CHOICE)
     lead: int = 0
     hand_over: bool = False
     threshold: float = field(

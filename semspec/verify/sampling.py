@@ -3,7 +3,7 @@
 Draft token x, drawn from q, is accepted with probability min(1, p(x) / q(x)), p being the target's distribution. The
 first rejected token is replaced by a draw from norm(max(p - q, 0)); if none is rejected, the bonus token is drawn from
 p. At temperature 0 both distributions are certain and the rule is `exact`.
-Siblings in a draft that branches are drawn from q without replacement and tested one after the other: each rejected one
+Siblings in a tree draft are drawn from q without replacement and tested one after the other: each rejected one
 leaves norm(max(p - q, 0)) for p, and q without it; an accepted one is followed by its own children.
 Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); trees: Jeon et al. 2024 (arXiv
 2402.14160).
@@ -36,8 +36,8 @@ class SpeculativeSampling(Rule):
         return Decisions(accepted, after_rejection(drafts, accepted, torch.ones_like(accepted, dtype=p.dtype)))
 
     def verify_tree(self, drafts: DraftBatch) -> Decisions:
-        assert drafts.branches is not None
-        u, before = drafts.uniform(ACCEPT), drafts.branches.before
+        assert drafts.trees is not None
+        u, before = drafts.uniform(ACCEPT), drafts.trees.before
         place = accepted = torch.zeros_like(drafts.counts)  # the last accepted token's, 0: none
         p = drafts.target_distribution(place)  # [B, V] what is left of the target's distribution there,
         lost = torch.zeros_like(p, dtype=torch.bool)  # and which of its children are rejected

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from semspec.probe.head import Probe
+from semspec.probe.probe import Probe
 from semspec.sampling.noise import ACCEPT
 from semspec.types import Draft, Sampling
 from semspec.verify.base import Rule, RuleResources

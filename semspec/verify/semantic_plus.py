@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from semspec.probe.head import Probe
+from semspec.probe.probe import Probe
 from semspec.types import Draft, Sampling
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch

@@ -20,7 +20,7 @@ from torch import Tensor
 from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.cues import cue_starts, cue_tokens
-from semspec.verify.step_rule import ONE_STEP, StepRule
+from semspec.verify.step_rule import FIRST_CHOICE, ONE_STEP, StepRule
 
 CHECKING = ("verify", "think again", "recap", "check")
 CUES = (*CHECKING, "wait", "alternatively", "hold on", "another", "yeah", "yes", "final answer", "confident")
@@ -32,6 +32,7 @@ class SpecThinking(StepRule):
     title = "Reflection cues"
 
     steps: int = field(default=1, metadata={"main": False, **ONE_STEP})
+    candidates: int = field(default=1, metadata=FIRST_CHOICE)
     lead: int = 0
     hand_over: bool = False
     look: int = field(default=20, metadata={"label": "tokens in which cues count", "main": True, "min": 1})

@@ -47,6 +47,7 @@ class SpecReason(StepRule):
     }
 
     steps: int = field(default=1, metadata={"main": False, **ONE_STEP})
+    candidates: int = field(default=1, metadata=ONE_STEP)
     threshold: int = field(
         default=7,
         metadata={"label": "lowest rating to accept, 0 to 9", "main": True, "was": "least", "min": 0, "max": 9},

@@ -15,7 +15,7 @@ import torch
 
 from semspec.sampling.noise import ACCEPT
 from semspec.verify.batch import Decisions, DraftBatch
-from semspec.verify.step_rule import StepRule
+from semspec.verify.step_rule import ONE_STEP, StepRule
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class Oracle(StepRule):
     title = "Referee"
     control = True
     refereed = True
+
+    candidates: int = field(default=1, metadata=ONE_STEP)
 
     def verify(self, drafts: DraftBatch) -> Decisions:
         assert drafts.valid is not None, "the loop asks the referee first"

@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from semspec.errors import BadRequest
 from semspec.probe.evidence import FAR, at_one
-from semspec.probe.head import Probe
+from semspec.probe.probe import Probe
 from semspec.sampling import noise
 from semspec.sampling.draw import choose, process
 from semspec.text.steps import DELIMITERS, MAX_STEP_TOKENS
@@ -30,7 +31,9 @@ from semspec.types import COLDEST, Draft, Sampling
 from semspec.verify.base import Rule
 from semspec.verify.batch import Decisions, DraftBatch, accepted_prefix
 
-ONE_STEP = {"min": 1, "max": 1, "note": "since it asks about one step at a time"}  # limits of `steps` in such rules
+ONE_STEP = {"min": 1, "max": 1, "note": "since it asks about one step at a time"}  # limits in such rules
+FIRST_CHOICE = {"min": 1, "max": 1, "note": "since it goes by what the draft writes first"}
+MAX_CANDIDATES = 8  # each costs a draft, and a tree has room for a few steps only
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,7 @@ class StepRule(Rule):
     glimpses: ClassVar[bool] = False  # the loop asks `begins` before the draft writes a step
     asks_draft: ClassVar[bool] = False  # the draft model reads `layout`'s tokens after its own step: `rate_by_draft`
 
-    published: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # what `paper` sets, where there is such an option and nothing else is given
+    published: ClassVar[Mapping[str, Any]] = {}  # what an option `paper` sets, where nothing else is given
 
     # What each is in full: docs/methods.md.
     lead: int = field(default=1, metadata={"label": "steps the target writes first", "min": 0})
@@ -54,6 +55,10 @@ class StepRule(Rule):
     ahead: float = field(
         default=0.5,
         metadata={"label": "confidence from which one more step is drafted", "min": 0, "max": 1},
+    )
+    candidates: int = field(
+        default=1,
+        metadata={"label": "candidates for a step, at most", "min": 1, "max": MAX_CANDIDATES, "note": "with steps=1"},
     )
     hand_over: bool = field(default=True, metadata={"label": "target writes all after the draft's thinking ends"})
     keep: bool = field(default=False, metadata={"label": "accept a rejected step's prefix if target agrees"})
@@ -72,6 +77,11 @@ class StepRule(Rule):
             if option.name in self.published and getattr(self, option.name) == option.default:
                 object.__setattr__(self, option.name, self.published[option.name])
         super().__post_init__()
+        if self.candidates > 1 and self.steps > 1:
+            raise BadRequest(
+                f"{self.name} is to judge {self.candidates} candidates for a step and {self.steps} steps ahead, and a "
+                "draft has the one or the other; leave out candidates or steps"
+            )
 
     @property
     def samples_drafts(self) -> bool:
@@ -80,7 +90,9 @@ class StepRule(Rule):
     @property
     def policy(self) -> dict[str, Any]:
         """What decides which steps it verifies, for collections of them: its options, and the digests of its probes."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata.get("path")}
+        # Nothing is collected with several candidates.
+        named = [f.name for f in fields(self) if not f.metadata.get("path") and f.name != "candidates"]
+        own = {name: getattr(self, name) for name in named}
         options = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
         probes = {name: value.digest for name, value in own.items() if isinstance(value, Probe)}
         return {"rule": self.name, "samples_drafts": self.samples_drafts, **options, **probes}
@@ -123,10 +135,16 @@ class StepRule(Rule):
         return at_one(draft.logits, torch.full((1,), applied, device=draft.logits.device)).float()
 
     def conclude(
-        self, drafts: DraftBatch, passes: Tensor, evidence: tuple[Tensor, ...] = (), part: Tensor | None = None
+        self,
+        drafts: DraftBatch,
+        passes: Tensor,
+        evidence: tuple[Tensor, ...] = (),
+        part: Tensor | None = None,
+        worth: Tensor | None = None,
     ) -> Decisions:
         """Decisions from which steps pass [B]; evidence [B] each is the whole step's. Of a rejected step, a `part` [B]
-        of so many tokens may be accepted all the same."""
+        of so many tokens may be accepted all the same. Of several candidates that pass, the one with the highest
+        `worth` [B] is taken; by default, with the highest first evidence."""
         choice = drafts.target_choice()  # [B, K + 1]
         differs = (drafts.ids != choice[:, :-1]) & drafts.exists
         if self.protect and drafts.protected is not None:
@@ -145,12 +163,15 @@ class StepRule(Rule):
         own = choice.gather(1, same[:, None])[:, 0]
         follows = torch.where(passes & (drafts.counts > 0), self._bonus(drafts, choice), own)
         whole = [e.float()[:, None].expand(drafts.ids.shape) for e in evidence]
+        if worth is None and self.candidates > 1:
+            worth = evidence[0] if evidence else torch.zeros_like(passes)
         return Decisions(
             accepted,
             follows,
             relaxed=differs & (drafts.positions[:-1] < accepted[:, None]),
             target_tokens=choice[:, :-1],
             evidence=torch.stack(whole, -1) if whole else None,
+            worth=torch.where(passes, worth.float(), -math.inf) if worth is not None and self.candidates > 1 else None,
         )
 
     def _bonus(self, drafts: DraftBatch, choice: Tensor) -> Tensor:

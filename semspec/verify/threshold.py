@@ -1,4 +1,4 @@
-"""`threshold`: a draft token is accepted if the target gives it enough probability, or by chance. Lossy.
+"""`threshold`: a draft token is accepted if the target gives it enough probability. Lossy.
 
     p(y_j) >= single,   or   u <= p(y_j) / acc   with u uniform
 Source: SGLang's speculative_accept_threshold_single and _acc, which start at 1 and 1, where nothing is relaxed. There

@@ -39,9 +39,9 @@ class Traversal(Rule):
         return Block().verify(drafts)
 
     def verify_tree(self, drafts: DraftBatch) -> Decisions:
-        assert drafts.branches is not None
-        tours = _tours(drafts.branches.lists).to(drafts.ids.device, non_blocking=True)  # [B, steps, 4]
-        walk = _Walk(drafts, levels=int(drafts.branches.places.shape[1]))
+        assert drafts.trees is not None
+        tours = _tours(drafts.trees.lists).to(drafts.ids.device, non_blocking=True)  # [B, steps, 4]
+        walk = _Walk(drafts, levels=int(drafts.trees.places.shape[1]))
         for entered, entered_level, left, left_level in tours.permute(1, 2, 0):
             walk.enter(entered, entered_level)
             walk.leave(left, left_level)

@@ -21,7 +21,7 @@ from semspec.verify.base import Rule, RuleResources
 from semspec.verify.batch import Decisions, DraftBatch
 from semspec.verify.cues import cue_starts, cue_tokens
 from semspec.verify.probe_inputs import draft_confidence
-from semspec.verify.step_rule import ONE_STEP, StepRule
+from semspec.verify.step_rule import FIRST_CHOICE, ONE_STEP, StepRule
 
 CUES = ("wait", "hmm", "alternatively", "hold on", "actually", "mistake")
 
@@ -32,6 +32,7 @@ class TrigReason(StepRule):
     title = "Takeover triggers"
 
     steps: int = field(default=1, metadata={"main": False, **ONE_STEP})
+    candidates: int = field(default=1, metadata=FIRST_CHOICE)
     lead: int = field(default=1, metadata={"main": True})
     hand_over: bool = False
     overconfident: float = field(

@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 from semspec.errors import BadRequest
 from semspec.vllm.request import PREFIX, Choice, Settings, sampling_of
 from semspec.vllm.rounds import EngineStep
-from semspec.vllm.setup import Engine
+from semspec.vllm.setup import EngineRules
 
 
 class TokenRules(LogitsProcessor):
@@ -21,7 +21,7 @@ class TokenRules(LogitsProcessor):
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self.states = req_states
-        self.engine = Engine(
+        self.engine = EngineRules(
             vllm_config, req_states.max_num_reqs, req_states.vocab_size, req_states.device, self.drafts,
             text_in=lambda slot: req_states.all_token_ids.gpu[slot],
         )  # fmt: skip

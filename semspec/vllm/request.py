@@ -94,7 +94,7 @@ class Choice:
 def refuse(rule: Rule) -> None:
     why = None
     if rule.unit == "step":
-        why = "verifies reasoning steps; give both engines to `semspec serve` instead (--target URL --draft URL)"
+        why = "verifies reasoning steps; give two servers to `semspec serve` instead (--target URL --draft URL)"
     elif type(rule).layout is not Rule.layout:
         why = "has the target read more than the draft, which vLLM does not"
     elif rule.layers or rule.draft_layers:

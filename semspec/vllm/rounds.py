@@ -23,8 +23,8 @@ from semspec.text.tokenizer import opens_thinking
 from semspec.types import Sampling
 from semspec.verify.base import Rule
 from semspec.verify.batch import DraftBatch
+from semspec.vllm.monitor import Monitor
 from semspec.vllm.request import Choice
-from semspec.vllm.watch import Watch
 
 RAISED = 1e9  # above any logit, and finite at any temperature
 
@@ -87,7 +87,7 @@ class Rounds:
         self._left: deque[LossyRequest] = deque(maxlen=slots)  # vLLM does not say which of them will come back
         self._open = torch.zeros(slots, dtype=torch.bool, device=device)  # inside the thinking
         self._seen = torch.zeros(slots, dtype=torch.long, device=device)  # committed tokens that this knows of
-        self._watch = Watch(self.relaxed, reports)
+        self._monitor = Monitor(self.relaxed, reports)
 
     def begin(
         self, slot: int, choice: Choice | None, params: Callable[[int], Sampling], prompt: int, resumed: int = 0
@@ -137,7 +137,7 @@ class Rounds:
 
     def stats(self) -> dict[str, int]:
         """Relaxed tokens, and requests that repeated themselves, since the engine was started."""
-        return {"relaxed_tokens": int(self.relaxed), "loops": self._watch.loops}
+        return {"relaxed_tokens": int(self.relaxed), "loops": self._monitor.loops}
 
     def decide(self, step: EngineStep) -> None:
         groups: dict[tuple[Rule, bool], list[int]] = {}
@@ -153,7 +153,7 @@ class Rounds:
                 groups.setdefault((request.rule, request.state is None), []).append(place)
         for (rule, _), places in groups.items():
             self._decide(step, rule, places)
-        self._watch.look(step, [p for places in groups.values() for p in places], self.requests, self.draft_tokens)
+        self._monitor.look(step, [p for places in groups.values() for p in places], self.requests, self.draft_tokens)
 
     def _decide(self, step: EngineStep, rule: Rule, places: list[int]) -> None:
         requests = [self.requests[step.slots[p]] for p in places]

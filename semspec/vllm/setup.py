@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Head:
+class TargetVocabulary:
     """All that `Resources` asks of a target that vLLM runs."""
 
-    vocab: int
+    vocab_size: int
     device: torch.device
 
 
-class Engine:
-    """An engine's settings and the rounds of its requests."""
+class EngineRules:
+    """The rules of one vLLM engine: its settings and the rounds of its requests."""
 
     def __init__(
         self, config: Any, slots: int, vocab: int, device: torch.device, drafts: Literal["ids", "sampled", "all"],
@@ -53,7 +53,7 @@ class Engine:
         self.drafts = drafts if speculative.draft_sample_method == "probabilistic" else "ids"
         self._seed, self._slots = int(model.seed or 0), slots
         self.rounds = Rounds(
-            Resources(_tokenizer(model), cast(Runner, Head(vocab, device)), None, _ends(model), None),
+            Resources(_tokenizer(model), cast(Runner, TargetVocabulary(vocab, device)), None, _ends(model), None),
             slots,
             speculative.num_speculative_tokens,
             reports=get_tensor_model_parallel_rank() == 0,

@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from semspec.vllm.processor import TokenRules
 from semspec.vllm.rounds import EngineStep
-from semspec.vllm.setup import Engine
+from semspec.vllm.setup import EngineRules
 
 try:
     from vllm.v1.worker.cpu_worker import CPUWorker
@@ -40,7 +40,7 @@ class Stats:
 class RuleSampler(rejection_sampler.RejectionSampler):
     """vLLM's rejection sampler on V1, with the outcomes of our rules decided before it draws."""
 
-    def __init__(self, runner: Any, engine: Engine) -> None:
+    def __init__(self, runner: Any, engine: EngineRules) -> None:
         super().__init__(runner.sampler, runner.speculative_config, runner.device)
         self.runner, self.engine = runner, engine
         self._slots: dict[str, int] = {}  # request -> slot
@@ -112,7 +112,7 @@ class _WithRules(Stats):
             return
         config = runner.vllm_config
         slots = 2 * config.scheduler_config.max_num_seqs  # a request may enter before another is known to have left
-        engine = Engine(config, slots, runner.model_config.get_vocab_size(), runner.device, "sampled")
+        engine = EngineRules(config, slots, runner.model_config.get_vocab_size(), runner.device, "sampled")
         runner.rejection_sampler = RuleSampler(runner, engine)
 
     def _hand_over_drafts(self, runner: Any) -> None:

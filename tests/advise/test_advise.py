@@ -21,7 +21,7 @@ from semspec.advise.predict import Costs, predict
 from semspec.cli.advise import choose
 from semspec.cli.main import app
 from semspec.errors import BadRequest
-from semspec.loop import profile
+from semspec.loop import cost_profile
 from semspec.verify import make
 
 PROMPTS, TOKENS = 12, 150
@@ -188,7 +188,7 @@ def test_a_head_costs_as_many_tokens_as_it_drafts() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "MEASURE_SECONDS", 0.005)
+    monkeypatch.setattr(cost_profile, "MEASURE_SECONDS", 0.005)
     prompts, page = tmp_path / "prompts.txt", tmp_path / "page.html"
     prompts.write_text("Mia has 4 pens.\n\nTom has 5 books.\nAna has 12 bags.\n")
     common = ["advise", "pocket", "--prompts", str(prompts), "--max-new-tokens", "40", "--verifier", "margin"]

@@ -11,7 +11,7 @@ import torch
 from bench import gpu_bars
 from bench.gpu import Bench
 from bench.gpu_bars import BARS, H200, LENGTH, held
-from semspec.loop import profile as costs
+from semspec.loop import cost_profile as costs
 from semspec.model import memory_plan
 from semspec.model.kernels import KernelFlags
 

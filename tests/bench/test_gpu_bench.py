@@ -14,7 +14,7 @@ from bench import gpu_grouped
 from bench.gpu import Bench
 from bench.gpu_arms import Arm, in_turns, kernels, parse, told
 from bench.gpu_breakdown import Kernel, short, table
-from semspec.loop import profile as costs
+from semspec.loop import cost_profile as costs
 from semspec.model.kernels import KernelFlags, reference_kernels
 
 

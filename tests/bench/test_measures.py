@@ -26,7 +26,8 @@ from semspec.bench.measures import compare_measures
 from semspec.bench.outside import outside_measures
 from semspec.bench.run import Bench, Config
 from semspec.bench.summary import summarise
-from semspec.bench.table import Grid, notes, render
+from semspec.bench.table import Grid, notes
+from semspec.bench.terminal import render
 from semspec.bench.verdict import Margin
 from semspec.errors import BadRequest
 from semspec.model.prefix_cache import PrefixCache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from semspec.errors import BadRequest, ModelError
 from semspec.model import ModelRunner
 from semspec.model import memory_plan as plan
 from semspec.model.config import Shape
+from semspec.model.heads.runner import HeadRunner
 from semspec.types import Sampling, Score, ScoreOutput, VerifyRequest
 from semspec.verify import Rule
 from tests.bench.conftest import CONFIG, samples
@@ -69,12 +71,71 @@ def test_a_run_without_recorded_verifications_is_not_replayed(finished: Path, tm
         replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
 
 
-def test_a_run_with_a_draft_head_is_not_replayed(finished: Path, tmp_path: Path):
-    (tmp_path / "samples.jsonl").write_text((finished / "samples.jsonl").read_text())
-    run = json.loads((finished / "run.json").read_text())
-    run["arms"][1]["drafter"] = "eagle:somewhere"
+HEADS = ["exact:k=3,drafter=eagle:pocket", "fly:k=8,drafter=eagle:pocket", "exact:k=4,drafter=eagle:pocket;tree=7"]
+
+
+@pytest.fixture(scope="module")
+def headed(pocket: semspec.Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("headed")
+    Bench(replace(CONFIG, methods=HEADS, n=2, batch=2, max_new_tokens=16), pocket).run(folder)
+    return folder
+
+
+def test_a_replay_makes_a_heads_passes_again(headed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the states that it had and was given, its trees, and the target's states that it reads."""
+    recorded = {arm: [p for s in samples(headed) if s["arm"] == arm for p in s["passes"]] for arm in ("none", *HEADS)}
+    assert not any(p[0] == "head" for p in recorded["none"])
+    done, asked = list[list](), list[Score]()
+    score, target_score = HeadRunner.score, ModelRunner.score
+
+    def scored(self: HeadRunner, requests: list[Score]) -> list[ScoreOutput]:
+        done.extend(
+            [len(r.tokens), self.length(r.slot), r.logits_to_keep, *self.held(r.slot), *r.parents] for r in requests
+        )
+        return score(self, requests)
+
+    def read(self: ModelRunner, requests: list[Score]) -> list[ScoreOutput]:
+        asked.extend(requests)
+        return target_score(self, requests)
+
+    monkeypatch.setattr(HeadRunner, "score", scored)
+    monkeypatch.setattr(ModelRunner, "score", read)
+    player = replaying.Replay("tiny", 2, 512, "cpu", head=True)
+    for arm in HEADS:
+        heads = [p for p in recorded[arm] if p[0] == "head"]
+        assert heads and ("tree" in arm) == any(len(rows[0]) > 6 for _, kind, rows in heads if kind == "score")
+        done.clear(), asked.clear()
+        spent = player.play(recorded[arm], ARM | {"name": arm, "verifier": arm.split(":")[0]})
+        assert spent["head"] > 0 and spent["draft"] == 0
+        wanted = [row for _, kind, rows in heads if kind == "score" for row in rows]
+        assert [row for row in done if row in wanted] == wanted
+        steps = sum(max(row[2] for row in rows) for _, kind, rows in heads if kind == "decode")
+        assert steps == 0 or len(done) >= steps, "a decode reads one token after the other"
+        read_by = [r for r in asked if r.runner is player.runners["target"]]
+        assert read_by and all(r.layers == player.head.layers and r.states == len(r.tokens) for r in read_by)
+    asked.clear()
+    player.play(recorded["none"], ARM | {"name": "none", "verifier": "none"})
+    assert not any(r.layers for r in asked), "no head, no states"
+
+
+def test_the_seconds_of_a_head_are_the_drafts(headed: Path, tmp_path: Path):
+    summary = replaying.replay(headed, "tiny", tmp_path, device="cpu")
+    passes = [p for s in samples(headed) for p in s["passes"]]
+    assert summary["replayed_passes"]["head"] == sum(p[0] == "head" for p in passes) > 0
+    for sample in samples(tmp_path):
+        assert (sample["stats"]["seconds"]["draft"] > 0) == (sample["arm"] in (*HEADS, "draft"))
+
+
+def test_a_run_that_did_not_record_its_head_is_not_replayed(headed: Path, tmp_path: Path):
+    run, rows = json.loads((headed / "run.json").read_text()), samples(headed)
+    for row in rows:
+        row["passes"] = [p for p in row["passes"] if p[0] != "head"]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run.json").write_text(json.dumps(run))
-    with pytest.raises(BadRequest, match="drafted with a head"):
+    with pytest.raises(BadRequest, match="did not record its passes; run it again"):
+        replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
+    (tmp_path / "run.json").write_text(json.dumps(run).replace("eagle:pocket", "dflash:somewhere"))
+    with pytest.raises(BadRequest, match="block head"):
         replaying.replay(tmp_path, "tiny", tmp_path / "out", device="cpu")
 
 
@@ -99,7 +160,7 @@ def test_a_replay_verifies_with_the_rules_of_the_run(
     for made in (m for found in seen.values() for m in found):
         assert made.rows.logits.shape[-1] == 256 and made.sampling == Sampling(0.6, top_k=7, min_p=0.01)
         assert len(made.rule.layout(made.draft.tokens)) + 1 == len(made.rows.logits)
-    step = next(m for m in seen["semantic"] if m.draft.step_ends)
+    step = next(m for m in seen["semantic"] if m.draft.steps.ends)
     assert {s.shape[1] for s in step.rows.hidden.values()} == {64} and {
         s.shape[1] for s in step.draft.hidden.values()
     } == {32}
@@ -114,10 +175,10 @@ def test_a_replay_of_trees_makes_their_passes_and_their_paths_again(
     Bench(replace(CONFIG, methods=methods, n=1, max_new_tokens=16), pocket).run(tmp_path / "run")
     recorded = [p for s in samples(tmp_path / "run") for p in s["passes"]]
     done: list[list] = []
-    score, keep = ModelRunner.score, ModelRunner.keep
+    score, keep = ModelRunner.score, ModelRunner.compact
 
     def scored(self: ModelRunner, requests: list[Score]) -> list[ScoreOutput]:
-        done.append(["score", [[len(r.tokens), self.length(r.slot), r.keep, *r.parents] for r in requests]])
+        done.append(["score", [[len(r.tokens), self.length(r.slot), r.logits_to_keep, *r.parents] for r in requests]])
         return score(self, requests)
 
     def kept_path(self: ModelRunner, slot: int, start: int, rows: list[int]) -> None:
@@ -125,7 +186,7 @@ def test_a_replay_of_trees_makes_their_passes_and_their_paths_again(
         keep(self, slot, start, rows)
 
     monkeypatch.setattr(ModelRunner, "score", scored)
-    monkeypatch.setattr(ModelRunner, "keep", kept_path)
+    monkeypatch.setattr(ModelRunner, "compact", kept_path)
     drafts = []
     request = Verification._request
     monkeypatch.setattr(Verification, "_request", lambda self, *row: drafts.append(made := request(self, *row)) or made)
@@ -142,6 +203,22 @@ def test_a_replay_of_trees_makes_their_passes_and_their_paths_again(
     assert [list(d.draft.parents) for d in drafts if d.draft.parents] == [row[3:] for row in branching]
     summary = replaying.replay(tmp_path / "run", "tiny", tmp_path / "again", device="cpu")
     assert summary["replayed_passes"]["target"] == sum(p[0] == "target" for p in recorded)
+
+
+def test_a_replay_of_candidates_judges_each(pocket: semspec.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rule = "semantic+:candidates=3"
+    Bench(replace(CONFIG, methods=[rule], n=1, max_new_tokens=60), pocket).run(tmp_path / "run")
+    (sample,) = (s for s in samples(tmp_path / "run") if s["arm"] == rule)
+    judged = sample["stats"]["candidates"]
+    steps = [step for step in sample["drafted_steps"] if "candidates" in step]
+    assert steps and all(0 <= step["candidate"] < step["candidates"] <= 3 for step in steps)
+    drafts = []
+    request = Verification._request
+    monkeypatch.setattr(Verification, "_request", lambda self, *row: drafts.append(made := request(self, *row)) or made)
+    replaying.replay(tmp_path / "run", "tiny", tmp_path / "again", device="cpu")
+    several = [d.draft for d in drafts if d.draft.parents]
+    assert all(draft.is_candidates for draft in several)
+    assert Counter(str(len(draft.steps.ends)) for draft in several) >= Counter(judged) > Counter()
 
 
 def test_warming_up_meets_a_size_of_tree_once():

@@ -16,10 +16,11 @@ import pytest
 from semspec.bench.colours import colour_of
 from semspec.bench.examples import EXAMPLES
 from semspec.bench.labels import overlap
-from semspec.bench.names import described, natural
+from semspec.bench.names import described, natural, task_name
 from semspec.bench.plots import THEMES, _Style, front
 from semspec.bench.report import write_report
 from semspec.bench.summary import summarise
+from semspec.bench.table import title as title_of
 from semspec.errors import BadRequest
 from semspec.loop.stats import Stats
 from semspec.verify import REGISTRY
@@ -202,6 +203,12 @@ def test_the_title_names_models_and_date_and_no_path(tmp_path: Path) -> None:
         "<h1>pocket: Small-1B-Q4 with draft org/Draft-0.1B on H200</h1>" in text and "20 problems, 2026-11-16" in text
     )
     assert "/home" not in before_details(text) and "decisions" not in before_details(text)
+    run["config"] = run["config"] | {"task": "jsonl:path=/home/me/prompts.txt,match=number"}
+    summary = summarise(run, samples)
+    text = write_report([(run, samples, summary)], tmp_path).read_text()
+    assert "<h1>prompts.txt, match=number: Small-1B-Q4" in text and "/home" not in before_details(text)
+    assert title_of(summary).startswith("prompts.txt, match=number, 20 problems")
+    assert task_name("jsonl:/home/me/prompts.txt") == "prompts.txt" and task_name("pocket:steps=5") == "pocket:steps=5"
 
 
 @pytest.mark.parametrize(

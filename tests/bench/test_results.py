@@ -14,7 +14,7 @@ from rich.console import Console
 from semspec.bench.markdown import write_tables
 from semspec.bench.plots import FIGURES, draw
 from semspec.bench.report import write_report
-from semspec.bench.table import render, render_comparison
+from semspec.bench.terminal import render, render_comparison
 
 RESULTS = Path(__file__).parents[2] / "results"
 

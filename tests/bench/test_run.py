@@ -158,6 +158,7 @@ def test_methods_are_read_with_their_draft_length_and_drafter():
         ("exact:draft_min_p=low", "draft_min_p is 'low'; give a number"),
         ("exact:draft_min_p=2", "draft_min_p is 2.0; give a probability"),
         ("exact:drafter=magic", "there is no drafter 'magic'"),
+        ("exact:drafter=model:tree=30,tree=4", "drafter=model:tree=30;depth=6"),
     ]:
         with pytest.raises(BadRequest, match=message):
             parse_arm(spec)

@@ -11,7 +11,7 @@ import pytest
 from bench import synthetic_e2e
 from bench.synthetic_e2e_text import FirstWord, make_tokenizer
 from semspec.probe_fit.cluster import Source
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 
 LITTLE = [
     "--shape=tiny", "--device=cpu", "--problems=3", "--per-problem=2", "--samples=4", "--slots=4",
@@ -57,7 +57,7 @@ def test_every_id_has_a_word_and_some_end_a_step() -> None:
     tokenizer = make_tokenizer(vocab)
     ids = [*range(vocab), 19, 0, 39]
     assert tokenizer.encode(tokenizer.decode(ids)) == ids
-    steps = Steps.of(tokenizer)
+    steps = StepDelimiters.of(tokenizer)
     assert steps.delimiters == set(range(19, vocab, 20)) and steps.stops == steps.delimiters
     assert not tokenizer.all_special_ids and not tokenizer.get_added_vocab()
 

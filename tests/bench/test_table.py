@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from semspec.bench.compare_to import compare_to
 from semspec.bench.summary import summarise
-from semspec.bench.table import figure, notes, render
+from semspec.bench.table import figure, notes
+from semspec.bench.terminal import render, render_comparison
 from tests.bench.test_summary import LOOP, many, plain, run_of
 
 
@@ -57,6 +59,29 @@ def test_it_fits_and_nothing_is_cut_off(width: int) -> None:
     assert "…" not in text
     assert ("loops, %" in text) == (width >= 132) == ("More columns on a wider terminal" not in text)
     assert "tau" in text, "at any width"
+
+
+@pytest.mark.parametrize("width", [32, 40, 50, 60, 79])
+def test_below_80_columns_it_is_split_and_every_figure_has_its_arm(width: int) -> None:
+    text = shown([made()], width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for words in ("correct, %", "100.0", "worse,", "2.00x", "4.00x", "speedup", "s/correct", "tau", "token for token"):
+        assert words in text, words
+    tables = text.count("━") or sum(set(line.strip()) == {"─"} for line in text.splitlines())
+    names = sum(line.strip().startswith("exact") for line in text.splitlines())
+    assert tables > 1 and names == tables, "exact is named in each"
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_comparison_with_one_method_fits_as_well(width: int) -> None:
+    samples = many(20, none=plain, exact=plain, **{"fly:window=4": lambda i: {"correct": i >= 8, "seconds": 0.25}})
+    found = compare_to(run_of("exact", "fly:window=4"), samples, "exact")
+    out = StringIO()
+    Console(file=out, width=width).print(render_comparison(found, "exact"))
+    text = out.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= width and "against exact" in text
+    for words in ("fly:window=4", "-40.0", "0 : 8", "fewer passes", "4.00x"):
+        assert words in text, (words, text)
 
 
 def test_the_verdict_is_beside_the_speed_in_red() -> None:

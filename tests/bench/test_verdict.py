@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from semspec import verify
-from semspec.bench.calibrate import LADDERS, candidates, excess_p, fewest_problems, loosest_safe, losses_of
+from semspec.bench.calibrate import excess_p, fewest_problems, loosest_safe, losses_of
+from semspec.bench.candidates import LADDERS, candidates
 from semspec.bench.summary import summarise
 from semspec.bench.verdict import Margin, decide
 from semspec.errors import BadRequest

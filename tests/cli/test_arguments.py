@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from semspec.bench.arms import parse_arm
+from semspec.cli import arguments
 from semspec.cli.arguments import GenerationArguments, PairArguments, SpeculationArguments
 from semspec.cli.progress import bar
 from semspec.cli.spread import spread
+from semspec.errors import BadRequest
 from semspec.options import Options
 
 
@@ -86,3 +92,28 @@ def test_help_shows_whole_names_and_defaults_at_80_columns(command: str) -> None
     assert "--help" in shown and "…" not in shown and "list[" not in shown
     if command == "sparse calibrate":  # rich takes [reach] for markup and drops it
         assert "Default: reach" in shown
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "²", "٣", "1.5", "-0x3"])
+def test_an_odd_draft_length_is_refused_in_words(length: str) -> None:
+    with pytest.raises(BadRequest, match="num_draft_tokens is"):
+        Options(num_draft_tokens=arguments.draft_length(length))
+    with pytest.raises(BadRequest, match="k is"):
+        parse_arm(f"exact:k={length}")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+def test_a_full_disk_is_said_in_words() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "semspec", "list", "ngram"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "could not be: No space left on device" in done.stderr
+
+
+def test_prompts_for_a_head_that_are_neither_a_task_nor_a_file_are_refused_as_such(semspec, tmp_path: Path) -> None:
+    done = semspec("head", "train", "pocket", "--prompts", "no-such", "--out", tmp_path)
+    assert done.returncode == 2 and "there is no task 'no-such'" in done.stderr
+    done = semspec("head", "train", "pocket", "--prompts", "pocket", "--out", tmp_path)
+    assert done.returncode == 2 and "give a number with --problems" in done.stderr

@@ -12,6 +12,8 @@ import pytest
 
 from semspec import __version__
 from semspec.model import ModelRunner
+from semspec.pocket.chat import CHAT_TEMPLATE, outside
+from semspec.pocket.world import problem
 
 
 def test_json_is_one_document_on_the_last_line(semspec, target_folder: Path, draft_folder: Path):
@@ -82,6 +84,18 @@ def test_a_chat_model_is_sent_a_message_unless_told_otherwise(semspec, target_fo
             (tmp_path / file.name).write_bytes(file.read_bytes())
     plain = semspec("generate", tmp_path, "the quick", "-n", 12, "--device", "cpu", "--json")
     assert json.loads(plain.stdout)["tokens"] == json.loads(raw.stdout)["tokens"]
+
+
+def test_pocket_says_what_it_knows_when_asked_for_something_else(semspec):
+    note = "pocket knows word problems of one small world only"
+    for words, told in (("What is the capital of France?", True), ("Mia has 2 pens. How many pens has Mia?", False)):
+        done = semspec("generate", "pocket", words, "-n", 4, "--device", "cpu")
+        assert (note in done.stderr) == told and note not in done.stdout
+        talk = semspec("chat", "pocket", "-n", 4, "--device", "cpu", stdin=f"{words}\n{words}\n")
+        assert talk.stderr.count(note) == told, "once, and only where it helps"
+    assert note not in semspec("generate", "pocket", "Why?", "-n", 4, "--device", "cpu", "--quiet").stderr
+    assert all(not outside(CHAT_TEMPLATE, problem(i, 3 + i % 6, "test").text) for i in range(200))
+    assert outside(CHAT_TEMPLATE, "Why?") and not outside("another template", "Why?")
 
 
 def test_with_a_target_in_the_environment_the_only_argument_is_the_prompt(

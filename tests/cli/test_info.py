@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import semspec
 from semspec.cli import info
 from semspec.cli.main import app
-from semspec.loop import profile as costs
+from semspec.loop import cost_profile as costs
 from semspec.model import memory_plan as plan
 from tests.checkpoints import make_model, make_tokenizer, save
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
+from tqdm import tqdm
 
 from semspec.cli.live import Writer, coloured, fit
 from semspec.cli.progress import loading
@@ -129,3 +131,20 @@ def test_what_is_seen_while_a_model_is_loaded(
     out, err = capsys.readouterr()
     assert not out and ("loading models" in err) == (where == "terminal")
     assert where == "terminal" or err == {"pipe": "weights 1 kB\n", "quiet": ""}[where]
+    if where == "terminal":
+        assert err.endswith("\r\x1b[2K"), "the line is gone afterwards"
+
+
+def test_a_readers_bar_is_drawn_in_the_line_that_says_loading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with loading() as report:
+        assert report is not None
+        report("weights 1 kB")
+        with tqdm(total=3, desc="reading", leave=False, mininterval=0, file=sys.stderr) as bar:
+            for _ in range(3):
+                bar.update()
+    lines = capsys.readouterr().err.split("\n")
+    assert len(lines) == 2 and "weights 1 kB" in lines[0], "nothing but the plan is left on the screen"
+    assert lines[1].count("reading") >= 3 and lines[1].endswith("\r\x1b[2K")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.conftest import QUESTION, RIGHT, WRONG
-from tests.engines.fake import Fake
+from tests.remote.conftest import QUESTION, RIGHT, WRONG
+from tests.remote.fake import Fake
 
 TARGETS = "\n\n".join(RIGHT)
 

@@ -67,7 +67,7 @@ def test_rules_that_compare_distributions_get_the_models_own_draws(verifier: str
 
 
 def test_a_short_context_is_respected():
-    draft = FakeRunner(LANGUAGE, VOCAB, capacity=len(PROMPT) + 10)
+    draft = FakeRunner(LANGUAGE, VOCAB, max_seq_len=len(PROMPT) + 10)
     events = decode(CascadeDrafter(draft, NgramDrafter()), "exact", 6, 30)
     assert [t for tokens, *_ in events for t in tokens] == greedy(LANGUAGE, PROMPT, 30)
     assert events[-1][1] == 0, "after the end of its context there are no drafts"

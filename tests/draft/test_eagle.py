@@ -12,7 +12,7 @@ import torch
 import semspec
 from semspec import verify
 from semspec.draft import HeadDrafter
-from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.draft.tree import CHAIN, TreeOptions
 from semspec.errors import BadRequest, ModelError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
@@ -43,7 +43,7 @@ def small_head(folder: Path, target: FakeRunner, cls: type[HeadRunner] = HeadRun
     with Checkpoint(folder) as checkpoint:
         tensors = HeadTensors(checkpoint)
         head = EagleHead(HeadConfig.read(tensors, 2, VOCAB), tensors, parts, torch.device("cpu"))
-    return cls(head, VOCAB, target.capacity)
+    return cls(head, VOCAB, target.max_seq_len)
 
 
 def small_block(folder: Path, target: FakeRunner) -> BlockRunner:
@@ -55,7 +55,7 @@ def small_block(folder: Path, target: FakeRunner) -> BlockRunner:
     with Checkpoint(folder) as checkpoint:
         tensors = HeadTensors(checkpoint)
         head = BlockHead(BlockConfig.read(tensors, parts), tensors, parts, torch.device("cpu"))
-    return BlockRunner(head, VOCAB, target.capacity)
+    return BlockRunner(head, VOCAB, target.max_seq_len)
 
 
 def p_value(

@@ -22,7 +22,7 @@ WARM = Sampling(1.0, seed=3)
 
 
 def new_drafter(capacity: int = 64) -> tuple[FakeRunner, ModelDrafter]:
-    runner = FakeRunner(LANGUAGE, VOCAB, capacity=capacity)
+    runner = FakeRunner(LANGUAGE, VOCAB, max_seq_len=capacity)
     drafter = ModelDrafter(runner)
     drafter.begin([runner.acquire()])
     return runner, drafter

@@ -141,7 +141,7 @@ def test_proposals_are_those_of_a_draft_that_reads_everything_anew(seed: int) ->
 
 def test_the_cost_of_a_round_does_not_grow_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in pieces that are tokenized and tokens that are fed, over a long text."""
-    draft = FakeRunner(chain(D, seed=1, memory=2), D, capacity=10**6)
+    draft = FakeRunner(chain(D, seed=1, memory=2), D, max_seq_len=10**6)
     drafter = drafter_of(draft)
     drafter.begin([draft.acquire()])
     spelled = EXCHANGE.draft_speller.tokens

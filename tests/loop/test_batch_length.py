@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from semspec import verify
 from semspec.draft import ModelDrafter
-from semspec.loop.batch_length import BatchLengths, Member
+from semspec.loop.batch_length import Account, BatchLengths, Member
+from semspec.loop.batch_plan import Batch
 from semspec.loop.costs import Array, Curve, PassCosts
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.draft_length import AdaptiveLength, DraftLengthPolicy, FixedLength, RepeatableLength
+from semspec.loop.draft_length import AdaptiveLength, DraftLengthPolicy, FixedLength, RepeatableLength, Situation
 from semspec.loop.executor import Executor
 from semspec.loop.joint_length import BatchCosts, Lengths, joint_lengths, outcome
 from semspec.loop.stats import Stats
-from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
-from tests.fakes import Clock, FakeRunner, blend, chain, greedy
+from semspec.types import DecodeOutput, Score, ScoreOutput
+from tests.fakes import Clock, FakeRunner, Logits, blend, chain, greedy
 
 LONGEST = 3
 chance = st.floats(0.0, 1.0)
@@ -108,6 +109,30 @@ def test_a_curve_has_lines_between_medians_and_beyond_them() -> None:
     assert curve.at(128) == pytest.approx(13.8) and curve.largest == 64
     curve.add(8, 100.0)
     assert curve.at(8) == pytest.approx(1.8), "one slow pass says nothing"
+    close = Curve()
+    for size, taken in ((8, 1.0), (9, 2.0)):
+        close.add(size, taken)
+    assert close.at(90) == pytest.approx(2.0), "two sizes that hardly differ tell no slope"
+
+
+def test_a_curve_grows_with_the_text_and_tells_one_length_of_text_from_another() -> None:
+    def taken(size: float, text: float) -> float:
+        return 1.0 + 0.1 * size + 1e-5 * text
+
+    curve = Curve()
+    checks = Curve(like=curve)
+    for size in (4, 5, 6) * 3:
+        curve.add(size, taken(size, 600), 600)
+        checks.add(8 * size, taken(8 * size, 600), 600)
+    assert curve.growth == 0 and curve.at(6, 60_000) == pytest.approx(taken(6, 600)), "nothing is known of longer texts"
+    for size in (1, 2, 3) * 3:
+        curve.add(size, taken(size, 60_000), 60_000)
+    assert curve.growth == pytest.approx(1e-5, rel=0.1), "although no size was met with both"
+    checks.add(8, taken(8, 600), 600)
+    assert checks.at(40, 60_000) == pytest.approx(taken(40, 60_000), rel=0.1), (
+        "passes with drafts are taken to grow, too"
+    )
+    assert curve.at(2, 600) == pytest.approx(taken(2, 600), rel=0.1)
 
 
 def test_before_a_large_pass_was_made_a_prompt_tells_what_it_takes() -> None:
@@ -115,11 +140,42 @@ def test_before_a_large_pass_was_made_a_prompt_tells_what_it_takes() -> None:
     costs.begin(4)
     costs.passed([DecodeOutput([1, 2])] * 4, 2.0)
     costs.end(0.2)
-    assert costs.target_only.at(4) == pytest.approx(1.1) and costs.check([8, 500]) == pytest.approx([1.1, 1.1])
+    assert costs.target_only.at(4) == pytest.approx(1.1)
+    assert costs.check([8, 500]) == pytest.approx([1.5, 1.5]), (
+        "the host's work of a tick with rules is twice one without"
+    )
     costs.begin(4)
     costs.passed([Score(slot, 0, [1] * 100, 1)], 10.0)
     costs.end(0.1)
-    assert costs.check([8, 500]) == pytest.approx([1.1, 35.0]) and costs.disturbed == 2 and not costs.checks
+    assert costs.check([8, 500]) == pytest.approx([1.5, 35.0]) and costs.disturbed == 2 and not costs.checks
+    more = costs.check([8, 500], row_cost=0.05)
+    assert more == pytest.approx([1.5 + 4 * 0.07, 1.5 + 496 * 0.07]), (
+        "where a further token costs something, these more"
+    )
+
+
+def plan(left: int, unread: int, chance: float = 0.8) -> tuple[list[int], list[bool]]:
+    """The lengths of four sequences, and who would draft with better drafts; a target token of all takes 1."""
+    policy = AdaptiveLength(max_tokens=4)
+    policy.accepted, policy.tested = [1e3 * chance] * 4, [1e3] * 4
+    costs = BatchCosts(1.0, lambda rows: 1.0 + 0.02 * rows, 0.05, 0.01)
+    batch = Batch([(policy, Situation(unread + 10, 10, left, unread))] * 4, costs, reading=0.01)
+    return batch.best()[0].tolist(), batch.hoped().tolist()
+
+
+def test_a_text_is_read_for_drafts_only_if_enough_is_left_to_write() -> None:
+    assert plan(200, 0)[0] == plan(4, 0)[0] == [4] * 4, "nothing has to be read"
+    assert plan(200, 300)[0] == [4] * 4 and plan(20, 300)[0] == [0] * 4
+    assert plan(200, 3000)[0] == [0] * 4, "nor if it is long"
+    assert plan(200, 0, chance=0.05) == ([0] * 4, [False] * 4), "what was tested a thousand times is not hoped for"
+
+
+def test_who_has_much_to_read_is_left_out() -> None:
+    policy = AdaptiveLength(max_tokens=4)
+    policy.accepted, policy.tested = [900.0] * 4, [1e3] * 4
+    costs = BatchCosts(1.0, lambda rows: 1.0 + 0.02 * rows, 0.05, 0.01)
+    where = [Situation(text, 10, 100, text - 10) for text in (90, 90, 20_000, 20_000)]
+    assert Batch([(policy, at) for at in where], costs, reading=0.01).best()[0].tolist() == [4, 4, 0, 0]
 
 
 # -- through the loop
@@ -130,23 +186,50 @@ LANGUAGE, OTHER = chain(VOCAB, seed=1), chain(VOCAB, seed=2)
 
 @dataclass
 class Machine(FakeRunner):
-    """Its passes take `seconds`, and `row` more for each token beyond the first `free_rows`."""
+    """Its passes take `seconds`, `row` more for each token beyond the first `free_rows` (`read` in prompts), and as
+    much again for a token with `reach` tokens before it."""
 
     row: float = 0.0
     free_rows: int = 1
-
-    def _more(self, rows: int) -> None:
-        self.clock.now += self.row * max(rows - self.free_rows, 0)
+    read: float | None = None
+    reach: float = float("inf")
 
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
-        self._more(sum(len(r.tokens) for r in requests))
+        prompt = any(len(r.tokens) > r.logits_to_keep + 2 for r in requests)
+        row = self.read if prompt and self.read is not None else self.row
+        before = sum(len(r.tokens) * len(self.held[r.slot]) for r in requests)
+        self.clock.now += row * max(sum(len(r.tokens) for r in requests) - self.free_rows, 0)
+        self.clock.now += self.seconds * before / self.reach
         return super().score(requests)
 
-    def decode(self, requests: Sequence[Decode]) -> list[DecodeOutput]:
-        out = super().decode(requests)
-        for step in range(max(len(o.tokens) for o in out)):
-            self._more(sum(len(o.tokens) > step for o in out))
-        return out
+
+class Load:
+    """Batches one after the other, on one executor."""
+
+    def __init__(
+        self, length: int | DraftLengthPolicy, verifier: str, target: Machine, draft: Machine, clock: Clock
+    ) -> None:
+        self.length, self.verifier, self.target, self.draft, self.clock = length, verifier, target, draft, clock
+        self.executor = Executor(clock=clock)
+
+    def batch(self, count: int, prompt: int, tokens: int) -> tuple[float, list[Stats]]:
+        """Seconds."""
+        began, tasks = self.clock.now, []
+        for i in range(count):
+            stats, text = Stats(), [(i * j + i) % VOCAB for j in range(prompt - 3)] + [i % VOCAB, i // VOCAB, 3]
+            job = Job(text, verify.make(self.verifier), self.executor.lengths.within(self.length), tokens)
+            decoder = Decoder(job, self.target, ModelDrafter(self.draft), stats)
+            tasks.append((text, self.executor.submit(decoder.decode(), stats)))
+        self.executor.run()
+        for text, task in tasks:
+            assert task.error is None
+            assert [t for e in task.events for t in e.tokens] == greedy(LANGUAGE, text, tokens)
+        assert not self.executor.lengths.members
+        return self.clock.now - began, [task.stats for _, task in tasks]
+
+
+def errs(right: float) -> Logits:
+    return blend(LANGUAGE, OTHER, lambda context: random.Random(repr(context[-4:])).random() > right)
 
 
 def seconds(
@@ -154,19 +237,8 @@ def seconds(
 ) -> tuple[float, list[Stats]]:
     clock = Clock()
     target = Machine(LANGUAGE, VOCAB, slots=batch, clock=clock, seconds=1.0, row=row, free_rows=free)
-    errs = blend(LANGUAGE, OTHER, lambda context: random.Random(repr(context[-4:])).random() > 0.8)
-    draft = Machine(errs, VOCAB, slots=batch, clock=clock, seconds=0.1, row=row / 10, free_rows=free)
-    executor, tasks = Executor(clock=clock), []
-    for i in range(batch):
-        stats, prompt = Stats(), [i % VOCAB, i // VOCAB, 3]
-        job = Job(prompt, verify.make(verifier), executor.lengths.within(length), tokens)
-        tasks.append((prompt, executor.submit(Decoder(job, target, ModelDrafter(draft), stats).decode(), stats)))
-    executor.run()
-    for prompt, task in tasks:
-        assert task.error is None
-        assert [t for e in task.events for t in e.tokens] == greedy(LANGUAGE, prompt, tokens)
-    assert not executor.lengths.members
-    return clock.now, [task.stats for _, task in tasks]
+    draft = Machine(errs(0.8), VOCAB, slots=batch, clock=clock, seconds=0.1, row=row / 10, free_rows=free)
+    return Load(length, verifier, target, draft, clock).batch(batch, 3, tokens)
 
 
 @pytest.mark.parametrize("batch", [2, 9])
@@ -176,6 +248,87 @@ def test_a_batch_is_never_much_slower_than_without_drafts_nor_than_fixed_ones(ba
     fixed = min(seconds(n, batch, row, free)[0] for n in (3, 8))
     auto, _ = seconds(AdaptiveLength(draft_cost=0.1), batch, row, free)
     assert auto < 1.04 * none and auto < 1.4 * fixed, "which the first rounds, without drafts and with few, are part of"
+
+
+def cpu(length: int | DraftLengthPolicy, verifier: str = "exact", right: float = 0.9) -> Load:
+    """A small pair on a CPU, in milliseconds: every token costs, and a draft model has little to share."""
+    clock = Clock()
+    target = Machine(LANGUAGE, VOCAB, slots=8, clock=clock, seconds=3.5, row=0.14, read=0.17)
+    draft = Machine(errs(right), VOCAB, slots=8, clock=clock, seconds=0.5, row=0.25, read=0.035)
+    return Load(length, verifier, target, draft, clock)
+
+
+STEPS = {n: (0.5 + 0.25 * (n - 1)) / (3.5 + 0.14 * (n - 1)) for n in (1, 2, 4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("count", "right", "most"),
+    [(2, 0.9, 0.85), (2, 0.3, 1.05), (4, 0.9, 0.95), (4, 0.3, 1.05), (8, 0.9, 1.01), (8, 0.3, 1.01)],
+)
+def test_with_nothing_learnt_a_batch_drafts_where_it_pays_and_loses_next_to_nothing_where_not(
+    count: int, right: float, most: float
+) -> None:
+    auto = AdaptiveLength(draft_cost=0.15, row_cost=0.04, step_costs=STEPS)
+    none, _ = cpu(1, "none").batch(count, 90, 110)
+    assert cpu(auto, right=right).batch(count, 90, 110)[0] < most * none
+
+
+def far(length: int | DraftLengthPolicy, verifier: str = "exact") -> Load:
+    """Twenty thousand tokens of text cost as much as a pass, for every token of it."""
+    clock, room = Clock(), 9000
+    rest = {"slots": 4, "clock": clock, "max_seq_len": room, "reach": 20_000.0}
+    target = Machine(LANGUAGE, VOCAB, seconds=1.0, row=0.02, read=0.02, **rest)  # type: ignore[arg-type]
+    draft = Machine(errs(0.9), VOCAB, seconds=0.1, row=0.002, read=0.002, **rest)  # type: ignore[arg-type]
+    return Load(length, verifier, target, draft, clock)
+
+
+BATCHES = [(4, 30, 100), (4, 8000, 60), (4, 30, 100), (4, 30, 100)]
+
+
+def test_after_a_batch_of_long_texts_short_ones_are_drafted_as_before() -> None:
+    none, fixed, auto = (
+        [load.batch(*each)[0] for each in BATCHES]
+        for load in (far(1, "none"), far(6), far(AdaptiveLength(draft_cost=0.1, row_cost=0.02)))
+    )
+    assert fixed[1] > none[1], "with such prompts a draft model's reading does not pay"
+    assert auto[1] < 1.02 * none[1], "and is not done"
+    for i in (2, 3):
+        assert auto[i] < 0.75 * none[i] and auto[i] < 1.35 * fixed[i]
+
+
+def test_one_account_for_all_texts_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where texts are not told apart, what long ones cost is held against short ones."""
+    for module in ("costs", "batch_length", "draft_length"):
+        monkeypatch.setattr(f"semspec.loop.{module}.text_class", lambda tokens: 0)
+    load = far(AdaptiveLength(draft_cost=0.1, row_cost=0.02))
+    load.batch(4, 30, 100)
+    load.executor.lengths.accounts[3, 0].rounds = -20.0  # as long texts left it
+    assert load.batch(4, 30, 100)[0] > 0.9 * far(1, "none").batch(4, 30, 100)[0]
+
+
+@pytest.mark.parametrize("from_the_first", [True, False])
+def test_what_was_read_keeps_others_from_beginning_and_nobody_from_going_on(
+    from_the_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, drafted = far(AdaptiveLength(draft_cost=0.1, row_cost=0.02)), list[int]()
+    lengths, observed = load.executor.lengths, Account.add
+    load.batch(4, 30, 100)
+
+    def add(self: Account, rounds: float, whole: float) -> None:
+        observed(self, rounds, whole)
+        drafted.append(sum(n > 0 for n in lengths.lengths.values()))
+        if drafted[-1] or from_the_first:
+            self.whole = -50.0
+
+    monkeypatch.setattr(Account, "add", add)
+    if from_the_first:
+        for account in lengths.accounts.values():
+            account.whole = -50.0
+    load.batch(4, 60, 60)
+    if from_the_first:
+        assert max(drafted) <= 1, "but for trials, which have their own share of the time"
+    else:
+        assert sum(n > 1 for n in drafted) > 20
 
 
 def test_one_sequence_drafts_where_many_do_not() -> None:

@@ -169,7 +169,10 @@ def test_the_end_of_text_token_ends_the_answer_inside_a_draft():
 def test_never_more_than_max_new_tokens(verifier: str, n: int):
     language = chain(VOCAB)
     tokens, events, stats = decode(
-        FakeRunner(language, VOCAB, capacity=len(PROMPT) + n), ModelDrafter(FakeRunner(language, VOCAB)), verifier, n=n
+        FakeRunner(language, VOCAB, max_seq_len=len(PROMPT) + n),
+        ModelDrafter(FakeRunner(language, VOCAB)),
+        verifier,
+        n=n,
     )
     assert tokens == greedy(language, PROMPT, n) and events[-1].finish_reason == "length"
     assert stats.tokens == n
@@ -192,7 +195,7 @@ def test_halt_cuts_tokens_and_ends_the_answer():
 
 def test_a_draft_model_with_a_shorter_context_stops_drafting_and_the_target_goes_on():
     language = chain(VOCAB)
-    draft = FakeRunner(language, VOCAB, capacity=len(PROMPT) + 12)
+    draft = FakeRunner(language, VOCAB, max_seq_len=len(PROMPT) + 12)
     tokens, events, stats = decode(FakeRunner(language, VOCAB), ModelDrafter(draft), k=5, n=30)
     assert tokens == greedy(language, PROMPT, 30)
     assert 0 < stats.accepted <= 13 and events[-1].drafted == 0
@@ -224,7 +227,7 @@ def test_a_layout_is_scored_and_dropped():
 
 def test_a_layout_is_shortened_where_the_context_ends():
     language = chain(VOCAB, seed=4)
-    target = FakeRunner(language, VOCAB, capacity=len(PROMPT) + 30)
+    target = FakeRunner(language, VOCAB, max_seq_len=len(PROMPT) + 30)
     stats, executor = Stats(), Executor()
     decoder = Decoder(Job(PROMPT, Twice(), 4, 30), target, ModelDrafter(FakeRunner(language, VOCAB)), stats)
     task = executor.submit(decoder.decode(), stats)
@@ -379,5 +382,5 @@ def test_only_drafts_are_checked_sparsely(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(target, "score", lambda requests: seen.extend(requests) or score(requests))
     decode(target, ModelDrafter(draft), n=10, prompt_logprobs=1)
     read, checked = seen[0], seen[1:]
-    assert read.tokens == PROMPT[:-1] and read.keep == len(read.tokens) and not checks(read)
+    assert read.tokens == PROMPT[:-1] and read.logits_to_keep == len(read.tokens) and not checks(read)
     assert checked and all(checks(request) for request in checked if len(request.tokens) > 1)

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from semspec import verify
-from semspec.draft import EarlyExit, ModelDrafter, growing
-from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.draft import EarlyExit, ModelDrafter, tree
+from semspec.draft.tree import CHAIN, TreeOptions
 from semspec.loop.decoder import Decoder, Job
-from semspec.loop.draft_length import DraftLengthPolicy, Round
+from semspec.loop.draft_length import DraftLengthPolicy, Round, Situation
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.types import DecodeOutput, Draft, Sampling
@@ -53,13 +53,13 @@ class Restless:
 
     threshold = 0.0
 
-    def length(self) -> int:
+    def length(self, at: Situation) -> int:
         return self.n
 
     def observe(self, made: Round) -> None:
         self.n = (made.requested + 2 * made.tokens) % 4
 
-    def rest(self, undrafted_rounds: int) -> int:
+    def target_only_tokens(self, undrafted_rounds: int) -> int:
         return 2
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def test_branches_chosen_by_what_was_drawn_would_be_caught(monkeypatch: pytest.M
         parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
         return replace(draft, parents=parents).only(i for i, p in enumerate(probs.tolist()) if p > 0.3)
 
-    monkeypatch.setattr(growing, "in_order", likely)
+    monkeypatch.setattr(tree, "in_order", likely)
     assert p_value(Decoder, "sampling", tree=TreeOptions(size=6, top=2), draws=1500) < 1e-6
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from semspec import verify
 from semspec.draft import ModelDrafter
-from semspec.draft.growing import fixed_shape
+from semspec.draft.tree import fixed_shape
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.draft_length import (
+    NOWHERE,
     TARGET_ONLY_TOKENS,
     AdaptiveLength,
     DraftLengthPolicy,
@@ -21,9 +22,11 @@ from semspec.loop.draft_length import (
     FixedLength,
     RepeatableLength,
     Round,
-    Seconds,
+    Situation,
 )
 from semspec.loop.executor import Executor
+from semspec.loop.recent import clipped, median
+from semspec.loop.round_seconds import Seconds
 from semspec.loop.stats import Stats
 from semspec.tree import depths
 from tests.fakes import Clock, FakeRunner, blend, chain, greedy
@@ -36,13 +39,13 @@ Chance = Callable[[int, int], float]  # position in the draft, tokens so far -> 
 class NoSpeculation:
     threshold: float = 0.0
 
-    def length(self) -> int:
+    def length(self, at: Situation = NOWHERE) -> int:
         return 0
 
     def observe(self, made: Round) -> None:
         pass
 
-    def rest(self, alone: int) -> int:
+    def target_only_tokens(self, alone: int) -> int:
         return TARGET_ONLY_TOKENS
 
     def close(self) -> None:
@@ -61,13 +64,14 @@ class World:
     found: float = 1.0  # share of rounds in which the drafter has anything to propose
     overhead: float = 0.0  # of a round with or without a proposal, against tokens of the target alone
     seed: int = 0
+    text: int = 0  # tokens of the prompt
     used: Counter[int] = field(default_factory=Counter)
 
     def seconds(self, policy: DraftLengthPolicy, tokens: int = 2000) -> float:
         """Per token."""
         rng, clock, done, catching_up = random.Random(self.seed), 0.0, 0, True
         while done < tokens:
-            n = policy.length()
+            n = policy.length(Situation(self.text + done, done, tokens - done, 0))
             accepted, drafted = 0, n if self.found == 1 or rng.random() < self.found else 0
             while accepted < drafted and rng.random() < self.chance(accepted, done):
                 accepted += 1
@@ -415,3 +419,29 @@ def test_trees_that_do_not_pay_are_tried_again_seldom_and_small() -> None:
         made = Round(n, longest, longest + 1, 0.001, 0.01 + 0.003 * len(shape), scored=len(shape))
         policy.observe(made if n else ALONE)
     assert 0 < extra < 100
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.05), (0.05, 1.0)], ids=["dear first", "cheap first"])
+def test_what_drafts_cost_after_long_texts_does_not_count_after_short_ones(before: float, after: float):
+    """One policy, a text of 20,000 tokens and then one without a prompt: what a draft token costs differs."""
+    policy = AdaptiveLength()
+    World(lambda i, n: 0.7, before, row=before, text=20_000).seconds(policy, 600)
+    second = World(lambda i, n: 0.7, after, seed=1).seconds(policy, 600)
+    fixed = [World(lambda i, n: 0.7, after, seed=1).seconds(FixedLength(n), 600) for n in (0, 1, 2, 4, 6, 8)]
+    assert second < 1.12 * min(fixed)
+
+
+def test_repeatable_lengths_are_the_same_for_all_texts():
+    short, long = RepeatableLength(0.1, 0.05), RepeatableLength(0.1, 0.05)
+    for _ in range(50):
+        lengths = [policy.length(Situation(text, 0, 99, 0)) for policy, text in ((short, 10), (long, 50_000))]
+        assert lengths[0] == lengths[1] > 0
+        for policy in (short, long):
+            policy.observe(Round(lengths[0], lengths[0], 2, 0.0, 0.0))
+
+
+def test_a_slow_moment_counts_little() -> None:
+    assert clipped(10.0, 2.0) == 6.0 and clipped(5.0, 2.0) == 5.0
+    assert clipped(10.0, 0.0) == 10.0, "nothing is expected yet"
+    assert median([9.0, 1.0, 3.0]) == 3.0 and median([9.0, 1.0, 3.0, 2.0]) == 2.0
+    assert median([(2.0, 8.0), (1.0, 9.0)]) == (1.0, 9.0)

@@ -147,7 +147,7 @@ def test_a_cancelled_sequence_frees_its_slots_at_once_and_changes_no_other(ticks
         world.executor.tick()
     gone = [t for t in tasks if not t.done][::2]
     free = world.target.free
-    holding = [t for t in gone if t not in world.executor._slots and ticks]
+    holding = [t for t in gone if t not in world.executor._waiting and ticks]
     for task in gone:
         world.executor.cancel(task)
         world.executor.cancel(task)  # twice does nothing more

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semspec import verify
 from semspec.draft import CascadeDrafter, EarlyExit, ModelDrafter, NgramDrafter, NoDrafter
-from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.draft.tree import CHAIN, TreeOptions
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.side_by_side import Alternation
@@ -126,7 +126,7 @@ def answer(task: Task) -> tuple[list[int], list[tuple[int, float]]]:
 
 
 def alone(request: Request) -> tuple[list[int], list[tuple[int, float]]]:
-    executor, runners = Executor(), [FakeRunner(language, VOCAB, capacity=CAPACITY) for language in (TARGET, DRAFT)]
+    executor, runners = Executor(), [FakeRunner(language, VOCAB, max_seq_len=CAPACITY) for language in (TARGET, DRAFT)]
     decoder = request.decoder(*runners)
     task = executor.submit(decoder.decode(), decoder.stats)
     executor.run()
@@ -143,9 +143,9 @@ def mixed(seed: int, target_device: torch.device, alternation: Alternation) -> N
     bases = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(2)]
     room, window = rng.choice([100, 110, 130]), rng.choice([None, None, 8])
     target = PrefixCache(
-        FakeRunner(TARGET, VOCAB, slots=4, capacity=CAPACITY, room=room, window=window, device=target_device)
+        FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=CAPACITY, room=room, window=window, device=target_device)
     )
-    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=4, capacity=CAPACITY, room=rng.choice([100, 120])))
+    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=4, max_seq_len=CAPACITY, room=rng.choice([100, 120])))
     executor = Executor(chunk=rng.choice([2, 8]), budget=rng.choice([5, 16, 64, 512]))
     executor.alternation = alternation
     requests = [Request.drawn(rng, bases) for _ in range(rng.randint(4, 8))]

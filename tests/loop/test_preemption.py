@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import semspec
 from semspec.draft import ModelDrafter, NoDrafter
-from semspec.draft.growing import CHAIN, TreeOptions
+from semspec.draft.tree import CHAIN, TreeOptions
 from semspec.draft.within_context import WithinContext
 from semspec.errors import SemspecError
 from semspec.loop.decoder import Decoder, Job
@@ -34,7 +34,7 @@ prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
 def answers(
     jobs: Sequence[Job], room: int | None, budget: int = 512, tree: TreeOptions = CHAIN
 ) -> tuple[list[Task], list[PrefixCache]]:
-    inner = [FakeRunner(language, VOCAB, slots=4, capacity=90, room=room) for language in (TARGET, DRAFT)]
+    inner = [FakeRunner(language, VOCAB, slots=4, max_seq_len=90, room=room) for language in (TARGET, DRAFT)]
     target, draft = (PrefixCache(runner) for runner in inner)
     executor, tasks = Executor(budget=budget), list[Task]()
     for job in jobs:
@@ -65,7 +65,7 @@ def test_a_pool_of_full_size_has_room_for_everybody(one: int) -> None:
     """Without a prefix cache nobody can be preempted; and nobody has to be, to the end of the context."""
     for other in range(20, 64, 3):
         jobs = [Job([i] * n, rule_of("none"), 1, 64 - n) for i, n in enumerate((one, other))]
-        tasks = run(jobs, FakeRunner(TARGET, VOCAB, slots=2, capacity=64, room=10**6))
+        tasks = run(jobs, FakeRunner(TARGET, VOCAB, slots=2, max_seq_len=64, room=10**6))
         assert written(tasks) == [greedy(TARGET, job.prompt, 64 - len(job.prompt)) for job in jobs]
 
 
@@ -97,7 +97,7 @@ def test_the_oldest_is_never_preempted_and_ends_first() -> None:
 
 
 def test_idle_slots_give_way_before_anybody_is_preempted() -> None:
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=100))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90, room=100))
     executor = Executor()
     for start in range(3):
         stats = Stats()
@@ -116,13 +116,13 @@ def test_a_long_beginning_that_all_share_takes_room_once() -> None:
 
 
 def test_a_conversation_is_not_dropped_to_admit_its_own_next_turn() -> None:
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=100))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90, room=100))
     first, other = [1, 2, 3] * 13, [4, 5, 6] * 13
     for prompt in (first, other):
         slot = target.acquire(prompt)
         target.score([Score(target, slot, prompt, 1)])
         target.release(slot)
-    assert target.admits([*first, *[7] * 30])
+    assert target.can_admit([*first, *[7] * 30])
     assert target.acquire([*first, *[7] * 30]) == 0 and target.reused == 39, "the other one has given way"
     assert [text[:39] for text in target._index.tokens.values()] == [first]
 
@@ -140,9 +140,9 @@ def test_where_nobody_can_give_way_one_who_holds_room_is_ended_and_nobody_who_wa
     """A bare runner of two slots for two long texts, of which one does not fit, and two short ones behind them."""
     jobs = [Job([i] * 24, rule_of("none"), 1, 60) for i in range(2)]
     jobs += [Job([i] * 6, rule_of("none"), 1, 4) for i in range(2)]
-    tasks = run(jobs, FakeRunner(TARGET, VOCAB, slots=2, capacity=90, room=100))
+    tasks = run(jobs, FakeRunner(TARGET, VOCAB, slots=2, max_seq_len=90, room=100))
     assert [task.error is None for task in tasks] == [True, False, True, True]
-    assert "nothing in it can give way" in str(tasks[1].error)
+    assert "nothing in it can be preempted" in str(tasks[1].error)
     del jobs[1], tasks[1]
     assert written(tasks) == [greedy(TARGET, job.prompt, job.max_new_tokens) for job in jobs]
 
@@ -150,7 +150,7 @@ def test_where_nobody_can_give_way_one_who_holds_room_is_ended_and_nobody_who_wa
 def test_one_that_has_taken_over_a_slot_and_read_nothing_yet_gives_way() -> None:
     rng = random.Random(1)
     first, older, added = ([rng.randrange(VOCAB) for _ in range(n)] for n in (50, 60, 5))
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=140))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90, room=140))
     (before,) = written(run([Job(first, rule_of("none"), 1, 5)], target))
     jobs = [Job(older, rule_of("none"), 1, 30), Job([*first, *before, *added], rule_of("none"), 1, 20)]
     tasks = run(jobs, target)
@@ -161,8 +161,8 @@ def test_one_that_has_taken_over_a_slot_and_read_nothing_yet_gives_way() -> None
 def test_drafts_through_a_wrapper_share_the_room_of_those_without() -> None:
     """As with other tokenizers: slots are those of the draft, and passes go through a runner around it."""
     jobs = [Job([i, 2, 3] * 10, rule_of("exact"), 3, 40) for i in range(4)]
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90))
-    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=4, capacity=90, room=95))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90))
+    draft = PrefixCache(FakeRunner(DRAFT, VOCAB, slots=4, max_seq_len=90, room=95))
     restricted, made = RestrictedRunner(draft, torch.arange(VOCAB)), list[Drafter]()
 
     def drafter() -> Drafter:
@@ -183,7 +183,7 @@ def test_a_prompt_that_is_too_long_for_the_draft_waits_for_no_room_there() -> No
 
 
 def test_a_prompt_that_has_to_wait_drops_no_cached_beginning() -> None:
-    inner = FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=130)
+    inner = FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90, room=130)
     target, executor = PrefixCache(inner), Executor()
     run([Job([1, 2, 3, 4] * 10, rule_of("none"), 1, 2)], target)
     jobs = [Job([4, 5] * 20, rule_of("none"), 1, 45), Job([6, 7] * 44, rule_of("none"), 1, 2)]
@@ -193,7 +193,7 @@ def test_a_prompt_that_has_to_wait_drops_no_cached_beginning() -> None:
         tasks.append(executor.submit(Decoder(job, target, NoDrafter(), stats).decode(), stats))
         executor.tick()
         executor.tick()
-    assert executor._slots and max(len(target._index.tokens[slot]) for slot in target._idle) == 41
+    assert executor._waiting and max(len(target._index.tokens[slot]) for slot in target._idle) == 41
     executor.run()
     assert written(tasks) == [greedy(TARGET, job.prompt, job.max_new_tokens) for job in jobs]
 
@@ -201,7 +201,7 @@ def test_a_prompt_that_has_to_wait_drops_no_cached_beginning() -> None:
 def test_what_is_longer_than_the_cache_gets_an_error_and_the_others_their_text() -> None:
     jobs = [Job([1, 2, 3] * 8, rule_of("exact"), 4, 30), Job([1] * 90, rule_of("none"), 4, 30)]
     jobs.append(Job([4, 2, 3] * 8, rule_of("exact"), 4, 30))
-    tasks = run(jobs, PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=95)))
+    tasks = run(jobs, PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90, room=95)))
     assert isinstance(tasks[1].error, SemspecError) and "is full: 90 tokens and 1 more" in str(tasks[1].error)
     assert written([tasks[0], tasks[2]]) == [greedy(TARGET, job.prompt, 30) for job in (jobs[0], jobs[2])]
 
@@ -222,7 +222,7 @@ def test_a_prompt_that_is_read_again_although_others_have_it_takes_room_of_its_o
     prompt, states = [1, 2, 3, 4, 5] * 9, kind == "states"
     jobs = [Job(prompt, rule_of("none"), 1, 40)]
     jobs += [Job([*prompt, i], rule_of("exact"), 2, 30, prompt_logprobs=None if states else 1) for i in range(2)]
-    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, capacity=90, room=room))
+    target = PrefixCache(FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=90, room=room))
     executor, draft, tasks = Executor(), FakeRunner(DRAFT, VOCAB), list[Task]()
     for job in jobs:
         stats, drafter = Stats(), (Reading if states else ModelDrafter)(draft) if tasks else NoDrafter()
@@ -239,7 +239,7 @@ def test_a_real_pair_in_few_pages(rule: str, target_folder: Path, draft_folder: 
     for name in ("target", "draft"):
         runner = getattr(small, name)
         assert isinstance(runner, ModelRunner)
-        setattr(small, name, ModelRunner(runner.transformer, 4, 256, runner.vocab, tokens=300, page=8))
+        setattr(small, name, ModelRunner(runner.transformer, 4, 256, runner.vocab_size, tokens=300, page=8))
     small = small.wrapped(PrefixCache)
     texts = ["the quick brown fox " * n for n in (4, 5, 6, 7)]
     options = {"verifier": rule, "max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 3}
@@ -256,7 +256,7 @@ def test_a_real_pair_in_few_pages(rule: str, target_folder: Path, draft_folder: 
 def test_trees_of_a_real_draft_model_in_few_pages(target_folder: Path, draft_folder: Path, pair: semspec.Pair) -> None:
     small = semspec.load(target_folder, draft_folder, device="cpu", slots=4, context=256)
     assert isinstance(small.draft, ModelRunner)
-    small.draft = ModelRunner(small.draft.transformer, 4, 256, small.draft.vocab, tokens=200, page=8)
+    small.draft = ModelRunner(small.draft.transformer, 4, 256, small.draft.vocab_size, tokens=200, page=8)
     texts = ["the quick brown fox " * n for n in (4, 5, 6, 7)]
     options = {"drafter": "model:tree=40,top=6", "max_new_tokens": 60, "ignore_eos": True, "num_draft_tokens": 5}
     results = small.wrapped(PrefixCache).generate(texts, verifier="exact", **options)

@@ -11,8 +11,8 @@ import torch
 
 from semspec import verify
 from semspec.draft import CascadeDrafter, EarlyExit, ModelDrafter, NgramDrafter, NoDrafter
-from semspec.draft.growing import TreeOptions
 from semspec.draft.model import NO_EARLY_EXIT
+from semspec.draft.tree import TreeOptions
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor

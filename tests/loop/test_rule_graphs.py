@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semspec.loop.rule_graphs import PATIENCE, SHAPES, RuleGraphs
 from semspec.sampling.processors import History, Penalties, Processors
-from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
+from semspec.types import Draft, DraftSteps, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.collate import Packed, collate, join_segments, verdicts
 from semspec.verify.exact import Exact
@@ -281,7 +281,7 @@ def test_drafts_of_other_tokens_and_of_several_steps() -> None:
         drafts = [random_draft(Random(i), 6, steps=2) for i in range(2)]  # as many own tokens each time, but others
         for draft in drafts:
             assert draft.logits is not None and draft.own is not None
-            draft.step_ends = (2 + seed % 2, 5)
+            draft.steps = DraftSteps((2 + seed % 2, 5))
             draft.logits, draft.own = draft.logits * (seed + 1), [(token + seed) % 5 for token in draft.own]
         rows = [ScoreOutput(torch.randn(7, VOCAB)) for _ in drafts]
         asked = [VerifyRequest(OwnSums(), d, r, FREE, 0, 0) for d, r in zip(drafts, rows, strict=True)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from semspec.loop import rule_graphs
 from semspec.loop.rule_graphs import PATIENCE, RuleGraphs
 from semspec.model.graph_memory import RULE_ROWS, TREE_ROWS
-from semspec.types import Sampling, Verdict, VerifyRequest
+from semspec.types import DraftSteps, Sampling, Verdict, VerifyRequest
 from semspec.verify import REGISTRY, Rule, make
 from semspec.verify.decide import decide
 from semspec.verify.exact import Exact
@@ -43,7 +43,7 @@ def test_every_rule_decides_for_64_sequences_as_in_one_call(name: str) -> None:
         requests = [request(rule, 64 * turn + i, 3 + i % 6, FILTERED, states[i]) for i in range(64)]
         for i, one in enumerate(requests):
             if rule.unit == "step":
-                one.draft.step_ends = (2, len(one.draft.tokens)) if i % 3 else (2,)
+                one.draft.steps = DraftSteps((2, len(one.draft.tokens)) if i % 3 else (2,))
         found = rules.verify(rule, requests)
         same(found, plain(rule, requests))
         if turn > PATIENCE:
@@ -59,7 +59,7 @@ def test_parts_keep_a_request_whole_and_are_few_and_even() -> None:
     def parts(*lengths: int, steps: int = 1) -> list[list[int]]:
         made = [request(Exact(), i, k, FREE) for i, k in enumerate(lengths)]
         for one, k in zip(made, lengths, strict=True):
-            one.draft.step_ends = (*range(1, steps), k)
+            one.draft.steps = DraftSteps((*range(1, steps), k))
         found = rule_graphs.in_parts(made, RULE_ROWS, rule_graphs.SEQUENCES)
         assert [one for part in found for one in part] == made
         return [[len(one.draft.tokens) for one in part] for part in found]

@@ -1,4 +1,4 @@
-"""The loop with drafts that branch: the text is the target's, caches hold it after every round, and whatever else is
+"""The loop with tree drafts: the text is the target's, caches hold it after every round, and whatever else is
 asked for is that of the accepted path."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import semspec
 from semspec import verify
 from semspec.draft import ModelDrafter, NgramDrafter
-from semspec.draft.growing import TreeOptions
+from semspec.draft.tree import TreeOptions
 from semspec.errors import BadRequest
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
@@ -84,9 +84,9 @@ def test_a_tree_is_never_cut_and_comes_after_the_prompt() -> None:
         work, passes = ScoreWork(Task(iter(()), Stats()), request), list[Score]()  # type: ignore[arg-type]
         while work.waiting:
             passes.append(work.next_pass(budget))
-        assert sum(len(p.tokens) for p in passes) == count + 12 and sum(p.keep for p in passes) == 13
+        assert sum(len(p.tokens) for p in passes) == count + 12 and sum(p.logits_to_keep for p in passes) == 13
         assert not any(p.parents for p in passes[:-1]) and passes[-1].parents == (-1,) * 12
-        assert passes[-1].keep == 13 and len(passes[-1].tokens) <= 64
+        assert passes[-1].logits_to_keep == 13 and len(passes[-1].tokens) <= 64
 
 
 def test_a_batch_gets_what_each_gets_alone() -> None:
@@ -206,9 +206,9 @@ def test_the_pocket_pair(pair: semspec.Pair) -> None:
 
 
 def test_what_cannot_branch_is_refused_in_words(pair: semspec.Pair) -> None:
-    with pytest.raises(BadRequest, match="block' cannot verify drafts that branch; take exact, sampling, traversal"):
+    with pytest.raises(BadRequest, match="block' cannot verify tree drafts; take exact, sampling, traversal"):
         pair.generate(QUESTIONS[0], verifier="block", drafter="model:tree=9")
-    with pytest.raises(BadRequest, match="semantic' cannot verify drafts that branch"):
+    with pytest.raises(BadRequest, match="semantic' cannot verify tree drafts"):
         pair.generate(QUESTIONS[0], verifier="semantic", drafter="model:tree=9")
     with pytest.raises(BadRequest, match="draft_min_p"):
         pair.generate(QUESTIONS[0], verifier="exact", drafter="model:tree=9", draft_min_p=0.5)

@@ -15,7 +15,6 @@ from triton.compiler import ASTSource, compile
 from semspec.model.kernels import (
     attention,
     attention_splits,
-    blocks,
     codes,
     elementwise,
     gemm,
@@ -25,6 +24,7 @@ from semspec.model.kernels import (
     sparse_mlp,
     tiles,
 )
+from semspec.model.kernels import select_blocks as blocks
 from semspec.sampling.kernels import filter, race, top
 
 HALF, WIDE, WHOLE, SHORT = "*bf16", "*fp32", "*i64", "*i32"
@@ -61,7 +61,7 @@ def built(
 def main() -> None:
     attend = {
         "q": HALF, "keys": HALF, "values": HALF, "key_scales": WHOLE, "value_scales": WHOLE, "tables": SHORT, **PLACES,
-        "bases": WHOLE, "lineages": WHOLE, "depths": WHOLE, "lists": WHOLE, "listed": WHOLE,
+        "offsets": WHOLE, "bases": WHOLE, "lineages": WHOLE, "depths": WHOLE, "lists": WHOLE, "listed": WHOLE,
         "out": HALF, "parts": WIDE, "sums": WIDE, "cos": WIDE, "sin": WIDE,
         "query_norm": HALF, "key_norm": HALF, "marks": "*i8", "mean_keys": HALF, "mean_values": HALF, "eps": "fp32",
         "queries": "i32", "width": "i32", **CACHE, "mean_slot_stride": "i64", "mean_head_stride": "i32",
@@ -69,7 +69,7 @@ def main() -> None:
     }  # fmt: skip
     narrow = {"keys": "*fp8e4nv", "values": "*fp8e4nv", "key_scales": WIDE, "value_scales": WIDE}
     still: dict[str, Any] = {"ROPE": False, "NORMED": False, "HALF": 0, "PAGE": 64, "SPAN": 0, "REST": False}
-    still |= {"FP8": False}
+    still |= {"FP8": False, "PACKED": False}
     card, results = tiles.Card(132, 227 * 1024), {}
     for queries, size in ((1, 128), (9, 128), (17, 128), (64, 256)):
         t = tiles.Tiles.of(queries, 5, 8, 1, size, 2, card)
@@ -83,6 +83,9 @@ def main() -> None:
         results[f"attend {queries}, fp8"] = built(
             attention._attend, attend | narrow, constants | {"FP8": True}, t.warps, t.stages
         )
+        results[f"attend {queries}, packed"] = built(
+            attention._attend, attend, constants | {"PACKED": True}, t.warps, t.stages
+        )
         few = attend | {"lists": "*i32", "listed": "*i32"}
         for span in (16, 64) if queries in (9, 17) else ():
             made = built(attention._attend, few, constants | {"SPAN": span}, t.warps, t.stages)
@@ -94,6 +97,7 @@ def main() -> None:
     results["attend 16, long"] = built(attention._attend, attend, long, t.warps, t.stages)
     tree = constants | {"TREE": True, "WINDOWED": True, "D": 96, "BLOCK_D": 128, "BLOCK_M": 64}
     results["attend, tree"] = built(attention._attend, attend, tree)
+    results["attend, tree, packed"] = built(attention._attend, attend, tree | {"PACKED": True})
     t = tiles.Tiles.of(1, 6, 2, 1, 128, 2, card)
     rope = {"WINDOWED": False, "TREE": False, "GROUP": 6, "D": 128, "BLOCK_D": 128, "SPLITS": t.splits}
     rope |= still | {"BLOCK_M": t.rows, "BLOCK_N": t.keys, "ROPE": True, "NORMED": True, "HALF": 64}
@@ -103,7 +107,7 @@ def main() -> None:
     )
     results["join"] = built(
         attention_splits._join,
-        {"parts": WIDE, "sums": WIDE, "out": HALF, "queries": "i32", "heads": "i32"},
+        {"parts": WIDE, "sums": WIDE, "out": HALF},
         {"D": 128, "BLOCK_D": 128, "SPLITS": 32},
     )
     results["add_norm"] = built(

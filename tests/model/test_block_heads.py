@@ -43,7 +43,7 @@ def states_of(target: ModelRunner, text: list[int]) -> dict[int, Tensor]:
 
 
 def runner_for(folder: Path, target: ModelRunner) -> BlockRunner:
-    return BlockRunner(BlockHead.load(folder, target), target.vocab, target.capacity)
+    return BlockRunner(BlockHead.load(folder, target), target.vocab_size, target.max_seq_len)
 
 
 CASES: dict[str, dict[str, Any]] = {

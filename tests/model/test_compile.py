@@ -24,11 +24,14 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) == 93
+    assert len(results) == 98
     for name, taken in results.items():
         assert taken["cubin"] > 0 and taken["shared"] <= 227 * 1024, name
     assert results["rope_cache_attend"]["waits_for_stores"], "what it puts into the cache is there before it is read"
     assert not results["add_norm"]["loads_after_reductions"], "its weights are on their way while it adds up"
     assert 2 * (results["rope_cache_attend"]["shared"] + 1024) <= 228 * 1024, "two of them share a processor"
+    for queries in (1, 9, 17, 64):  # where rows lie costs no memory, and no copy of the pipeline
+        flat, packed = (results[f"attend {queries}{kind}"] for kind in ("", ", packed"))
+        assert (packed["shared"], packed["wide_copies"]) == (flat["shared"], flat["wide_copies"])
     for name in ("gate_up", "down", "up of channels", "down of channels"):
         assert results[f"{name}, 16 rows"]["wide_copies"] >= 20, f"{name} has lost its pipeline"

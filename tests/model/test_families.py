@@ -92,7 +92,7 @@ def test_hidden_states_of_every_layer_equal_those_of_transformers(case: Case) ->
     rows = case.score(slot, text(1), ALL_LAYERS)
     case.runner.release(slot)
     _, expected = case.transformers(text(1))
-    assert len(expected) == len(rows.hidden) == DEPTH + 1 == case.runner.depth + 1
+    assert len(expected) == len(rows.hidden) == DEPTH + 1 == case.runner.num_layers + 1
     for layer in ALL_LAYERS:
         close_states(rows.hidden[layer], expected[layer])
 
@@ -149,7 +149,7 @@ def test_greedy_text_of_512_tokens_is_that_of_transformers(case: Case) -> None:
 
 
 def test_exact_writes_what_none_writes(case: Case) -> None:
-    draft = ModelRunner(case.runner.transformer, 1, case.runner.capacity)
+    draft = ModelRunner(case.runner.transformer, 1, case.runner.max_seq_len)
     pair = semspec.Pair(case.runner, make_tokenizer(), draft)
     options = {"max_new_tokens": 64, "ignore_eos": True}
     plain = pair.generate("the quick brown fox", verifier="none", **options)

@@ -155,8 +155,10 @@ def test_a_processor_without_the_instructions_takes_floats(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_plan_counts_what_is_taken(tmp_path: Path, tied: bool) -> None:
-    path = made(tmp_path, lambda name: Kind.Q8_0 if "ffn_down" in name else Kind.Q4_0, tie_word_embeddings=tied)
+@pytest.mark.parametrize("wide", ["ffn_down", "attn_v", "ffn_up", "attn_output"])
+def test_the_plan_counts_what_is_taken(tmp_path: Path, tied: bool, wide: str) -> None:
+    """A matrix of more bits widens those that are joined with it, and no others."""
+    path = made(tmp_path, lambda name: Kind.Q8_0 if wide in name else Kind.Q4_0, tie_word_embeddings=tied)
     plan = Source.find(path).plan("cpu", "auto", 1, 64)
     model = ModelRunner.load(path, device="cpu", slots=1, context=64).transformer
     linears = [x for la in model.layers for x in (la.qkv, la.out, la.ffn.gate_up, la.ffn.down)]  # type: ignore[union-attr]

@@ -13,9 +13,9 @@ from semspec.errors import ModelError
 from semspec.model import memory_plan
 from semspec.model.config import Shape
 from semspec.model.heads.plan import GROWS, head_plan
+from semspec.model.hidden_states import CachedHiddenStates
 from semspec.model.memory_plan import MemoryPlan, fitted
 from semspec.model.prefix_cache import PrefixCache
-from semspec.model.remembered_states import RememberedStates
 from semspec.pocket.shipped import HEADS, SHIPPED
 from semspec.types import Score
 from tests.fakes import FakeRunner, chain
@@ -46,7 +46,7 @@ def test_a_plan_is_what_the_head_takes() -> None:
         assert states.nbytes == found.states * states.covers(head.config.layers) <= found.states * tokens
     assert caches.target._states
     s = head.shape
-    assert found.memory.per_token == found.states + GROWS * 4 * (s.width + 2 * s.depth * s.kv_heads * s.head_dim)
+    assert found.memory.per_token == found.states + GROWS * 4 * (s.width + 2 * s.num_layers * s.kv_heads * s.head_dim)
 
 
 def test_with_a_head_the_pool_of_a_card_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_head_that_cannot_be_read_is_refused_in_the_words_of_its_loader(tmp_pa
 
 
 def test_states_of_the_least_recently_used_texts_give_way() -> None:
-    inner = FakeRunner(TARGET, VOCAB, slots=2, capacity=200, room=10**4)
+    inner = FakeRunner(TARGET, VOCAB, slots=2, max_seq_len=200, room=10**4)
     runner, texts = PrefixCache(inner), [[i] * 40 for i in range(4)]
     runner.states_limit = 2 * 40 * VOCAB * 4 + 100
 
@@ -115,9 +115,9 @@ def test_states_of_the_least_recently_used_texts_give_way() -> None:
 
 def test_bytes_are_those_of_the_tensors() -> None:
     """The count is kept as parts come and go; the tensors say what it should be."""
-    states, wide = RememberedStates(), torch.randn(50, 8)
+    states, wide = CachedHiddenStates(), torch.randn(50, 8)
     for start, end in ((0, 7), (7, 8), (8, 30)):
         states.append(start, {1: wide[start:end], 2: wide[start:end]})
-    for made in (states, states.first(20), states.first(3), states.kept(10, [0, 2, 5]), RememberedStates()):
+    for made in (states, states.first(20), states.first(3), states.kept(10, [0, 2, 5]), CachedHiddenStates()):
         real = sum(t.untyped_storage().nbytes() for part in made._parts for t in part.values())
         assert made.nbytes == real

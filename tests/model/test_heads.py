@@ -82,7 +82,7 @@ def test_heads_guess_what_the_published_computation_guesses(case: str, target: M
     """Five guesses with the head's own states, after a prompt, after an accepted part, and after a rejection."""
     made = make_head(tmp_path, **{"layers": list(LAYERS), "seed": 3} | CASES[case])
     head = EagleHead.load(tmp_path, target)
-    runner = HeadRunner(head, target.vocab, target.capacity)
+    runner = HeadRunner(head, target.vocab_size, target.max_seq_len)
     assert head.config.layers == tuple(CASES[case].get("eagle_aux_hidden_state_layer_ids", head.config.layers))
     hidden = states_of(target, TEXT, tuple(sorted(set(runner.layers))))
     embedding = made.tensors.get("embed_tokens.weight", target.transformer.embedding)
@@ -102,7 +102,7 @@ def test_heads_guess_what_the_published_computation_guesses(case: str, target: M
 
 def test_sequences_in_one_pass_get_what_they_get_alone(target: ModelRunner, tmp_path: Path):
     make_head(tmp_path, layers=list(LAYERS), vocab=200)
-    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
+    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab_size, target.max_seq_len)
     texts = [TEXT, TEXT[3:], TEXT[:2], (TEXT[5:] * 60)[:250]]  # the last soon needs more room than a new slot has
     alone, slots = [], []
     for text in texts:
@@ -130,7 +130,7 @@ def write_fitting_head(
     weights["midlayer.self_attn.o_proj.weight"] *= attention
     weights["lm_head.weight"] = torch.eye(320, 64)  # outputs are the normalised states themselves
     save_file(weights, folder / "model.safetensors")
-    probe = HeadRunner(EagleHead.load(folder, target), target.vocab, target.capacity)
+    probe = HeadRunner(EagleHead.load(folder, target), target.vocab_size, target.max_seq_len)
     slot = probe.acquire()
     probe.observe(slot, hidden)
     count = len(text) - len(prompt)
@@ -184,7 +184,7 @@ def test_a_head_that_does_not_fit_is_refused_with_figures(target: ModelRunner, t
 def test_offsets_that_are_ignored_would_be_noticed(target: ModelRunner, tmp_path: Path):
     """`d2t` is an offset: a planted head that takes its outputs for the first tokens guesses other tokens."""
     made = make_head(tmp_path, layers=list(LAYERS), vocab=90)
-    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab, target.capacity)
+    runner = HeadRunner(EagleHead.load(tmp_path, target), target.vocab_size, target.max_seq_len)
     hidden = states_of(target, TEXT, (0, 1, 2))
     slot = runner.acquire()
     runner.observe(slot, {i: h[:-1] for i, h in hidden.items()})
@@ -244,7 +244,7 @@ def test_a_model_that_transformers_runs_takes_heads_too(folder: Path, target: Mo
     other = TransformersRunner.load(folder, torch.device("cpu"), torch.float32, 2, 64)
     drafts = []
     for runner in (target, other):
-        head = HeadRunner(EagleHead.load(tmp_path, runner), runner.vocab, runner.capacity)
+        head = HeadRunner(EagleHead.load(tmp_path, runner), runner.vocab_size, runner.max_seq_len)
         slot = head.acquire()
         head.observe(slot, states_of(runner, TEXT[:-1], (0, 1, 2)))
         drafts.append(greedy(head, slot, TEXT, 4)[0])

@@ -61,9 +61,9 @@ def test_ragged_passes_with_truncation_between_say_what_transformers_says(case: 
     with torch.inference_mode():
         out = model(torch.tensor([tokens]), output_hidden_states=True)
     expected, states = out.logits[0], [h[0] for h in out.hidden_states]
-    assert expected.std() > 0.3 and runner.depth + 1 == len(states)
+    assert expected.std() > 0.3 and runner.num_layers + 1 == len(states)
     slot, beside = runner.acquire(), runner.acquire()
-    layers = tuple(range(runner.depth + 1))
+    layers = tuple(range(runner.num_layers + 1))
     for piece, back in [(1, 0), (20, 7), (9, 9), (30, 3), (60, 0)]:
         start = runner.length(slot)
         end = min(start + piece, 60)

@@ -119,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def runner_of(plain: ModelRunner, graphs: bool, fp8: bool = True) -> ModelRunner:
-    made = ModelRunner(plain.transformer, 4, plain.capacity, page=8, fp8_cache=fp8)
+    made = ModelRunner(plain.transformer, 4, plain.max_seq_len, page=8, fp8_cache=fp8)
     if graphs:
         made.use(GraphRunner(plain.transformer, made.cache, reference_kernels(), Rehearsed()))
     return made
@@ -137,7 +137,7 @@ def test_passes_agree_whichever_way_they_are_made(folder: Path) -> None:
         runner.truncate(a, 72)
         tree = Score(runner, a, text(3, 4), 4, parents=(-1, 0, 0, 2))
         rows.append(runner.score([tree])[0].logits)
-        runner.keep(a, 72, [0, 2, 3])
+        runner.compact(a, 72, [0, 2, 3])
         runner.copy(a, b, 74)
         rows.append(runner.score([Score(runner, b, text(4, 3), 3)])[0].logits)
         last.append(torch.cat(rows))

@@ -141,7 +141,7 @@ def test_a_gpus_plan_counts_graphs(target_folder: Path, a_card: None, free: obje
     found = Source.find(target_folder)
     here, there = (found.plan(device, "float32", 8, 192) for device in ("cpu", "cuda"))
     assert here.graphs == 0 and "graphs" not in str(here)
-    assert there.graphs > 512 * found.vocab * 4, "the logits of one pass are the least of it"
+    assert there.graphs > 512 * found.vocab_size * 4, "the logits of one pass are the least of it"
     spare = 8 * 64 * there.per_token  # a page for each slot
     assert there.total == here.total + spare + there.graphs and str(there).endswith(
         f" + graphs up to {memory_plan.size(there.graphs)}"
@@ -159,7 +159,7 @@ def test_a_gpus_plan_counts_the_projections_that_a_sparse_plan_keeps_transposed(
 ) -> None:
     shape = Source.find(target_folder).shape
     assert shape is not None
-    thresholds = torch.zeros(shape.depth)
+    thresholds = torch.zeros(shape.num_layers)
     thresholds[0] = 0.1
     planned: list[MemoryPlan] = []
 
@@ -183,7 +183,7 @@ def test_a_replay_plans_the_graphs_of_a_gpu() -> None:
     here, there = (planned("8B", config, 4, 512, device, torch.bfloat16) for device in (CPU, GPU))
     shape = Shape.of(config)
     assert here.graphs == 0 and there.graphs == graph_memory.graph_bytes(shape, GPU, 2, 4, 512) > 0
-    assert there.kv == 2 * shape.depth * shape.kv_heads * shape.head_dim * 2 * 4 * (512 + 64), (
+    assert there.kv == 2 * shape.num_layers * shape.kv_heads * shape.head_dim * 2 * 4 * (512 + 64), (
         "a page to spare for each slot"
     )
 
@@ -196,10 +196,13 @@ def test_a_target_is_planned_with_the_memory_of_rules(target_folder: Path, a_car
     source = Source.find(target_folder)
     alone, judged = source.plan("cuda", "float32", 8, 100), source.plan("cuda", "float32", 8, 100, rules=True)
     rules = judged.graphs - alone.graphs
-    assert rules == graph_memory.rule_bytes(source.vocab, GPU, 8) >= source.vocab * (160 + 128) * 48
-    two, many = (graph_memory.rule_bytes(source.vocab, GPU, slots) for slots in (3, 64))
+    assert rules == graph_memory.rule_bytes(source.vocab_size, GPU, 8) >= source.vocab_size * (160 + 128) * 48
+    two, many = (graph_memory.rule_bytes(source.vocab_size, GPU, slots) for slots in (3, 64))
     assert many == two, "more trees than two are verified one after the other"
-    assert graph_memory.rule_bytes(source.vocab, GPU, 1) < rules and graph_memory.rule_bytes(source.vocab, CPU, 8) == 0
+    assert (
+        graph_memory.rule_bytes(source.vocab_size, GPU, 1) < rules
+        and graph_memory.rule_bytes(source.vocab_size, CPU, 8) == 0
+    )
 
 
 def test_fewer_slots_and_less_context_never_need_more_memory(target_folder: Path) -> None:
@@ -231,7 +234,7 @@ def test_buffers_at_fixed_places_take_what_was_planned(tmp_path: Path) -> None:
                 runner.truncate(slot, 0)
         for sampling in (Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=1)):
             runner.decode([
-                Decode(runner, slot, [1] * MAX_QUERIES, 9, sampling, 0, keep_logits=True, layers=(shape.depth,))
+                Decode(runner, slot, [1] * MAX_QUERIES, 9, sampling, 0, keep_logits=True, layers=(shape.num_layers,))
                 for slot in held[:batch]
             ])  # fmt: skip
             for slot in held:

@@ -22,7 +22,7 @@ def load(name: str, folder: Path) -> ModelRunner:
 
 
 def read(runner: ModelRunner, slot: int, tokens: list[int], keep: int = 0) -> tuple[Tensor, dict[int, Tensor]]:
-    layers = tuple(range(runner.depth + 1))
+    layers = tuple(range(runner.num_layers + 1))
     rows = runner.score([Score(runner, slot, tokens, keep or len(tokens), layers)])[0]
     return rows.logits, rows.hidden
 
@@ -56,7 +56,7 @@ def test_one_by_one_is_as_all_at_once(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "keep"), [(n, k) for n in range(1, MAX_TOKENS + 1) for k in range(1, n + 1)])
 def test_a_few_tokens_after_others(count: int, keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load("llama3.1", tmp_path)
-    runner = ModelRunner(whole.transformer, 2, whole.capacity, vocab=VOCAB - 7)
+    runner = ModelRunner(whole.transformer, 2, whole.max_seq_len, vocab=VOCAB - 7)
     prefix, tokens = text(20), text(count)
     taken: list[int] = []
     forward = NumpyDecoder.forward

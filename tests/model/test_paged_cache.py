@@ -21,7 +21,7 @@ from tests.model.test_graph_runner import Rehearsed, close, text
 
 
 def paged(runner: ModelRunner, graphs: bool, tokens: int | None = None) -> ModelRunner:
-    twin = ModelRunner(runner.transformer, 4, runner.capacity, tokens=tokens, page=8)
+    twin = ModelRunner(runner.transformer, 4, runner.max_seq_len, tokens=tokens, page=8)
     if graphs:
         twin.use(GraphRunner(runner.transformer, twin.cache, reference_kernels(), Rehearsed()))
     return twin
@@ -84,7 +84,7 @@ def test_of_a_tree_the_accepted_path_is_kept(plain: ModelRunner) -> None:
         slots[runner] = slot = runner.acquire()
         feed(runner, slot, text(1, 14))
         feed(runner, slot, [3, 4, 5, 6], parents=(-1, 0, 0, 2))
-        runner.keep(slot, 14, [0, 2, 3])
+        runner.compact(slot, 14, [0, 2, 3])
     for ours, theirs in zip(
         twin.cache.between(slots[twin], 3, 17), plain.cache.between(slots[plain], 3, 17), strict=True
     ):
@@ -97,12 +97,12 @@ def test_a_pool_that_is_empty_says_so_and_loses_nothing(plain: ModelRunner) -> N
     twin = paged(plain, graphs=True, tokens=120)
     one, two = twin.acquire(), twin.acquire()
     feed(twin, one, text(1, 60))
-    assert not twin.cache.lacks([(two, 48)]) and twin.cache.lacks([(one, 8), (two, 48)])
+    assert not twin.cache.lacks_room([(two, 48)]) and twin.cache.lacks_room([(one, 8), (two, 48)])
     with pytest.raises(SemspecError, match="the cache is full: of its 15 pages of 8 tokens"):
         feed(twin, two, text(2, 70))
     assert twin.length(two) == 0
     twin.truncate(one, 12)
-    assert not twin.cache.lacks([(two, 90)]), "pages that a truncated slot kept are given back"
+    assert not twin.cache.lacks_room([(two, 90)]), "pages that a truncated slot kept are given back"
     feed(twin, two, text(2, 90))
 
 

@@ -22,7 +22,7 @@ TARGET = chain(VOCAB, seed=1)
 
 
 def made(slots: int = 4, room: int = 100_000, window: int | None = None) -> tuple[FakeRunner, PrefixCache]:
-    inner = FakeRunner(TARGET, VOCAB, slots=slots, capacity=200, room=room, window=window)
+    inner = FakeRunner(TARGET, VOCAB, slots=slots, max_seq_len=200, room=room, window=window)
     return inner, PrefixCache(inner)
 
 
@@ -58,7 +58,7 @@ def test_more_conversations_than_slots_are_remembered(count: int) -> None:
 
 
 def test_without_pages_slots_are_what_is_remembered() -> None:
-    inner = FakeRunner(TARGET, VOCAB, slots=4, capacity=200)
+    inner = FakeRunner(TARGET, VOCAB, slots=4, max_seq_len=200)
     runner, texts = PrefixCache(inner), [[i] * 60 for i in range(5)]
     for text in texts:
         read(runner, text)
@@ -72,7 +72,7 @@ def test_the_least_recently_used_are_given_up_for_whoever_runs() -> None:
     for text in texts:
         read(runner, text)
     read(runner, [0] * 61)  # used again
-    assert runner.admits([9] * 90) and not runner.lacks([(None, 90)])
+    assert runner.can_admit([9] * 90) and not runner.lacks_room([(None, 90)])
     assert read(runner, [9] * 90) == 0
     found = [read(runner, [*text[:60], 11]) > 0 for text in texts[:1]]
     assert found == [True] and read(runner, [1] * 60) == 0, "the oldest are gone, not the one that was used again"
@@ -114,7 +114,7 @@ def test_any_order_of_feeds_cuts_preemptions_and_releases(seed: int, window: int
         kind = rng.choice(["begin", "feed", "feed", "cut", "preempt", "release", "release"])
         if kind == "begin" and runner.free:
             prompt = rng.choice(stems)[: rng.randint(8, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 9))]
-            if runner.admits(prompt):
+            if runner.can_admit(prompt):
                 live[runner.acquire(prompt)] = []
                 slot = list(live)[-1]
                 feed(runner, slot, live, prompt)
@@ -144,11 +144,11 @@ def feed(runner: PrefixCache, slot: int, live: dict[int, list[int]], tokens: lis
     """As the scheduler does: what was lost first, others are preempted where there is no room."""
     if len(live[slot]) + len(tokens) > 190:
         return
-    while runner.lacks([(slot, len(tokens))]):
+    while runner.lacks_room([(slot, len(tokens))]):
         other = next((o for o in live if o != slot and runner.preempt(o)), None)
         if other is None:
             return
-    if lost := runner.lost(slot):
+    if lost := runner.tokens_to_recompute(slot):
         runner.score([Score(runner, slot, lost, 0)])
     (rows,) = runner.score([Score(runner, slot, tokens, 1)])
     live[slot] += tokens

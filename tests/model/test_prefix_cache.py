@@ -16,7 +16,7 @@ from semspec.errors import BadRequest, SemspecError
 from semspec.loop.decoder import Decoder, Job
 from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
-from semspec.loop.work import Task
+from semspec.loop.work import ScoreWork, Task
 from semspec.model.prefix_cache import PrefixCache
 from semspec.model.prefix_index import BLOCK, PrefixIndex, common_prefix
 from semspec.model.remembered_texts import ONCE
@@ -437,3 +437,14 @@ def test_what_one_salt_has_read_another_does_not_find() -> None:
     assert fed(inner) - before == 82 + 82 + 1
     other = runner.acquire([*text, 5] * 2, "e")
     assert runner.reused == 0 and not runner._index.tokens[other], "the last slot held another's text"
+
+
+def test_rounds_are_handed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make a request anew takes longer than all else that a cache does for a round."""
+    inner = FakeRunner(TARGET, VOCAB, slots=2)
+    runner, seen, score = PrefixCache(inner), list[Score](), inner.score
+    slot = runner.acquire([1, 2, 3])
+    work = ScoreWork(Task(iter(()), Stats()), Score(runner, slot, [1, 2, 3], 3))  # type: ignore[arg-type]
+    monkeypatch.setattr(inner, "score", lambda requests: (seen.extend(requests), score(requests))[1])
+    runner.score([work.next_pass(512)])
+    assert seen == [work.request] and not work.waiting

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from semspec.model.remembered_states import RememberedStates
+from semspec.model.hidden_states import CachedHiddenStates
 
 LAYERS = [(1, 2), (1, 2), (1, 2), (1,), (2, 3), (1, 2, 3)]
 steps = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 10**6)), max_size=25)
@@ -24,8 +24,8 @@ def covered(tokens: list[dict[int, float]], layers: tuple[int, ...]) -> int:
 @settings(max_examples=100)
 @given(steps)
 def test_whatever_is_done_every_token_has_its_own_states(made: list[tuple[int, int, int]]) -> None:
-    remembered, tokens, fresh = RememberedStates(), list[dict[int, float]](), 0
-    copies = list[tuple[RememberedStates, list[dict[int, float]]]]()
+    remembered, tokens, fresh = CachedHiddenStates(), list[dict[int, float]](), 0
+    copies = list[tuple[CachedHiddenStates, list[dict[int, float]]]]()
     for kind, count, which in made:
         at = which % (len(tokens) + 1)
         if kind < 2:
@@ -55,7 +55,7 @@ def test_whatever_is_done_every_token_has_its_own_states(made: list[tuple[int, i
 
 
 def test_rounds_with_trees_take_the_memory_of_what_was_accepted() -> None:
-    remembered, count = RememberedStates(), 0
+    remembered, count = CachedHiddenStates(), 0
     for _ in range(40):
         remembered = remembered.first(count)
         remembered.append(count, states(count, 64, (1, 2)))  # a token and a tree of 63

@@ -294,7 +294,7 @@ def test_an_impossible_context_is_refused(runner: ModelRunner, context: int) -> 
 
 
 def test_the_context_is_what_was_asked_for_or_what_the_checkpoint_was_made_for(runner: ModelRunner) -> None:
-    assert runner.capacity == 64
+    assert runner.max_seq_len == 64
     assert choose_context(None, runner.shape.context) == choose_context(1024, runner.shape.context) == 1024
     assert choose_context(2, runner.shape.context) == 2
 
@@ -302,5 +302,5 @@ def test_the_context_is_what_was_asked_for_or_what_the_checkpoint_was_made_for(r
 def test_a_long_context_takes_no_more_than_4096_unless_asked_for(tmp_path: Path) -> None:
     folder = save(make_model("qwen2", max_position_embeddings=32768), tmp_path / "long")
     runner = ModelRunner.load(folder, device="cpu", slots=1)
-    assert runner.capacity == 4096
+    assert runner.max_seq_len == 4096
     assert choose_context(30000, runner.shape.context) == 30000

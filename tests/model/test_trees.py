@@ -66,7 +66,7 @@ def check(runner: Runner, parents: tuple[int, ...], context: int, fed: int, leve
         close(rows.logits, exact)
     assert runner.length(slot) == context + len(tokens)
     path = max(tree.paths(parents), key=lambda path: (len(path), path))
-    runner.keep(slot, context, path[:-1])
+    runner.compact(slot, context, path[:-1])
     again, end = runner.acquire(), text(3, 3)
     assert runner.length(slot) == context + len(path) - 1
     (kept,) = runner.score([Score(runner, slot, end, 3)])
@@ -133,7 +133,7 @@ def test_any_tree_among_chains(cached: Runners, seed: int, size: int, fed: int, 
         own = feed + [tokens[i] for i in tree.path(parents, node)]
         close(rows[1].logits[node], runner.score([Score(runner, slots[0], own, 1)])[0].logits[0])
     path = tree.path(parents, rng.randrange(size))
-    runner.keep(slots[1], 20, path)
+    runner.compact(slots[1], 20, path)
     for slot in slots[::2]:
         runner.truncate(slot, 20 - fed)
     one = runner.score([Score(runner, slots[0], feed + [tokens[i] for i in path] + [5], 1)])[0].logits
@@ -171,7 +171,7 @@ def test_a_prefix_cache_keeps_the_accepted_path_and_nothing_else_of_a_tree() -> 
     check_tokens, before = [5, 6, 7, 8], list(range(1, 17))
     slot = runner.acquire(before)
     runner.score([Score(runner, slot, before + check_tokens, 5, parents=(-1, 0, -1, 2))])
-    runner.keep(slot, 16, (2, 3))
+    runner.compact(slot, 16, (2, 3))
     assert inner.held[slot] == [*before, 7, 8]
     runner.release(slot)
     assert runner.acquire([*before, 7, 8, 9]) == slot and runner.reused == 18

@@ -21,10 +21,10 @@ from semspec.loop.executor import Executor
 from semspec.loop.stats import Stats
 from semspec.loop.work import Task
 from semspec.model import ModelRunner
-from semspec.model.blocks import BlockTables
 from semspec.model.graph_runner import GraphRunner
 from semspec.model.kernels import reference_kernels
 from semspec.model.page_pool import PASS, PagePool, pages_of
+from semspec.model.page_tables import PageTables
 from semspec.model.paged_cache import PagedCache
 from semspec.model.prefix_cache import PrefixCache
 from semspec.types import Decode, Sampling, Score
@@ -70,19 +70,19 @@ def wrong_after(history: list[Step]) -> str | None:
             pool.write(0, slot, lengths[slot], new, new)
             held[slot] += range(token + 1, token + n + 1)
             token += n
-        elif kind == "cut" and (n := min(n, lengths[slot])) >= pool.shortest(slot):
+        elif kind == "cut" and (n := min(n, lengths[slot])) >= pool.min_length(slot):
             del held[slot][n:]
-        elif kind == "copy" and slot != other and (n := lengths[slot] - n % 70) >= max(1, pool.shortest(slot)):
+        elif kind == "copy" and slot != other and (n := lengths[slot] - n % 70) >= max(1, pool.min_length(slot)):
             pool.blocks.shrink(other, 0)
             pool.fork(slot, other, n)
             held[other] = held[slot][:n]
         elif kind == "drop":
             pool.blocks.shrink(slot, 0)
             held[slot] = []
-        elif kind == "ask" and pool.lacks([(one, 400) for one in range(SLOTS)], lengths):
+        elif kind == "ask" and pool.lacks_room([(one, 400) for one in range(SLOTS)], lengths):
             return "slots that have pages for all they hold lack some"
         for one, tokens in enumerate(held):
-            least = max(pool.shortest(one), len(tokens) - 70)
+            least = max(pool.min_length(one), len(tokens) - 70)
             for length in {len(tokens), *range(max(least, 0), len(tokens), 7)}:
                 if lost := window(one, length):
                     return lost
@@ -112,7 +112,7 @@ def too_soon(shared: bool, live: int, tokens: int, count: int) -> bool:
         return False
 
     for slot in range(live):
-        if pool.lacks([(slot, 100)], lengths):
+        if pool.lacks_room([(slot, 100)], lengths):
             break
         if shared and going:
             pool.fork(going[0], slot, 100)
@@ -122,7 +122,7 @@ def too_soon(shared: bool, live: int, tokens: int, count: int) -> bool:
         going.append(slot)
     for _ in range(300 // count):
         asked = [(slot, count) for slot in going][: PASS * SIZE // count]
-        while asked and pool.lacks(asked, lengths):
+        while asked and pool.lacks_room(asked, lengths):
             slot, _ = asked.pop()  # preempted
             going.remove(slot)
             pool.blocks.shrink(slot, 0)
@@ -149,12 +149,12 @@ def _too_early(patch: pytest.MonkeyPatch) -> None:
 
 def _stale(patch: pytest.MonkeyPatch) -> None:
     """A page that another slot has too is free."""
-    patch.setattr(BlockTables, "_release", lambda self, blocks: self._free.extend(blocks))
+    patch.setattr(PageTables, "_release", lambda self, blocks: self._free.extend(blocks))
 
 
 def _not_told(patch: pytest.MonkeyPatch) -> None:
     """What a slot can be cut to does not count the window."""
-    patch.setattr(PagePool, "shortest", lambda self, slot: self.blocks.first[slot] * SIZE)
+    patch.setattr(PagePool, "min_length", lambda self, slot: self.blocks.first[slot] * SIZE)
 
 
 @pytest.mark.parametrize("plant", [_too_early, _stale, _not_told])
@@ -198,14 +198,14 @@ def test_every_family_scores_and_writes_the_same(family: str, graphs: bool, tmp_
         right = twin.score([Score(twin, s, f, len(f)) for s, f in zip((c, d), feeds, strict=True)])
         for ours, theirs in zip(right, left, strict=True):
             close(ours.logits, theirs.logits)
-    assert twin.cache.shortest(c) > 200, "pages have been given back"
-    for runner, slot in ((plain, a), (twin, c)):  # a rejected draft, then one that branches
+    assert twin.cache.min_length(c) > 200, "pages have been given back"
+    for runner, slot in ((plain, a), (twin, c)):  # a rejected draft, then a tree
         runner.truncate(slot, 321)
     close(feed(twin, c, [3, 4, 5]), feed(plain, a, [3, 4, 5]))
     parents = (-1, 0, 0, 2)
     close(feed(twin, c, [6, 7, 8, 9], parents), feed(plain, a, [6, 7, 8, 9], parents))
     for runner, slot, other in ((plain, a, b), (twin, c, d)):
-        runner.keep(slot, 324, [0, 2, 3])
+        runner.compact(slot, 324, [0, 2, 3])
         runner.copy(slot, other, 320)
     close(feed(twin, d, text(3, 20)), feed(plain, b, text(3, 20)))
     requests = [
@@ -242,7 +242,7 @@ def paged_twin(pair: semspec.Pair, tokens: int | None = None) -> semspec.Pair:
     made = []
     for runner in (pair.target, pair.draft):
         assert isinstance(runner, ModelRunner)
-        made.append(ModelRunner(runner.transformer, 4, CONTEXT, runner.vocab, tokens=tokens, page=8))
+        made.append(ModelRunner(runner.transformer, 4, CONTEXT, runner.vocab_size, tokens=tokens, page=8))
         assert made[-1].windowed
     return semspec.Pair(made[0], pair.tokenizer, made[1]).cached()
 
@@ -273,7 +273,7 @@ def test_texts_are_what_they_were(rule: str, tokens: int | None, folders: dict[s
     for cache in (twin.target, twin.draft):
         assert isinstance(cache, PrefixCache)
         if tokens is None and (cache is twin.target or rule != "none"):
-            assert max(map(cache.inner.shortest, cache._idle)) > 0, "pages have been given back"
+            assert max(map(cache.inner.min_length, cache._idle)) > 0, "pages have been given back"
         cache.close()
         pools = cache.inner.cache.pools  # type: ignore[attr-defined]
         assert all(pool.blocks.free == pool.blocks.blocks for pool in pools), "no page is lost"
@@ -295,9 +295,9 @@ def test_a_prefix_whose_window_is_gone_is_read_again_and_a_shorter_one_is_found(
     for seed in (2, 3, 4, 5):  # conversations of several windows: the first pages of each slot are given back
         alone = pair.target.score([Score(pair.target, pair.target.acquire(), system + text(seed, 300), 1)])[0].logits
         close(rows(system + text(seed, 300))[0], alone)
-    assert max(map(target.inner.shortest, target._idle)) > 48
+    assert max(map(target.inner.min_length, target._idle)) > 48
     held = dict(target._index.tokens)
-    whole = [slot for slot, tokens in held.items() if tokens[:48] == system and not target.inner.shortest(slot)]
+    whole = [slot for slot, tokens in held.items() if tokens[:48] == system and not target.inner.min_length(slot)]
     logits, cached = rows(system + text(6, 20))
     assert cached == (48 if whole else 0) and any(len(tokens) > 300 for tokens in held.values())
     pair.target.truncate(0, 0)
@@ -313,11 +313,11 @@ def test_a_slot_that_is_cut_behind_its_window_is_read_again(folders: dict[str, P
     for at in range(0, 380, 20):
         target.score([Score(target, slot, tokens[at : at + 20], 1)])
         target.score([Score(target, other, text(2, 380)[at : at + 20], 1)])
-    least = target.inner.shortest(slot)
+    least = target.inner.min_length(slot)
     assert least > 200
     target.truncate(slot, least - 50)
-    assert target.length(slot) == least - 50 and target.lost(slot) == tokens[: least - 50]
-    while lost := target.lost(slot):
+    assert target.length(slot) == least - 50 and target.tokens_to_recompute(slot) == tokens[: least - 50]
+    while lost := target.tokens_to_recompute(slot):
         target.score([Score(target, slot, lost[:64], 0)])
     (row,) = target.score([Score(target, slot, [7, 8], 2)])
     plain = pair.target.acquire()
@@ -344,7 +344,7 @@ def test_any_order_of_feeds_cuts_and_copies_through_a_prefix_cache(folders: dict
             del held[slot][rng.randrange(1, len(held[slot]) + 1) :]
             target.truncate(slot, len(held[slot]))
         prompt = prompt[: CONTEXT - len(held[slot])]
-        while lost := target.lost(slot):
+        while lost := target.tokens_to_recompute(slot):
             target.score([Score(target, slot, lost[:100], 0)])
         if prompt:
             piece = rng.choice([17, 40, 200])

@@ -11,7 +11,7 @@ import semspec
 from semspec import Options, Pair
 from semspec.tasks.pocket import Pocket
 
-RULES = ["semantic", "semantic:steps=3,ahead=0.2", "semantic+"]
+RULES = ["semantic", "semantic:steps=3,ahead=0.2", "semantic+", "semantic:candidates=2", "semantic+:candidates=3"]
 PROBLEMS = 2  # for each rule
 
 
@@ -25,7 +25,7 @@ def prompts() -> list[Any]:
     return [problem.prompt for problem in Pocket(split="test").problems(PROBLEMS, 1)]
 
 
-@pytest.mark.parametrize("rule", ["semantic", "semantic+"])
+@pytest.mark.parametrize("rule", ["semantic", "semantic+", "semantic+:candidates=3"])
 def test_the_same_seed_gives_the_same_text(pair: Pair, prompts: list[Any], rule: str) -> None:
     options = Options(verifier=rule, temperature=1.0, max_new_tokens=40)
     one, again, other = (pair.generate(prompts[0], options, seed=seed).tokens for seed in (1, 1, 2))
@@ -50,5 +50,7 @@ def test_a_batch_in_different_phases_equals_singles(pair: Pair, prompts: list[An
         )
         assert [e.origins for e in result.events] == [e.origins for e in alone.events]
         outcomes += result.stats.step_outcomes
+        assert result.stats.candidates == alone.stats.candidates
+        assert bool(result.stats.candidates) == ("candidates" in str(options.verifier))
     assert outcomes["accepted"] and outcomes["rejected"] and outcomes["target"], outcomes
     assert pair.target.free == len(asked), "every slot was given back"

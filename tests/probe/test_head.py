@@ -12,7 +12,7 @@ from semspec.errors import ModelError
 from semspec.model import ModelRunner
 from semspec.probe import Features, Probe, evidence, fingerprint
 from semspec.probe.calibrate import Calibrator
-from semspec.probe.head import CARD, WEIGHTS, ProbeNetwork, head_for, paper_widths
+from semspec.probe.probe import CARD, WEIGHTS, ProbeNetwork, head_for, paper_widths
 from tests.fakes import FakeRunner, chain
 
 

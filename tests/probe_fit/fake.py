@@ -6,7 +6,7 @@ from semspec.pair import Pair
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import Trace
 from semspec.probe_fit.traces import cut
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 from tests.fakes import FakeRunner, Logits, chain
 from tests.text.test_steps import END, END_THINK, PIECES, byte_level
 
@@ -23,8 +23,8 @@ def fake_pair(slots: int = 8, capacity: int = 64) -> Pair:
     return Pair(runners["target"], byte_level(), runners["draft"], frozenset({END}))
 
 
-def steps(limit: int = 12) -> Steps:
-    return Steps.of(byte_level(), max_step_tokens=limit)
+def steps(limit: int = 12) -> StepDelimiters:
+    return StepDelimiters.of(byte_level(), max_step_tokens=limit)
 
 
 def traces(count: int = 3) -> list[Trace]:

@@ -20,7 +20,7 @@ from semspec.pair import Pair
 from semspec.probe import Probe, fingerprint
 from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
-from semspec.probe.head import ProbeNetwork
+from semspec.probe.probe import ProbeNetwork
 from semspec.probe_fit.collect import collect
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import Folder, Prefix, Sample
@@ -28,7 +28,7 @@ from semspec.probe_fit.meaning import operation, parser, truth
 from semspec.probe_fit.sampler import Sampler, Seen
 from semspec.probe_fit.traces import cut
 from semspec.tasks.pocket import Pocket
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 from semspec.text.tokenizer import encode
 from semspec.types import Score
 
@@ -77,7 +77,7 @@ def test_fit_and_its_stages_alone_make_the_same_probes(
     for model, runner in (("target", pair.target), ("draft", pair.draft)):
         probe, again = (Probe.load(place / model, fingerprint(runner)) for place in (one, other))
         assert probe.card == again.card and (one / model / "reliability.png").exists()
-        assert probe.layers == ((4, 8) if model == "target" else (runner.depth,))
+        assert probe.layers == ((4, 8) if model == "target" else (runner.num_layers,))
         states = {layer: torch.randn(5, probe.head.inputs // len(probe.layers)) for layer in probe.layers}
         said = [p(states, torch.tensor([0, 3]), torch.tensor([3, 2])) for p in (probe, again)]
         assert torch.equal(*said) and ((said[0] >= 0) & (said[0] <= 1)).all()
@@ -122,7 +122,7 @@ def test_states_of_a_real_model_are_those_of_one_long_pass(traces: Path, tmp_pat
     pair = semspec.load("pocket", device="cpu", slots=4, context=512)
     config = Config(traces=str(traces), per_problem=1, samples=2, max_step_tokens=40, target_layers=(3, -1))
     folder = collect(config, tmp_path, pair)
-    steps = Steps.of(pair.tokenizer, pair.eos, 40)
+    steps = StepDelimiters.of(pair.tokenizer, pair.eos, 40)
     prefixes = {p.id: p.tokens for p in cut(folder.read_traces(), steps, pair.tokenizer, 1, 0)}
     samples, states = folder.read_samples(0), folder.read_states(0)
     assert len(samples) == PROBLEMS * 2 * 2
@@ -145,7 +145,7 @@ def test_a_first_step_is_collected_as_semantic_plus_sees_it(tmp_path: Path, monk
     """The prompt alone is before it, the mark that opens the thoughts is its first token, for states and evidence."""
     pair = semspec.load("pocket", device="cpu", slots=4, context=512)
     features, shown = Features((3, 8), evidence=tuple(GROUPS)), list[torch.Tensor]()
-    sampler = Sampler(pair, Config(target_layers=(3, 8)), Steps.of(pair.tokenizer, pair.eos))
+    sampler = Sampler(pair, Config(target_layers=(3, 8)), StepDelimiters.of(pair.tokenizer, pair.eos))
 
     def look(prefix: list[int], tokens: tuple[int, ...]) -> torch.Tensor:
         """What the collection has of a step, in the order of a probe's features."""
@@ -237,4 +237,4 @@ def test_fit_refuses_at_once_what_could_not_be_labelled(
 
 def test_a_probe_needs_a_pair(pair: Pair) -> None:
     with pytest.raises(semspec.BadRequest, match="draft model"):
-        Sampler(Pair(pair.target, pair.tokenizer), replace(Config(), samples=1), Steps.of(pair.tokenizer))
+        Sampler(Pair(pair.target, pair.tokenizer), replace(Config(), samples=1), StepDelimiters.of(pair.tokenizer))

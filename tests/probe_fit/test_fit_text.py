@@ -35,7 +35,7 @@ def test_probes_are_fitted_over_two_tokenizers_and_semantic_takes_them(
     pair = semspec.load("pocket", DRAFT, device="cpu", slots=3, context=640)
     assert pair.draft is not None and pair.exchange is not None and pair.exchange.kind == "text"
     for model, runner in (("target", pair.target), ("draft", pair.draft)):
-        assert Probe.load(out / model, fingerprint(runner)).layers == (runner.depth,)
+        assert Probe.load(out / model, fingerprint(runner)).layers == (runner.num_layers,)
     with pytest.raises(semspec.ModelError):
         Probe.load(out / "draft", fingerprint(pair.target))
     chats = [[{"role": "user", "content": problem(i, split="test").text}] for i in range(3)]

@@ -16,7 +16,7 @@ from semspec.errors import BadRequest
 from semspec.pair import Pair
 from semspec.probe.features import Features
 from semspec.probe.former import FORMER
-from semspec.probe.head import Probe, ProbeNetwork
+from semspec.probe.probe import Probe, ProbeNetwork
 from semspec.probe_fit.collect import collect
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import Drafted, Folder, Trace
@@ -186,6 +186,8 @@ def test_a_bound_is_for_steps_like_those_it_was_found_with(pair: Pair) -> None:
 def test_what_cannot_be_collected_or_learnt_is_refused_at_once() -> None:
     with pytest.raises(BadRequest, match="fly, which judges tokens"):
         Config(traces="fly:window=4")
+    with pytest.raises(BadRequest, match="traces show one candidate for a step; leave out semantic"):
+        Config(traces="semantic+:candidates=2")
     with pytest.raises(BadRequest, match="samples is 0; give 1"):
         Config(traces="target", samples=0)
     with pytest.raises(BadRequest, match="give the rule max_step_tokens=40 as well"):

@@ -17,7 +17,7 @@ from torch import nn
 from semspec.cli.probe_options import Teaching, read_count
 from semspec.errors import BadRequest, ModelError
 from semspec.probe.features import pool
-from semspec.probe.head import ProbeNetwork, paper_widths
+from semspec.probe.probe import ProbeNetwork, paper_widths
 from semspec.probe_fit.cluster import Pairwise, Source
 from semspec.probe_fit.data import Sample
 from semspec.probe_fit.imported import import_probe
@@ -147,7 +147,9 @@ def test_an_imported_probe_gives_what_the_published_network_gives(tmp_path: Path
     states = torch.randn(9, inputs) * 3
     starts, counts = torch.tensor([0, 4]), torch.tensor([3, 5])
     wanted = network(torch.stack([states[:3].mean(0), states[4:].mean(0)]))
-    torch.testing.assert_close(probe({runner.depth: states}, starts, counts), wanted.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        probe({runner.num_layers: states}, starts, counts), wanted.detach(), rtol=1e-5, atol=1e-6
+    )
     probe.save(tmp_path / "saved")
     assert probe.card["data"]["imported"]["file"] == "probe.pt"
 

@@ -15,7 +15,7 @@ from semspec.probe_fit.collect import collect
 from semspec.probe_fit.config import Config
 from semspec.probe_fit.data import Folder
 from semspec.probe_fit.sampler import Sampler
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 
 HOW = {"device": "cpu", "slots": 4, "context": 512}
 CONFIG = Config(
@@ -59,4 +59,4 @@ def test_steps_of_the_draft_are_whole_steps_in_the_targets_tokens(folders: list[
 def test_states_of_single_tokens_are_refused(tmp_path: Path) -> None:
     pair = semspec.load("pocket", rename(SHIPPED["pocket-draft"], tmp_path / "draft"), **HOW)
     with pytest.raises(BadRequest, match="cannot be kept of models with different tokenizers"):
-        Sampler(pair, Config(token_states=True), Steps.of(pair.tokenizer, pair.eos))
+        Sampler(pair, Config(token_states=True), StepDelimiters.of(pair.tokenizer, pair.eos))

@@ -10,7 +10,7 @@ from semspec.cli.probe_options import Teaching
 from semspec.errors import BadRequest
 from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES
 from semspec.probe.features import Features
-from semspec.probe.head import Probe
+from semspec.probe.probe import Probe
 from semspec.probe_fit.data import Folder, Label, Sample
 from semspec.probe_fit.plot import draw_reliability
 from semspec.probe_fit.rows import Tokens, load_rows, split

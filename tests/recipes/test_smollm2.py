@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import semspec
-from recipes.smollm2 import distil, sample
+from recipes.smollm2 import distil, rounded, sample
 from semspec.model.source import Source
 from semspec.types import Score
 from tests.checkpoints import make_model, save
@@ -83,3 +83,28 @@ def test_from_prompts_to_a_draft(target: Path, tmp_path: Path, monkeypatch: pyte
     alone = pair.generate("the sky", verifier="none", max_new_tokens=30)
     drafted = pair.generate("the sky", verifier="exact", num_draft_tokens=3, max_new_tokens=30)
     assert drafted.tokens == alone.tokens and drafted.stats.drafted > 0
+
+
+def test_rounding_leaves_few_values_and_the_extremes() -> None:
+    weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    found = rounded.rounded(weight, 2, 16)
+    for row, own in zip(found.unflatten(1, (-1, 16)).flatten(0, 1), weight.reshape(-1, 16), strict=True):
+        step = (own.max() - own.min()) / 3
+        assert len(row.unique()) <= 4 and torch.isclose(row.min(), own.min()) and torch.isclose(row.max(), own.max())
+        assert (row - own).abs().max() <= step / 2 + 1e-6
+    assert torch.equal(rounded.rounded(torch.ones(2, 16), 3, 8), torch.ones(2, 16)), "no spread, nothing to round"
+    assert torch.allclose(rounded.rounded(weight, 8, 16), weight, atol=0.02)
+
+
+def test_a_rounded_draft_loads_and_differs_in_its_layers_only(target: Path, tmp_path: Path) -> None:
+    rounded.main([str(target), "--bits", "2", "--group", "16", "--out", str(tmp_path)])
+    pair = semspec.load(str(target), draft=str(tmp_path), device="cpu", dtype="float32", context=64)
+    exact = pair.generate("a b c", verifier="exact", num_draft_tokens=4, max_new_tokens=24)
+    assert exact.tokens == pair.generate("a b c", verifier="none", max_new_tokens=24).tokens
+    teacher = distil.teacher_of(str(target), torch.device("cpu")).state_dict()
+    draft = distil.teacher_of(str(tmp_path), torch.device("cpu")).state_dict()
+    changed = {name for name, own in teacher.items() if not torch.allclose(own, draft[name], atol=0.01)}
+    assert changed and all(".layers." in name and "norm" not in name for name in changed)
+    for options, said in ((["--bits", "9"], "give 1 to 8"), (["--group", "7"], "which it must divide")):
+        with pytest.raises(SystemExit, match=said):
+            rounded.main([str(target), *options, "--out", str(tmp_path)])

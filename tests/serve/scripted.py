@@ -49,5 +49,5 @@ def scripted_pair(
             row[tokens[done] if done < len(tokens) else end] = 100.0  # at any temperature
         return row
 
-    runner = FakeRunner(logits, len(tokenizer), slots=slots, capacity=4096)
+    runner = FakeRunner(logits, len(tokenizer), slots=slots, max_seq_len=4096)
     return semspec.Pair(runner, tokenizer, eos=frozenset({end}))

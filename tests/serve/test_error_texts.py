@@ -19,6 +19,8 @@ from semspec.serve.completion_routes import translated
 from semspec.serve.http_errors import explain
 from semspec.serve.limits import Limits, Settings
 from semspec.serve.schema import anthropic, base, messages, ollama, requests, responses, structured, tokenize, tools
+from semspec.serve.schema.speculation import Speculation
+from semspec.serve.speculation import apply
 from tests.serve.hostile import BODIES, WRONG, places, spoilt
 from tests.serve.live import JSON, WAIT, Live, serving
 from tests.serve.scripted import scripted_pair
@@ -115,3 +117,32 @@ def test_hundreds_of_hostile_bodies_over_http(live: Live, caplog: pytest.LogCapt
         assert client.post("/v1/completions", content=endless).status_code == 400
     assert refused > 300 and live.idle()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/responses", {"model": "s", "input": []}, "input is empty"),
+        ("/api/chat", {"model": "s", "messages": [{"role": "user", "images": ["x"]}]}, "leave images out"),
+    ],
+)
+def test_what_is_wrong_is_named_and_not_what_else_could_have_been(
+    path: str, body: dict[str, Any], message: str
+) -> None:
+    assert message in (refusal(KINDS[path], body) or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"verifier": "fly", "theta": "high"}, "option 'theta' of verifier 'fly' has to be a number, 0 or more"),
+        ({"verifier": "fly", "theta": 1e39}, "has to be a number, 0 or more"),
+        ({"verifier": "reflective", "prompt": "x" * 201}, "a text, at most 200 characters that can be printed"),
+        ({"verifier": "fly", "adapt": 1}, "option 'adapt' of verifier 'fly' has to be true or false"),
+        ({"verifier": "semantic+", "threshold": 0.5, "least": 0.6}, "'threshold' .* is given twice, by its old name"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:option 'least'")
+def test_options_of_a_verifier_say_what_they_have_to_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        apply(Speculation.model_validate(given), Settings(allow_lossy=True))

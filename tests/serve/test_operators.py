@@ -42,7 +42,7 @@ def gated(pair: Any) -> threading.Event:
         if gate.is_set():
             return inner(context)
         time.sleep(0.005)
-        return [0.0] * 100 + [100.0] + [0.0] * (pair.target.vocab - 101)
+        return [0.0] * 100 + [100.0] + [0.0] * (pair.target.vocab_size - 101)
 
     pair.target.logits = logits
     return gate

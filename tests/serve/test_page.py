@@ -15,7 +15,7 @@ from semspec.serve.app import PAGE
 from semspec.serve.limits import Settings
 from semspec.serve.menu import GENERAL
 from tests.checkpoints import make_model, make_tokenizer, save
-from tests.serve.browser import ASK, ask, browser_only, done, figure, shown
+from tests.serve.browser import ASK, answering, ask, browser_only, done, figure, shown, stream
 from tests.serve.live import Live, serving
 
 
@@ -192,6 +192,53 @@ def test_the_theme_is_kept(page: Any):
     page.reload()
     page.locator(".example").first.wait_for()
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == after != before
+
+
+@browser_only
+@pytest.mark.parametrize(
+    ("page", "longest", "wide"), [(390, 57, 3), (1280, 57, 3), (390, 19, 1), (390, 300, 28)], indirect=["page"]
+)
+def test_drafts_of_any_length_have_room_in_the_picture(page: Any, longest: int, wide: int):
+    accepted = [0, 0, 5, longest]
+    rounds = [[("a ", "draft", "content")] * (n + 1) for n in accepted]
+    answering(page, lambda body: stream(*rounds, drafted=longest))
+    ask(page)
+    done(page)
+    page.locator(".detail").evaluate("(e) => { e.open = true }")
+    bars = page.locator(".bars").first
+    assert bars.evaluate("(e) => e.scrollWidth - e.clientWidth") <= 0 < bars.locator("div").count() <= 20
+    label = bars.get_attribute("aria-label")
+    assert label.endswith(", ".join(f"{n}: {accepted.count(n)}" for n in range(longest + 1)))
+    titles = [bar.get_attribute("title") for bar in bars.locator("div").all()]
+    told = [re.fullmatch(r"(\d+)(?: to (\d+))? accepted: (\d+) rounds", title).groups() for title in titles]
+    spans = [(int(a), int(b or a), int(count)) for a, b, count in told]
+    assert spans[0] == (0, 0, 2) and all(b - a == wide - 1 for a, b, _ in spans[1:])
+    assert [sum(a <= n <= b for n in accepted) for a, b, _ in spans] == [count for *_, count in spans]
+    caption = page.locator(".histogram figcaption").first.inner_text()
+    assert caption.endswith(f"0, then {wide} numbers a bar") == (wide > 1)
+
+
+@browser_only
+def test_the_verdict_says_what_was_relaxed_whichever_method_was_faster(page: Any):
+    exact = stream([("no", "draft", "content")], seconds=0.5)
+    fly = stream([("yes", "relaxed", "content"), (".", "target", "content")], seconds=4.0)
+    answers = iter([exact, fly])
+    answering(page, lambda body: next(answers))
+    page.check("#compare")
+    page.get_by_label("verifier").nth(1).select_option("fly")
+    ask(page)
+    done(page)
+    verdict = page.locator(".verdict").inner_text()
+    assert verdict == "Different answers. exact wrote 4.00× as many tokens a second as fly; fly relaxed 1 of 2 tokens."
+
+
+@browser_only
+@pytest.mark.parametrize("page", [390], indirect=True)
+def test_an_empty_chat_is_read_from_its_top(page: Any):
+    assert page.locator("#talk").evaluate("(e) => e.scrollHeight - e.clientHeight") > 0, "examples need more room"
+    page.set_viewport_size({"width": 380, "height": 700})
+    page.wait_for_timeout(200)
+    assert page.locator("#talk").evaluate("(e) => e.scrollTop") == 0
 
 
 CONTRAST = """() => {

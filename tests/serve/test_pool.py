@@ -32,7 +32,7 @@ METHODS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def pool(target_folder: Path, draft_folder: Path) -> Iterator[tuple[Live, Pair]]:
     pair = semspec.load(target_folder, draft_folder, device="cpu", slots=8, context=256)
-    small: Any = lambda old: ModelRunner(old.transformer, 8, 256, old.vocab, tokens=400, page=8)  # noqa: E731
+    small: Any = lambda old: ModelRunner(old.transformer, 8, 256, old.vocab_size, tokens=400, page=8)  # noqa: E731
     pair = pair.wrapped(small).cached()
     limits = Limits(queue=64, new_tokens=100)
     with serving(lambda: pair, Settings(name="pool", limits=limits, allow_lossy=True)) as live:

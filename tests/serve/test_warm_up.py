@@ -49,7 +49,7 @@ class Timed(FakeRunner):
      (1e-6, 9000, 5000, 4096)],
 )  # fmt: skip
 def test_a_pass_is_as_large_as_it_may_take(per_token: float, capacity: int, memory: int | None, budget: int) -> None:
-    inner = Timed(chain(8), 8, slots=2, capacity=capacity, seconds=0.01, per_token=per_token, memory=memory)
+    inner = Timed(chain(8), 8, slots=2, max_seq_len=capacity, seconds=0.01, per_token=per_token, memory=memory)
     target, executor = PrefixCache(inner), Executor()
     pair: Any = SimpleNamespace(target=target, executor=executor)
     measure_budget(pair, inner.clock)
@@ -121,7 +121,7 @@ def test_what_a_text_costs_that_goes_on_is_measured() -> None:
 
 
 def test_on_a_cpu_no_text_depends_on_a_clock() -> None:
-    inner = Timed(chain(8), 8, capacity=9000, per_token=1e-6, device=torch.device("cpu"))
+    inner = Timed(chain(8), 8, max_seq_len=9000, per_token=1e-6, device=torch.device("cpu"))
     pair: Any = SimpleNamespace(target=inner, executor=Executor())
     measure_budget(pair, inner.clock)
     assert pair.executor.budget == 512 and pair.executor.growth == NO_GROWTH and not inner.diary

@@ -20,7 +20,7 @@ def text(seed: int, length: int) -> list[int]:
 
 def with_plan(runner: ModelRunner, slots: int = 4, **parts: Any) -> ModelRunner:
     """The same weights in a runner of its own."""
-    twin = ModelRunner(runner.transformer, slots, runner.capacity)
+    twin = ModelRunner(runner.transformer, slots, runner.max_seq_len)
     apply(SparsePlan(**parts), twin)
     return twin
 

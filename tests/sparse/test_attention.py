@@ -137,7 +137,7 @@ def test_means_follow_the_cache(moves: list[tuple[int, int, bool]]) -> None:
     """Whatever is fed and taken back, and whenever means are asked for, they are those of what is in the cache."""
 
     class Shape:
-        depth, kv_heads, head_dim = 2, 2, 4
+        num_layers, kv_heads, head_dim = 2, 2, 4
 
     cache = Cache(Shape(), 2, 400, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     means = BlockStatistics(cache, 8, values=True, variances=True)

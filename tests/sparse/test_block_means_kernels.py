@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is for Linux o
 from semspec.model import ModelRunner
 from semspec.model.graphs import NoGraphs
 from semspec.model.kernels import BlockMeans, SelectedBlocks, attention, reference, triton_kernels
-from semspec.model.kernels.blocks import choose_blocks
+from semspec.model.kernels.select_blocks import choose_blocks
 from semspec.model.kernels.tiles import Tiles
 from semspec.sparse import AttentionPlan
 from semspec.sparse.attention import block_lists, block_scores, select_blocks

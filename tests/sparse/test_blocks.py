@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 
-from semspec.model.kernels.blocks import choose_blocks
+from semspec.model.kernels.select_blocks import choose_blocks
 from semspec.sparse import AttentionPlan
 from semspec.sparse.attention import SCORES, block_lists, block_scores, select_blocks
 from tests.interpreter import allow_new_numpy

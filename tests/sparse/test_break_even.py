@@ -23,7 +23,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 
 
 def whole(runner: ModelRunner) -> SparsePlan:
-    depth = runner.depth
+    depth = runner.num_layers
     return SparsePlan(
         attention=ATTENTION, ffn=FfnPlan(torch.full((depth,), 0.1)), experts=ExpertsPlan(torch.ones(depth, 1), 1)
     )

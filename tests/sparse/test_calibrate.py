@@ -64,7 +64,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> semspec.Pair:
 def test_watching_changes_nothing(pair: semspec.Pair, mixture: semspec.Pair) -> None:
     for one in (pair.target, mixture.target):
         assert isinstance(one, ModelRunner)
-        watched = ModelRunner(one.transformer, 2, one.capacity)
+        watched = ModelRunner(one.transformer, 2, one.max_seq_len)
         watched.sparsity = Observer(watched, SMALL)
         for ours, dense in zip(course(watched), course(one), strict=True):
             assert torch.equal(ours, dense)
@@ -233,8 +233,8 @@ def test_some_variants_can_be_picked(pair: semspec.Pair) -> None:
 def test_experts_left_out_of_every_token(mixture: semspec.Pair) -> None:
     runner = mixture.target
     assert isinstance(runner, ModelRunner) and runner.shape.mixture is not None
-    plan = SparsePlan(experts=ExpertsPlan(torch.zeros(runner.depth, 2), 1))
-    always = variants(plan, runner.depth, [], [], [2])["always 2 experts fewer"]
+    plan = SparsePlan(experts=ExpertsPlan(torch.zeros(runner.num_layers, 2), 1))
+    always = variants(plan, runner.num_layers, [], [], [2])["always 2 experts fewer"]
     assert always is not None and always.experts is not None
     weights = torch.tensor([[0.34, 0.33, 0.33], [0.9, 0.09, 0.01]])
     assert num_skipped(weights, always.experts.betas[0], always.experts.most).tolist() == [2, 2]
@@ -327,7 +327,7 @@ def test_the_commands(semspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_problem_that_does_not_fit_is_refused_by_its_length():
-    runner = FakeRunner(lambda held: [0.0], 1, capacity=20)
+    runner = FakeRunner(lambda held: [0.0], 1, max_seq_len=20)
     assert room(runner, 12, 5) == 5 and room(runner, 18, 5) == 2
     with pytest.raises(BadRequest, match="a problem has 20 tokens and the context is 20; give a larger --context"):
         room(runner, 20, 5)

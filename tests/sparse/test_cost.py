@@ -106,13 +106,15 @@ def test_attention_is_what_masks_show(runner: ModelRunner, monkeypatch: pytest.M
 def test_bytes_are_weights_and_cache(runner: ModelRunner, mixture: ModelRunner) -> None:
     shape = runner.shape
     found = cost(shape, None, START, TOKENS, 4).bytes
-    matrices = shape.parameters - shape.vocab * shape.width * (not shape.tied) - shape.width * (2 * shape.depth + 1)
+    matrices = (
+        shape.parameters - shape.vocab_size * shape.width * (not shape.tied) - shape.width * (2 * shape.num_layers + 1)
+    )
     assert found["projections"] + found["ffn"] + found["head"] == 4 * matrices
-    assert found["attention"] == 4 * 2 * shape.depth * shape.kv_heads * shape.head_dim * START
+    assert found["attention"] == 4 * 2 * shape.num_layers * shape.kv_heads * shape.head_dim * START
     experts = mixture.shape.mixture
     assert experts is not None
     one, many = (cost(mixture.shape, None, START, n).bytes["ffn"] for n in (1, 10_000))
-    layers = mixture.shape.depth - len(experts.dense_layers)
+    layers = mixture.shape.num_layers - len(experts.dense_layers)
     expert = 2 * 3 * mixture.shape.width * experts.ffn
     assert many - one == pytest.approx(layers * expert * (experts.experts - experts.chosen))
 
@@ -123,7 +125,7 @@ def test_experts_by_what_calibration_saw(mixture: ModelRunner) -> None:
     plan = SparsePlan(experts=ExpertsPlan(betas, 2), seen=seen, made={"k": TOKENS - 1})
     experts, shape = mixture.shape.mixture, mixture.shape
     assert experts is not None
-    layers = shape.depth - len(experts.dense_layers)
+    layers = shape.num_layers - len(experts.dense_layers)
     less = cost(shape, None, START, TOKENS).flops["ffn"] - cost(shape, plan, START, TOKENS).flops["ffn"]
     assert less == pytest.approx(layers * 2 * TOKENS * shape.width * experts.ffn * 3 * 1.0)
     weights = cost(shape, plan, START, TOKENS, 1).bytes["ffn"]

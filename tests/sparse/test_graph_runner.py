@@ -136,7 +136,7 @@ def test_no_memory_for_transposed_projections_is_an_error_that_says_so(
 @pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
 def test_experts_are_left_out_either_way(family: str, tmp_path: Path) -> None:
     mixture = load(save(make_model(family, num_experts_per_tok=4), tmp_path))
-    depth = mixture.shape.depth
+    depth = mixture.shape.num_layers
     for betas in (torch.full((depth, 3), 0.35), torch.tensor([0.3, 0.6, 2.0]).expand(depth, 3).contiguous()):
         parts = {"experts": ExpertsPlan(betas, 3), "attention": PLAN}
         ours, plain = quick(mixture, **parts), with_plan(mixture, **parts)
@@ -176,7 +176,7 @@ def test_tritons_kernels_give_the_same(model: ModelRunner, tmp_path: Path) -> No
     mixture = load(save(make_model("qwen3-moe"), tmp_path))
     for one, parts in (
         (model, {"attention": PLAN, "ffn": FfnPlan(torch.full((4,), 0.2))}),
-        (mixture, {"experts": ExpertsPlan(torch.full((mixture.depth, 1), 0.5), 1)}),
+        (mixture, {"experts": ExpertsPlan(torch.full((mixture.num_layers, 1), 0.5), 1)}),
     ):
         ours = quick(one, triton_kernels(), **parts)
         ours.graph_runner.launcher = NoGraphs()

@@ -1,4 +1,4 @@
-"""Sparse checks of drafts that branch: blocks are chosen for the whole tree, and each token sees its own line of it."""
+"""Sparse checks of tree drafts: blocks are chosen for the whole tree, and each token sees its own line of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def course(runner: ModelRunner, rounds: int = 5) -> list[Tensor]:
         tokens, path, start = text(i + 1, len(PARENTS)), paths[i % len(paths)], runner.length(slot) + 1
         feed = [words[-1], *tokens]
         found.append(runner.score([Score(runner, slot, feed, len(feed), parents=PARENTS)])[0].logits)
-        runner.keep(slot, start, path)
+        runner.compact(slot, start, path)
         words += [*(tokens[j] for j in path), 7]
         assert runner.length(slot) == len(words) - 1
     runner.release(slot)
@@ -54,7 +54,7 @@ def test_as_on_a_gpu(model: ModelRunner, refresh: int) -> None:
 def test_what_a_refresh_reads_again_is_the_accepted_path(model: ModelRunner) -> None:
     """Refreshed at every second round, rounds are dense over a dense cache: the same as without a plan."""
     refreshed = course(with_plan(model, attention=PLAN, refresh=1))
-    dense = course(ModelRunner(model.transformer, 2, model.capacity))
+    dense = course(ModelRunner(model.transformer, 2, model.max_seq_len))
     assert not torch.allclose(refreshed[0], dense[0], atol=1e-3), "the plan leaves something out"
     for ours, theirs in zip(refreshed[1::2], dense[1::2], strict=True):
         close(ours, theirs)
@@ -67,7 +67,7 @@ def test_a_plan_that_leaves_nothing_out_is_dense(model: ModelRunner) -> None:
 
 
 def test_channels_are_chosen_for_the_whole_tree(model: ModelRunner) -> None:
-    plan = FfnPlan(torch.full((model.depth,), 0.05), "union")
+    plan = FfnPlan(torch.full((model.num_layers,), 0.05), "union")
     for ours, theirs in zip(course(quick(model, ffn=plan)), course(with_plan(model, ffn=plan)), strict=True):
         close(ours, theirs)
 

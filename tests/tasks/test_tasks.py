@@ -103,7 +103,8 @@ def test_the_registry_has_the_tasks() -> None:
         ("humaneval", "humaneval:execute=true"),
         ("mbpp:execute=no", "mbpp:execute=true"),
         ("mbpp:execute=true,timeout=0", "timeout is 0.0; give a number above 0"),
-        ("jsonl", "jsonl:path=FILE"),
+        ("jsonl", "jsonl:FILE"),
+        ("jsonl:fiel=own.jsonl", "no option 'fiel'"),
         ("jsonl:path=x,match=vibes", "give nothing, exact, number"),
     ],
 )
@@ -371,7 +372,8 @@ def test_jsonl_prompts(write: Write, tmp_path: Path) -> None:
     assert (first.id, first.prompt) == ("jsonl/0", "Once")
     assert (second.id, question(second), second.group) == ("why", "Why?", "g")
     assert third.prompt == messages
-    assert make("jsonl:path=own.jsonl", tmp_path).problems(None, 0) == [first, second, third]
+    for spec in ("jsonl:path=own.jsonl", "jsonl:own.jsonl", "jsonl:own.jsonl,match="):
+        assert make(spec, tmp_path).problems(None, 0) == [first, second, third]
     with pytest.raises(BadRequest, match="nothing can be scored"):
         task.score(first, "text")
 

@@ -17,7 +17,7 @@ from semspec.text.structured import CALLS, Grammars, grammar_of
 
 def test_compiled_grammars_are_kept_and_forgotten(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("semspec.text.structured.CACHED", 2)
-    grammars, compiled = Grammars(pair.tokenizer, pair.target.vocab, pair.eos), []
+    grammars, compiled = Grammars(pair.tokenizer, pair.target.vocab_size, pair.eos), []
     plain = grammars._compile
     monkeypatch.setattr(grammars, "_compile", lambda text: compiled.append(text) or plain(text))
     for pattern in ("a", "a", "b", "a", "c", "a", "b"):
@@ -48,7 +48,7 @@ def test_a_lexer_with_too_many_states_fails_before_it_takes_much_memory(pair: Pa
 
 
 def test_a_lexer_that_many_answers_have_filled_is_forgotten(pair: Pair, monkeypatch: pytest.MonkeyPatch):
-    grammars, wanted = Grammars(pair.tokenizer, pair.target.vocab, pair.eos), {"regex": WEARS}
+    grammars, wanted = Grammars(pair.tokenizer, pair.target.vocab_size, pair.eos), {"regex": WEARS}
     monkeypatch.setattr(pair.resources, "grammars", grammars)
     monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 500)
     full, grammar = grammars.compiled(grammar_of(wanted)), grammar_of(wanted)
@@ -67,7 +67,7 @@ def test_the_calls_that_a_server_requires_may_be_longer_than_a_grammar(pair: Pai
 
 
 def test_nobody_waits_for_another_grammar_to_be_compiled(pair: Pair, monkeypatch: pytest.MonkeyPatch):
-    grammars = Grammars(pair.tokenizer, pair.target.vocab, pair.eos)
+    grammars = Grammars(pair.tokenizer, pair.target.vocab_size, pair.eos)
     ready, slow = grammar_of({"regex": "a"}), grammar_of({"regex": "b"})
     known, plain, calls = grammars.compiled(ready), grammars._compile, []
     begun, may_end = threading.Event(), threading.Event()

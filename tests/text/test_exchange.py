@@ -21,7 +21,7 @@ from semspec.text.exchange import Exchange, Side
 from semspec.text.prompts import PairPrompt, encode_for_pair
 from semspec.text.reader import Reader
 from semspec.text.speller import LONGEST, Speller, cut
-from semspec.text.steps import Steps
+from semspec.text.steps import StepDelimiters
 from semspec.text.tokenizer import difference
 from tests.text.tokenizers_of_all_kinds import CHANGING, EXACT, WORDS, byte_level, letters, with_markers
 
@@ -284,8 +284,8 @@ def test_both_have_the_tokens_that_spell_the_same_bytes() -> None:
 
 def test_a_draft_stops_where_a_step_of_the_target_may_end() -> None:
     found = exchange_of(("bytes, many merges", "sentencepiece, first"))
-    stops = found.stops(Steps.of(found.target.tokenizer, found.target.eos).stops)
-    own = Steps.of(found.draft.tokenizer, found.draft.eos).stops
+    stops = found.stops(StepDelimiters.of(found.target.tokenizer, found.target.eos).stops)
+    own = StepDelimiters.of(found.draft.tokenizer, found.draft.eos).stops
     assert own <= stops and found.draft.tokenizer.eos_token_id in stops
     assert all(b"\n" in found.draft_speller.bytes_of(d) or d in found.draft.added for d in stops)
 
@@ -351,10 +351,10 @@ def test_tokens_that_a_model_has_no_row_for_are_neither_fed_nor_proposed(less: t
     sides = [Side(t, len(t) - n, frozenset([t.eos_token_id])) for t, n in zip(tokenizers, less, strict=True)]
     found = Exchange(sides[0], sides[1])
     for mapped, side in ((found.to_draft, sides[1]), (found.to_target, sides[0])):
-        assert all(token is None or token < side.vocab for token in mapped.values())
-    assert found.rows_for_target(torch.zeros(1, sides[1].vocab)).shape == (1, sides[0].vocab)
-    text = tokenizers[1].decode(range(sides[1].vocab - 20, sides[1].vocab + less[1])) + "<end 1>"
+        assert all(token is None or token < side.vocab_size for token in mapped.values())
+    assert found.rows_for_target(torch.zeros(1, sides[1].vocab_size)).shape == (1, sides[0].vocab_size)
+    text = tokenizers[1].decode(range(sides[1].vocab_size - 20, sides[1].vocab_size + less[1])) + "<end 1>"
     pair = encode_for_pair(found, text)
     reader = Reader(found, pair.draft, 0)
     reader.extend(pair)
-    assert reader.ids and max(reader.ids) < sides[1].vocab
+    assert reader.ids and max(reader.ids) < sides[1].vocab_size

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from semspec.errors import BadRequest
-from semspec.text.steps import Step, Steps
+from semspec.text.steps import StepDelimiters, StepTracker
 from tests.checkpoints import make_tokenizer
 
 PIECES = ["a", " b", ".", "\n", "\n\n", ".\n\n", ":\n", " \n\n", " ", "  \n", "\n\nc", "\n ", "\n \n", "\n\n\n"]
@@ -43,7 +43,7 @@ def finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return made
 
 
-SPELLINGS = {"byte-level": Steps.of(byte_level()), "sentence-piece": Steps.of(sentence_piece())}
+SPELLINGS = {"byte-level": StepDelimiters.of(byte_level()), "sentence-piece": StepDelimiters.of(sentence_piece())}
 
 
 def by_text(tokens: list[int], limit: int) -> int | None:
@@ -80,7 +80,7 @@ def test_a_step_ends_where_its_text_has_a_blank_line(spelling: str, tokens: list
 
 @given(st.lists(st.sampled_from([*range(len(PIECES)), END, END_THINK]), max_size=40), st.integers(1, 9))
 def test_cuts_are_the_ends_of_one_step_after_the_other(tokens: list[int], limit: int) -> None:
-    steps = Steps.of(byte_level(), max_step_tokens=limit)
+    steps = StepDelimiters.of(byte_level(), max_step_tokens=limit)
     expected, begin = [], 0
     while (length := by_text(tokens[begin:], limit)) is not None:
         begin += length
@@ -91,7 +91,7 @@ def test_cuts_are_the_ends_of_one_step_after_the_other(tokens: list[int], limit:
 @given(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=30), st.data())
 def test_pieces_of_any_size_give_the_same_end(tokens: list[int], data: st.DataObject) -> None:
     steps = SPELLINGS["byte-level"]
-    step, fed = Step(steps), 0
+    step, fed = StepTracker(steps), 0
     while fed < len(tokens) and step.end is None:
         size = data.draw(st.integers(1, len(tokens) - fed))
         end = step.feed(tokens[fed : fed + size])
@@ -108,15 +108,15 @@ def test_no_step_ends_between_two_stops(tokens: list[int]) -> None:
 
 
 def test_the_kind_of_end() -> None:
-    steps = Steps.of(byte_level(), max_step_tokens=3)
+    steps = StepDelimiters.of(byte_level(), max_step_tokens=3)
     for tokens, reason in [([0, 4], "blank line"), ([0, 0, 0], "length"), ([0, END], "end of text"), ([0, END_THINK], "end of thinking")]:  # fmt: skip # noqa: E501
-        step = Step(steps)
+        step = StepTracker(steps)
         assert step.feed(tokens) == len(tokens) and step.end == reason and step.tokens_left == 0
 
 
 def test_a_vocabulary_without_blank_lines_leaves_them_to_two_newlines() -> None:
     tokenizer = make_tokenizer()
-    steps = Steps.of(tokenizer, end_of_text=[7])
+    steps = StepDelimiters.of(tokenizer, end_of_text=[7])
     assert not steps.delimiters and steps.end_of_text == {7, tokenizer.eos_token_id}
     tokens = tokenizer.encode("the fox\n\nthe dog\n\n")
     end = steps.step_end(tokens)
@@ -125,7 +125,7 @@ def test_a_vocabulary_without_blank_lines_leaves_them_to_two_newlines() -> None:
 
 def test_a_limit_below_one_is_refused() -> None:
     with pytest.raises(BadRequest, match="max_step_tokens"):
-        Steps.of(make_tokenizer(), max_step_tokens=0)
+        StepDelimiters.of(make_tokenizer(), max_step_tokens=0)
 
 
 def test_the_released_delimiters_end_a_step_wherever_they_stand() -> None:
@@ -140,6 +140,6 @@ def test_the_released_delimiters_end_a_step_wherever_they_stand() -> None:
 
 
 def test_a_tokenizer_without_them_is_told_so() -> None:
-    without = Steps(frozenset([1]), frozenset(), frozenset(), frozenset())
+    without = StepDelimiters(frozenset([1]), frozenset(), frozenset(), frozenset())
     with pytest.raises(BadRequest, match="none of the eight delimiters"):
         without.by("released")

@@ -6,7 +6,7 @@ import torch
 
 from semspec.probe import evidence
 from semspec.probe.features import Features
-from semspec.probe.head import Probe, head_for
+from semspec.probe.probe import Probe, head_for
 
 WIDTH = 8
 

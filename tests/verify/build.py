@@ -94,13 +94,13 @@ class Language:
     """Random logits for every state, which is made of the last `memory` tokens."""
 
     def __init__(self, vocab: int, memory: int, seed: int, spread: float = 1.2) -> None:
-        self.vocab, self.states = vocab, vocab**memory
+        self.vocab_size, self.states = vocab, vocab**memory
         self.table = torch.randn(self.states, vocab, generator=torch.Generator().manual_seed(seed)) * spread
 
     def near(self, distance: float, seed: int) -> Language:
         """A language like this one: a draft model for it."""
         other = object.__new__(Language)
-        other.vocab, other.states = self.vocab, self.states
+        other.vocab_size, other.states = self.vocab_size, self.states
         noise = torch.randn(self.table.shape, generator=torch.Generator().manual_seed(seed))
         other.table = self.table + noise * distance
         return other
@@ -110,7 +110,7 @@ class Language:
         return process(self.table, SamplingRows.of([sampling], [self.states], CPU))
 
     def after(self, state: Tensor, token: Tensor) -> Tensor:
-        return (state * self.vocab + token) % self.states
+        return (state * self.vocab_size + token) % self.states
 
     def joint(self, length: int, sampling: Sampling) -> Tensor:
         """[V ** length] the exact probability of every text of this length, from state 0."""
@@ -118,7 +118,7 @@ class Language:
         joint, state = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
         for _ in range(length):
             joint = (joint[:, None] * probs[state]).flatten()
-            state = self.after(state[:, None], torch.arange(self.vocab)).flatten()
+            state = self.after(state[:, None], torch.arange(self.vocab_size)).flatten()
         return joint
 
 
@@ -196,8 +196,8 @@ class Crowd:
         length = self.tokens.shape[1]
         code = torch.zeros(len(self.tokens), dtype=torch.long)
         for i in range(length):
-            code = code * self.target.vocab + self.tokens[:, i]
-        return chi_square(count(code, self.target.vocab**length), self.target.joint(length, self.sampling))
+            code = code * self.target.vocab_size + self.tokens[:, i]
+        return chi_square(count(code, self.target.vocab_size**length), self.target.joint(length, self.sampling))
 
 
 def fit(

@@ -123,7 +123,7 @@ def test_the_next_turn_is_the_chat_templates(pair: semspec.Pair) -> None:
 
 def test_words_are_found_in_tokens(pair: semspec.Pair) -> None:
     found = pair.resources.tokens_with("a").nonzero()[:, 0].tolist()
-    texts = [pair.tokenizer.decode([i]).lower() for i in range(pair.target.vocab)]
+    texts = [pair.tokenizer.decode([i]).lower() for i in range(pair.target.vocab_size)]
     assert found == [i for i, text in enumerate(texts) if "a" in text] and found
 
 

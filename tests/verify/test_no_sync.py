@@ -63,9 +63,10 @@ def test_a_rule_never_reads_a_value(name: str, sampling: Sampling):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=["greedy", "sampled"])
-def test_nor_does_an_attention_judge_with_the_drafts_confidence(sampling: Sampling):
+@pytest.mark.parametrize("several", ["steps", "candidates"])
+def test_nor_does_an_attention_judge_with_the_drafts_confidence(sampling: Sampling, several: str):
     features = Features((2,), "attention", tuple(GROUPS))
-    rule = make("semantic+:steps=3,part=true").bind(RuleResources(judge=features))
+    rule = make(f"semantic+:{several}=3,part=true").bind(RuleResources(judge=features))
     assert rule.keeps_draft_logits and verify_blind(rule, sampling).accepted.shape == (3,)
 
 

@@ -21,7 +21,7 @@ from tests.verify.build import CPU, Crowd, Language
 
 # Ten tokens and eight, of which seven are in both, at other ids; drafts must not use "bc", targets may use "ab".
 EXCHANGE = Exchange(side(toy("ab", "abc", "ca")), side(toy("ca", "bc")))
-V, D = EXCHANGE.target.vocab, EXCHANGE.draft.vocab
+V, D = EXCHANGE.target.vocab_size, EXCHANGE.draft.vocab_size
 WARM, FILTERED = Sampling(1.0), Sampling(0.8, top_k=4, top_p=0.95)
 K, N = 2, 100_000
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semspec.probe.evidence import CONFIDENCE, GROUPS, NAMES
-from semspec.types import GREEDY, Draft, ScoreOutput, VerifyRequest
+from semspec.types import GREEDY, Draft, DraftSteps, ScoreOutput, VerifyRequest
 from semspec.verify import make
 from semspec.verify.collate import collate
 from semspec.verify.probe_inputs import probe_inputs
@@ -26,7 +26,7 @@ def random_draft(rng: Random, tokens: int, steps: int = 1) -> Draft:
     torch.manual_seed(rng.randrange(1000))
     return Draft(
         [rng.randrange(V) for _ in range(tokens)], torch.randn(total, D), {1: torch.randn(total, WIDTH)},
-        step_ends=tuple(sorted(rng.sample(range(1, tokens + 1), steps))),
+        DraftSteps(tuple(sorted(rng.sample(range(1, tokens + 1), steps)))),
         own=[rng.randrange(D) for _ in range(total)], own_ends=tuple(ends),
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_cutting_and_joining_keep_own_tokens_with_theirs() -> None:
 
 def test_a_drafts_confidence_is_in_its_own_tokens() -> None:
     draft = random_draft(Random(5), 4)
-    draft.step_ends = (4,)
+    draft.steps = DraftSteps((4,))
     batch = collate(requests([draft]))
     found = probe_inputs(batch, ("tokens", "draft"), torch.zeros(V, dtype=torch.bool), sampled=False)
     assert found is not None and draft.logits is not None

@@ -69,6 +69,26 @@ def test_only_steps_that_begin_surely_are_the_drafts(seed: int, steps: int) -> N
     assert text(always) == text(all_steps) and drafted_at(always) == drafted_at(all_steps)
 
 
+@pytest.mark.parametrize("options", [{"top_p": 0.3}, {"top_k": 1}, {"min_p": 0.9}, {"top_p": 0.9, "top_k": 5}])
+def test_what_a_draw_leaves_out_counts_in_the_entropy(options: dict[str, Any]) -> None:
+    """Of a draw with top-p 0.3 mostly one token is left, whose entropy is 0, however undecided the draft is."""
+    drafted = 0
+    for seed in range(6):
+        target, draft = language(seed), language(seed + 50)
+        sampling = Sampling(0.8, seed=seed, **options)
+        ((events, _),) = run(job(GlimpRouter(threshold=1.0), 60, sampling=sampling), target=target, draft=draft)
+        written = text(events)
+        for at, _ in drafted_at(events):
+            assert entropy(draft(PROMPT + written[:at])) < 1.0
+        drafted += len(drafted_at(events))
+        ((always, _),) = run(job(GlimpRouter(threshold=99.0), 60, sampling=sampling), target=target, draft=draft)
+        ((all_steps, _),) = run(
+            job(AcceptAllSteps(lead=0, hand_over=False), 60, sampling=sampling), target=target, draft=draft
+        )
+        assert text(always) == text(all_steps), "a look changes no draw"
+    assert drafted
+
+
 def words(ids: list[int], sure: float) -> One:
     """A step whose tokens the draft gives this probability each."""
     rest = math.log((1 - sure) / 9)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from semspec.errors import BadRequest
 from semspec.probe.evidence import GROUPS
 from semspec.probe.features import Features
-from semspec.types import Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
+from semspec.types import Draft, DraftSteps, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import Rule, make
 from semspec.verify.collate import collate, join_segments, verdicts
 from semspec.verify.semantic_plus import SemanticPlus
@@ -44,8 +44,7 @@ def request_for(rule: Rule, seed: int, lengths: list[int], whole: int, sampling:
         one.ids,
         torch.tensor(one.draft) if rule.keeps_draft_logits else None,
         {layer: torch.randn(k, WIDTH, generator=random) for layer in rule.draft_layers},
-        tuple(ends[:whole]),
-        tuple(seed * 7 % (i + 3) > 0 for i in range(whole)),
+        DraftSteps(tuple(ends[:whole]), tuple(seed * 7 % (i + 3) > 0 for i in range(whole))),
     )
     rows = ScoreOutput(torch.tensor(one.target), {i: torch.randn(k + 1, WIDTH, generator=random) for i in rule.layers})
     return VerifyRequest(rule, draft, rows, one.sampling, position=seed % 50, round=seed % 7)
@@ -60,8 +59,7 @@ def one_by_one(rule: Rule, request: VerifyRequest) -> Verdict:
             draft.tokens[begin:end],
             None if draft.logits is None else draft.logits[begin:end],
             {layer: states[begin:end] for layer, states in draft.hidden.items()},
-            step_ends=(end - begin,) if i < len(draft.step_ends) else (),
-            valid=draft.valid[i : i + 1],
+            DraftSteps((end - begin,) if i < len(draft.steps.ends) else (), draft.steps.valid[i : i + 1]),
         )
         own = ScoreOutput(
             rows.logits[begin : end + 1], {n: states[begin : end + 1] for n, states in rows.hidden.items()}
@@ -92,15 +90,15 @@ def test_each_step_is_verified_as_if_by_itself(
         assert (found.accepted, found.next, found.relaxed) == (wanted.accepted, wanted.next, wanted.relaxed)
         assert found.target_tokens == wanted.target_tokens and len(found.evidence) in (0, len(found.relaxed))
         last = request.draft.segments[-1][0]
-        if len(request.draft.step_ends) < len(request.draft.segments):
+        if len(request.draft.steps.ends) < len(request.draft.segments):
             assert not [i for i in found.relaxed if i >= last], "a part of a step is not relaxed"
 
 
 def test_the_segments_of_a_draft() -> None:
-    draft = Draft([1, 2, 3, 4, 5], step_ends=(2, 4), valid=(True, False))
+    draft = Draft([1, 2, 3, 4, 5], steps=DraftSteps((2, 4), (True, False)))
     assert draft.segments == [(0, 2), (2, 4), (4, 5)]
-    assert draft.first(4).segments == [(0, 2), (2, 4)] and draft.first(4).valid == (True, False)
-    assert draft.first(3).segments == [(0, 2), (2, 3)] and draft.first(3).valid == (True,)
+    assert draft.first(4).segments == [(0, 2), (2, 4)] and draft.first(4).steps.valid == (True, False)
+    assert draft.first(3).segments == [(0, 2), (2, 3)] and draft.first(3).steps.valid == (True,)
     assert Draft([1, 2]).segments == [(0, 2)] and Draft([]).segments == [(0, 0)]
     for segments in (draft.segments, draft.first(1).segments):
         assert all(one[1] == other[0] for one, other in pairwise(segments))

@@ -1,4 +1,4 @@
-"""Rules over drafts that branch: lossless ones keep the target's distribution, lossy ones do as on chains."""
+"""Rules over tree drafts: lossless ones keep the target's distribution, lossy ones do as on chains."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from semspec.sampling.draw import SamplingRows
 from semspec.types import GREEDY, Draft, Sampling, ScoreOutput, Verdict, VerifyRequest
 from semspec.verify import REGISTRY, Decisions, DraftBatch, Rule, make
 from semspec.verify.block import Block
-from semspec.verify.branches import Branches
 from semspec.verify.decide import decide
 from semspec.verify.exact import Exact
 from semspec.verify.sampling import SpeculativeSampling
 from semspec.verify.traversal import Traversal
+from semspec.verify.trees import DraftTrees
 from tests.verify.build import CPU, Crowd, Language
 
 PLAIN = Sampling(1.0)
@@ -59,9 +59,9 @@ class Trees(Crowd):
                     key = noise.key(self.seeds, self.lengths + 1000 + child, stream)
                     ids[child] = (own - noise.exponential(key, own.shape[-1]).log()).argmax(-1)
                 states[child + 1] = self.target.after(states[parent + 1], ids[child])
-        one = Branches.of([self.parents], count, CPU)
+        one = DraftTrees.of([self.parents], count, CPU)
         step = torch.arange(n)
-        branches = Branches(
+        trees = DraftTrees(
             [self.parents] * n,
             one.before.repeat(n, 1),
             step.repeat_interleave(len(one.counts)),
@@ -79,7 +79,7 @@ class Trees(Crowd):
             seed=self.seeds,
             position=self.lengths,
             round=torch.full([n], round),
-            branches=branches,
+            trees=trees,
         )
 
     def commit(self, drafts: DraftBatch, decisions: Decisions) -> None:
@@ -242,10 +242,10 @@ def test_on_a_chain_traversal_is_block(certain: bool) -> None:
     zeros = torch.zeros(2000, dtype=torch.long)
     crowd = Trees(*languages(5), PLAIN, certain, torch.full([2000, 4], -1), zeros, zeros, parents=(-1, 0, 1))
     drafts = crowd.drafts(0, 0)
-    ours, block = Traversal().verify_tree(drafts), Block().verify(replace(drafts, branches=None))
+    ours, block = Traversal().verify_tree(drafts), Block().verify(replace(drafts, trees=None))
     assert torch.equal(ours.accepted, block.accepted) and torch.equal(ours.next, block.next)
     recursive = SpeculativeSampling().verify_tree(drafts)
-    chain = SpeculativeSampling().verify(replace(drafts, branches=None))
+    chain = SpeculativeSampling().verify(replace(drafts, trees=None))
     assert torch.equal(recursive.accepted, chain.accepted) and torch.equal(recursive.next, chain.next)
 
 

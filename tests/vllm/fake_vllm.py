@@ -20,7 +20,7 @@ from tests.fakes import Logits, greedy
 
 def resources(vocab: int, protected: set[int], thinking: tuple[int, int] | None = None) -> Resources:
     found = Resources(
-        make_tokenizer(), SimpleNamespace(vocab=vocab, device=torch.device("cpu")), None, frozenset(), None
+        make_tokenizer(), SimpleNamespace(vocab_size=vocab, device=torch.device("cpu")), None, frozenset(), None
     )
     found.__dict__ |= {"protected": torch.tensor([v in protected for v in range(vocab)]), "thinking": thinking}
     return found
@@ -40,7 +40,7 @@ class FakeVllm:
     def __init__(self, target: Logits, draft: Logits, vocab: int, k: int, resources: Resources, gap: int = 0) -> None:
         """`gap`: tokens after each step that the target writes alone, without asking anybody, as V1 does."""
         self.gap = gap
-        self.target, self.draft, self.vocab, self.k = target, draft, vocab, k
+        self.target, self.draft, self.vocab_size, self.k = target, draft, vocab, k
         self.texts: dict[int, Tensor] = {}  # by slot; staged ones are written when all requests of a step have entered
         self.staged: dict[int, Tensor] = {}
         self.rounds = Rounds(resources, 16, k, reports=False, text_in=lambda slot: self.texts[slot])

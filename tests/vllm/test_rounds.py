@@ -13,7 +13,7 @@ from semspec.loop.stats import Stats
 from semspec.loop.thinking import Thinking
 from semspec.types import Sampling
 from semspec.verify import REGISTRY, Rule, make
-from semspec.vllm.watch import EVERY
+from semspec.vllm.monitor import EVERY
 from tests.fakes import FakeRunner, chain, greedy, script
 from tests.vllm.fake_vllm import FakeVllm, Request, choice_of, resources
 

@@ -73,10 +73,10 @@ class BlockConfig:
         if any(kind != "full_attention" for kind in option("layer_types") or ()):
             raise ModelError(f"{folder}: layers with a sliding window are not supported in block heads")
         if kind is None:  # id i is the state after layer i
-            ids = layer_ids(option("target_layer_ids"), target.depth - 1)
+            ids = layer_ids(option("target_layer_ids"), target.num_layers - 1)
             ids = ids and tuple(i + 1 for i in ids)
         else:
-            ids = layer_ids(option("aux_hidden_state_layer_ids"), target.depth)
+            ids = layer_ids(option("aux_hidden_state_layer_ids"), target.num_layers)
         inputs = tensors.size("fc.weight")[-1]
         if ids is None or inputs != len(ids) * width:
             raise ModelError(
@@ -130,7 +130,7 @@ class BlockHead(LayerMath):
         reader = LayerReader(shape, loader)
         self.fc = loader.linear(["fc"], [shape.width], len(config.layers) * shape.width, "fc.bias" in tensors)
         self.hidden_norm, self.final_norm = reader.norm("hidden_norm"), reader.norm("norm")
-        self.layers = [reader.layer(i, f"layers.{i}") for i in range(shape.depth)]
+        self.layers = [reader.layer(i, f"layers.{i}") for i in range(shape.num_layers)]
         self.head = output_head(tensors, loader, target, shape.width) if config.own_head else target.head
         self.mask = F.embedding(torch.tensor(config.mask, device=device), self.embedding).to(self.dtype)
         if "mask_embedding" in tensors:

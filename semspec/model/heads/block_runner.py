@@ -35,7 +35,7 @@ class BlockRunner(StateRunner):
         self._combine(slots)
         self._read(requests)
         pairs = zip(requests, slots, strict=True)
-        begin = [(r, s) for r, s in pairs if r.keep and s.length + len(r.tokens) == s.known + 1]
+        begin = [(r, s) for r, s in pairs if r.logits_to_keep and s.length + len(r.tokens) == s.known + 1]
         if begin:
             for _, s in begin:
                 self._grow(s, s.known + self.head.config.block)
@@ -47,10 +47,10 @@ class BlockRunner(StateRunner):
         for r, s in zip(requests, slots, strict=True):
             s.length += len(r.tokens)
             at = s.length - s.known - 1  # tokens after the one that begins the block
-            if r.keep and (r.keep > 1 or s.own is None or not 0 <= at < len(s.own)):
+            if r.logits_to_keep and (r.logits_to_keep > 1 or s.own is None or not 0 <= at < len(s.own)):
                 raise SemspecError(f"a block head was asked for token {at + 1} of a block of {self.longest}")
-            rows = torch.empty(0, self.vocab, device=self.device) if not r.keep else s.own[at : at + 1]  # type: ignore[index]
-            outputs.append(ScoreOutput(rows[:, : self.vocab]))
+            rows = torch.empty(0, self.vocab_size, device=self.device) if not r.logits_to_keep else s.own[at : at + 1]  # type: ignore[index]
+            outputs.append(ScoreOutput(rows[:, : self.vocab_size]))
         return outputs
 
     def _read(self, requests: Sequence[Score]) -> None:

@@ -73,7 +73,7 @@ def canonical(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    shape: Shape  # of the head itself; `vocab` is its own
+    shape: Shape  # of the head itself; `vocab_size` is its own
     layers: tuple[int, ...]  # of the target, whose states it reads, before it is known what an id counts
     named: bool  # by the config; else these are the usual ones
     fused: bool  # these states go through `fc`; else it reads the state after the final norm, as it is

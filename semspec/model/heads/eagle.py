@@ -36,8 +36,8 @@ class TargetParts:
 
     embedding: Tensor  # [V, width]
     head: Linear
-    depth: int
-    vocab: int
+    num_layers: int
+    vocab_size: int
     dtype: torch.dtype
     norm: Tensor | None = None  # before the head, where it is known
 
@@ -46,11 +46,13 @@ class TargetParts:
         inner = unwrap(runner)
         if isinstance(inner, ModelRunner):
             model = inner.transformer
-            return TargetParts(model.embedding, model.head, inner.depth, runner.vocab, model.dtype, model.final_norm)
+            return TargetParts(
+                model.embedding, model.head, inner.num_layers, runner.vocab_size, model.dtype, model.final_norm
+            )
         if isinstance(inner, TransformersRunner):
             weight = inner.model.get_output_embeddings().weight
             embedding = inner.model.get_input_embeddings().weight
-            return TargetParts(embedding, DenseLinear(weight), inner.depth, runner.vocab, weight.dtype)
+            return TargetParts(embedding, DenseLinear(weight), inner.num_layers, runner.vocab_size, weight.dtype)
         raise ModelError("a draft head needs a target with weights of its own")
 
 
@@ -69,7 +71,7 @@ def output_head(tensors: HeadTensors, loader: WeightLoader, target: TargetParts,
     own, ids = loader.head(None, count, width), torch.arange(count, device=device)
     if "d2t" in tensors:
         ids = ids + tensors.integers("d2t", count, device)
-    known = max(target.vocab, target.embedding.shape[0])
+    known = max(target.vocab_size, target.embedding.shape[0])
     if len(ids) and (ids.min() < 0 or ids.max() >= known or len(ids.unique()) < count):
         raise ModelError(
             f"{tensors.folder}: its {count} outputs are tokens {int(ids.min())} to {int(ids.max())}, "
@@ -98,14 +100,14 @@ class EagleHead(LayerMath):
         elif width != target_width:
             raise ModelError(f"{tensors.folder}: its width is {width}, and without fc it has to be {target_width}")
         self.hidden_norm = reader.norm("layers.0.hidden_norm")
-        self.layers = [reader.layer(i, f"layers.{i}", 2 * width if i == 0 else None) for i in range(shape.depth)]
+        self.layers = [reader.layer(i, f"layers.{i}", 2 * width if i == 0 else None) for i in range(shape.num_layers)]
         self.final_norm = reader.norm("norm")
         self.embedding = self.shared_embedding = target.embedding
         if "embed_tokens.weight" in tensors:
             rows = tensors.size("embed_tokens.weight")[0]
             self.embedding = loader.read("embed_tokens.weight", rows, width)
-            if rows < target.vocab:
-                raise ModelError(f"{tensors.folder}: its embedding has {rows} tokens, the target {target.vocab}")
+            if rows < target.vocab_size:
+                raise ModelError(f"{tensors.folder}: its embedding has {rows} tokens, the target {target.vocab_size}")
         elif width != target_width:
             raise ModelError(f"{tensors.folder}: a head of width {width} cannot use embeddings of {target_width}")
         self.head = output_head(tensors, loader, target, width)
@@ -115,7 +117,7 @@ class EagleHead(LayerMath):
         parts = TargetParts.of(target)
         with Checkpoint(head_folder(path)) as checkpoint:
             tensors = HeadTensors(checkpoint)
-            config = HeadConfig.read(tensors, parts.depth, parts.embedding.shape[1])
+            config = HeadConfig.read(tensors, parts.num_layers, parts.embedding.shape[1])
             return EagleHead(config, tensors, parts, target.device)
 
     def combine(self, states: list[Tensor]) -> Tensor:

@@ -33,7 +33,7 @@ OFFSETS = (0, 1)  # of an EAGLE-3 head's ids; where published heads agree on wha
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LayerFit:
     """One way to read a head, and the share of tokens at which its first guess is then the target's."""
 
     layers: tuple[int, ...]
@@ -50,8 +50,8 @@ class Reading:
 
 def runner_of(head: EagleHead | BlockHead, target: Runner, layers: tuple[int, ...]) -> StateRunner:
     if isinstance(head, BlockHead):
-        return BlockRunner(head, target.vocab, target.capacity, layers)
-    return HeadRunner(head, target.vocab, target.capacity, layers)
+        return BlockRunner(head, target.vocab_size, target.max_seq_len, layers)
+    return HeadRunner(head, target.vocab_size, target.max_seq_len, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Fitted:
 
     runner: StateRunner
     name: str
-    best: Reading
+    best: LayerFit
     others: str  # readings that were not taken
 
     def above(self, threshold: float) -> StateRunner:
@@ -76,7 +76,7 @@ class Fitted:
 def fitted(
     head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], name: str, stop: frozenset[int] = frozenset()
 ) -> Fitted:
-    readings = measure(head, target, prompt[: min(target.capacity, ROOM) // 2], stop)
+    readings = measure(head, target, prompt[: min(target.max_seq_len, ROOM) // 2], stop)
     best = max(readings, key=lambda reading: reading.agreement + MARGIN * (reading is readings[0]))
     others = "; ".join(str(reading) for reading in readings if reading is not best)
     log.warning("%s reads %s agree with the target%s", name, best, f" ({others})" if others else "")
@@ -88,19 +88,19 @@ def fitted(
 def beside(target: Runner) -> Runner:
     """The target's model with a slot of its own: the target's may be taken by texts that wait for who reads them, and
     what its prefix cache remembers should not give way to a measurement."""
-    inner, room = unwrap(target), min(target.capacity, ROOM)
+    inner, room = unwrap(target), min(target.max_seq_len, ROOM)
     if isinstance(inner, ModelRunner):
-        return ModelRunner(inner.transformer, 1, room, target.vocab, graphs=False)
-    return TransformersRunner(inner.model, 1, room, target.vocab)  # TargetParts knows no other
+        return ModelRunner(inner.transformer, 1, room, target.vocab_size, graphs=False)
+    return TransformersRunner(inner.model, 1, room, target.vocab_size)  # TargetParts knows no other
 
 
 @torch.inference_mode()
 def measure(
     head: EagleHead | BlockHead, target: Runner, prompt: Sequence[int], stop: frozenset[int] = frozenset()
-) -> list[Reading]:
+) -> list[LayerFit]:
     """All ways to read this head."""
     ids = head.config.layers
-    last = target.depth if head.config.fused else 0
+    last = target.num_layers if head.config.fused else 0
     tried = head.config.offsets if isinstance(head, BlockHead) else OFFSETS
     offsets = [n for n in tried if not n or (min(ids) + n >= 0 and max(ids) + n <= last)]
     wanted = {n: tuple(i + n for i in ids) for n in offsets}
@@ -115,7 +115,7 @@ def measure(
         head.embedding = embedding
         for n, layers in wanted.items():
             share, count = agreement(runner_of(head, target, layers), text, hidden, len(prompt))
-            readings.append(Reading(layers, n, embedding is own, share, count))
+            readings.append(LayerFit(layers, n, embedding is own, share, count))
     head.embedding = own
     return readings
 
@@ -124,7 +124,7 @@ def written(
     target: Runner, prompt: Sequence[int], layers: tuple[int, ...], stop: frozenset[int] = frozenset()
 ) -> tuple[list[int], dict[int, Tensor]]:
     """A prompt with what the target writes after it, and the target's states of all but the last token."""
-    n = min(TOKENS, target.capacity - len(prompt) - 1)
+    n = min(TOKENS, target.max_seq_len - len(prompt) - 1)
     slot = target.acquire(prompt)
     try:
         (out,) = target.decode([Decode(target, slot, list(prompt), n, Sampling(), 0, stop)])

@@ -29,7 +29,7 @@ class Pool:
 
     def __init__(self, head: EagleHead) -> None:
         s = head.shape
-        size = (s.depth, FIRST_ROWS, s.kv_heads, FIRST_LENGTH, s.head_dim)
+        size = (s.num_layers, FIRST_ROWS, s.kv_heads, FIRST_LENGTH, s.head_dim)
         self.keys = torch.zeros(size, device=head.device, dtype=head.dtype)
         self.values = torch.zeros_like(self.keys)
         self._free = list(range(FIRST_ROWS))

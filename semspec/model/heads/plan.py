@@ -38,7 +38,7 @@ def head_plan(
     except ModelError:
         return None
     states = layers * shape.width * dtype.itemsize
-    buffers = own.width * dtype.itemsize + kv_bytes_per_token(own.depth, own.kv_heads, own.head_dim, dtype)
+    buffers = own.width * dtype.itemsize + kv_bytes_per_token(own.num_layers, own.kv_heads, own.head_dim, dtype)
     name, per_token = f"head {name or Path(path).name}", states + GROWS * buffers
     memory = MemoryPlan(name, target.device, weights, per_token, target.slots, target.context, paged=target.paged)
     return HeadPlan(memory, states)

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from semspec.errors import SemspecError
 from semspec.model.attention_metadata import SequenceChunk
+from semspec.model.base_runner import BaseRunner
 from semspec.model.cache import write
 from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs
 from semspec.model.placement import on_its_device
-from semspec.model.room import EnoughRoom
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 FIRST_CAPACITY = 256  # pairs that a new slot has room for; it grows as its text does
@@ -48,7 +48,7 @@ class _Slot:
         return self.known + sum(len(part[0]) for part in self.waiting)
 
 
-class StateRunner(EnoughRoom, ABC):
+class StateRunner(BaseRunner, ABC):
     """What all heads share: slots, and the states that they have been given."""
 
     trees = False
@@ -57,15 +57,15 @@ class StateRunner(EnoughRoom, ABC):
         self, head: EagleHead | BlockHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None
     ) -> None:
         """`layers`: of the target, whose states it reads, in the order of the head's inputs."""
-        self.head, self.vocab, self.capacity = head, vocab, capacity
+        self.head, self.vocab_size, self.max_seq_len = head, vocab, capacity
         self.layers = head.config.layers if layers is None else layers
-        self.depth, self.device, self.shape = head.shape.depth, head.device, head.shape
+        self.num_layers, self.device, self.shape = head.shape.num_layers, head.device, head.shape
         self._slots: dict[int, _Slot] = {}
 
     @property
     def longest(self) -> int:
         """Tokens of a draft."""
-        return self.capacity
+        return self.max_seq_len
 
     @property
     def free(self) -> int:
@@ -75,7 +75,7 @@ class StateRunner(EnoughRoom, ABC):
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
         slot = next(i for i in range(ENOUGH) if i not in self._slots)
         s, none = self.head.shape, torch.empty(0, device=self.device, dtype=self.head.dtype)
-        cache = (s.depth, s.kv_heads, 0, s.head_dim)
+        cache = (s.num_layers, s.kv_heads, 0, s.head_dim)
         self._slots[slot] = _Slot(none.view(0, s.width), none.view(cache), none.view(cache))
         return slot
 
@@ -89,6 +89,11 @@ class StateRunner(EnoughRoom, ABC):
         """Tokens whose states the target has given."""
         return self._slots[slot].observed
 
+    def held(self, slot: int) -> tuple[int, int, int]:
+        """States of the target that are combined, those that wait for the next pass, and the head's own beyond them."""
+        s = self._slots[slot]
+        return s.known, s.observed - s.known, 0 if s.own is None else len(s.own)
+
     def observe(self, slot: int, hidden: dict[int, Tensor]) -> None:
         """States of further tokens, by layer; they are read with the next pass."""
         self._slots[slot].waiting.append([hidden[layer] for layer in self.layers])
@@ -100,7 +105,7 @@ class StateRunner(EnoughRoom, ABC):
             s.known, s.waiting, s.read = 0, [], 0
         s.length, s.own = min(length, s.observed + 1 if s.observed else 0, s.length), None
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+    def compact(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self.truncate(slot, start)  # what it read without the target's states is dropped, wherever it lies
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -180,6 +185,16 @@ class HeadRunner(StateRunner):
             return super()._make_room(s, pairs, more)
         self.graphs.pool.reserve(pairs)
 
+    @torch.inference_mode()
+    def pretend(self, slot: int, length: int, known: int, waiting: int, own: int) -> None:
+        """Hold so many tokens and states, whatever they are: for measuring time, where contents do not matter."""
+        s, width = self._slots[slot], self.head.shared_embedding.shape[1]
+        self._grow(s, max(length, known + waiting))
+        s.length, s.known = length, known
+        states = torch.zeros(waiting, width, device=self.device, dtype=self.head.dtype)
+        s.waiting = [[states] * len(self.layers)] if waiting else []
+        s.own = s.states.new_zeros(own, s.states.shape[1]) if own else None
+
     @on_its_device
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
@@ -194,21 +209,21 @@ class HeadRunner(StateRunner):
                 chunks.append(SequenceChunk(r.slot, start, len(read), r.parents))
                 states.append(self._states(s, start, len(read)) if not r.parents else self._states_of_parents(s, r))
                 tokens.append(read)
-                keeps.append(r.keep)
-            assert r.keep <= len(read), "a row for the first token of a text, which has no state before it"
-        logits = torch.empty(0, self.vocab, device=self.device)
+                keeps.append(r.logits_to_keep)
+            assert r.logits_to_keep <= len(read), "a row for the first token of a text, which has no state before it"
+        logits = torch.empty(0, self.vocab_size, device=self.device)
         own = torch.empty(0)
         if tokens:
             logits, own = self._forward(tokens, states, chunks, keeps)
         outputs, row = [], 0
         for r in requests:
-            s, rows = self._slots[r.slot], slice(row, row := row + r.keep)
+            s, rows = self._slots[r.slot], slice(row, row := row + r.logits_to_keep)
             s.length += len(r.tokens)
             if r.parents and s.own is not None:
                 s.own = torch.cat([s.own, own[rows]])
             else:
-                s.own = own[row - 1 : row] if r.keep else None
-            outputs.append(ScoreOutput(logits[rows, : self.vocab]))
+                s.own = own[row - 1 : row] if r.logits_to_keep else None
+            outputs.append(ScoreOutput(logits[rows, : self.vocab_size]))
         return outputs
 
     def _forward(
@@ -235,7 +250,7 @@ class HeadRunner(StateRunner):
 
     def _states_of_parents(self, s: _Slot, r: Score) -> Tensor:
         """Of the tokens before those of a tree: all are the head's own, the first that of the last token before it."""
-        if s.own is None or len(s.own) + len(r.tokens) != len(r.parents) + 1 or r.keep != len(r.tokens):
+        if s.own is None or len(s.own) + len(r.tokens) != len(r.parents) + 1 or r.logits_to_keep != len(r.tokens):
             raise SemspecError("a draft head reads a tree after the context, level by level, with a row for each token")
         return s.own[[parent + 1 for parent in r.parents[-len(r.tokens) :]]]
 

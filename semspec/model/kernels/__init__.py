@@ -33,6 +33,7 @@ class KernelFlags:
     skinny_gemm_bytes: int = 128_000_000  # of a layer's weights, up to which skinny products use ours, not cuBLAS
     fused_activation: bool = True  # the activation fused into our gate-up product
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
+    packed: bool = False  # the tokens of a pass in one row, not padded to a rectangle; not measured on a GPU yet
 
 
 DEFAULT_FLAGS = KernelFlags()
@@ -52,6 +53,14 @@ class TreeMask(NamedTuple):
     bases: Tensor  # [B] positions of the first tokens of trees, some of them perhaps written by passes before
     lineages: Tensor  # [B, Q], 64 bits; bit i: this query attends to position base + i
     depths: Tensor  # [B, Q] a query is in its own text at position base + depth
+
+
+class RowTiles(NamedTuple):
+    """How the rows of a packed pass belong together: a tile is some queries of one sequence. Its slot, start, count and
+    base are those of a sequence that begins with it."""
+
+    offsets: Tensor  # [tiles + 1] a tile's rows end where the next one's begin; those after its queries are zero
+    queries: int  # rows of a tile, at most
 
 
 class KvScales(NamedTuple):
@@ -74,7 +83,7 @@ class SelectedBlocks(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Documented where they are implemented: attention.py, elementwise.py, gemm.py, moe.py, sparse_mlp.py,
-    blocks.py, sample.py."""
+    select_blocks.py, sample.py."""
 
     attend: Callable[..., Tensor]
     add_norm: Callable[..., Tensor]
@@ -96,9 +105,9 @@ class Kernels:
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, blocks, elementwise, gemm, moe, quantised, sample, sparse_mlp
+    from semspec.model.kernels import attention, elementwise, gemm, moe, quantised, sample, select_blocks, sparse_mlp
 
-    return _named(attention, blocks, elementwise, gemm, moe, quantised, sample, sparse_mlp)
+    return _named(attention, elementwise, gemm, moe, quantised, sample, select_blocks, sparse_mlp)
 
 
 def reference_kernels() -> Kernels:

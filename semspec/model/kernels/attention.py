@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semspec.model.kernels import LOG2E, KvScales, SelectedBlocks, TreeMask
+from semspec.model.kernels import LOG2E, KvScales, RowTiles, SelectedBlocks, TreeMask
+from semspec.model.kernels.attention_parts import rotated, weighed
 from semspec.model.kernels.attention_splits import join
 from semspec.model.kernels.codes import LARGEST, coded, scale_of
 from semspec.model.kernels.early_launch import early, wait_for_previous
@@ -39,6 +40,7 @@ def attend(
     chosen: SelectedBlocks | None = None,
     tables: Tensor | None = None,
     scales: KvScales | None = None,
+    rows: RowTiles | None = None,
 ) -> Tensor:
     """[B, Q, heads, d] -> the same.
 
@@ -51,16 +53,22 @@ def attend(
     everything after the last whole block, and to the others as `SelectedBlocks.rest` says.
 
     With `scales`, keys and values are in fp8.
+
+    With `rows`, queries are not padded: all lie in one row of B x Q, and what is said of sequences holds for the tiles
+    that `rows` tells of. Of a tree, bases belong to tiles, lineages and depths to rows.
     """
     assert q.is_contiguous()
-    batch, queries, heads, size = q.shape
+    assert rows is None or chosen is None, "blocks are selected for a sequence, and a tile is a part of one"
+    _, queries, heads, size = q.shape
+    batch, queries = len(slots), queries if rows is None else rows.queries
     if tiles is None:
         card, kv_heads = card_of(q.device), keys.shape[1]
         longest = keys.shape[2] * (1 if tables is None else tables.shape[1])
         reach = 0 if chosen or window else longest  # both read little of a cache, and blocks come in small tiles
         tiles = Tiles.of(queries, heads // kv_heads, kv_heads, batch, size, q.element_size(), card, reach)
     out = torch.empty_like(q)
-    _launch(q, keys, values, (slots, starts, counts), out, scale, window, tree, None, tiles, tables, scales, chosen)
+    where = (slots, starts, counts)
+    _launch(q, keys, values, where, out, scale, window, tree, None, tiles, tables, scales, queries, rows, chosen)
     return out
 
 
@@ -93,7 +101,7 @@ def rope_cache_attend(
         tiles = Tiles.of(1, heads // kv_heads, kv_heads, batch, size, qkv.element_size(), card)
     out = qkv.new_empty((batch, queries, heads, size))
     rope = (cos_sin, norms, eps)
-    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales)
+    _launch(qkv, keys, values, (slots, starts, counts), out, scale, window, None, rope, tiles, tables, scales, queries)
     return out
 
 
@@ -110,9 +118,11 @@ def _launch(
     tiles: Tiles,
     tables: Tensor | None,
     scales: KvScales | None,
+    queries: int,
+    rows: RowTiles | None = None,
     chosen: SelectedBlocks | None = None,
 ) -> None:
-    batch, queries, heads, size = out.shape
+    heads, size = out.shape[2:]
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     assert keys.stride() == values.stride() and keys.stride(3) == 1
@@ -122,8 +132,8 @@ def _launch(
     blocks = triton.cdiv(queries * group, tiles.rows)
     parts, sums = out, out  # not used by a single split
     if tiles.splits > 1:
-        parts = q.new_empty((batch, heads, queries, tiles.splits, size), dtype=torch.float32)
-        sums = q.new_empty((batch, heads, queries, tiles.splits), dtype=torch.float32)
+        parts = q.new_empty((*out.shape[:3], tiles.splits, size), dtype=torch.float32)
+        sums = q.new_empty((*out.shape[:3], tiles.splits), dtype=torch.float32)
     wide = max(16, triton.next_power_of_2(size))
     cos_sin, norms, eps = rope or (None, None, 0.0)
     cos, sin = cos_sin or (where[0], where[0])
@@ -134,14 +144,14 @@ def _launch(
     if rest is not None:
         assert mean_keys.stride() == mean_values.stride() and mean_keys.stride()[2:] == (size, 1)
         assert marks.shape == lists.shape and marks.is_contiguous()
-    _attend[(tiles.splits * blocks, kv_heads, batch)](
+    _attend[(tiles.splits * blocks, kv_heads, len(where[0]))](
         q, keys, values, key_scales, value_scales, where[0] if tables is None else tables, *where,
-        bases, lineages, depths, lists, listed,
+        where[0] if rows is None else rows.offsets, bases, lineages, depths, lists, listed,
         out, parts, sums, cos, sin, *(norms or (q, q)), marks, mean_keys, mean_values, eps,
         queries, lists.shape[-1], 0 if tables is None else tables.stride(0),
         keys.stride(0), keys.stride(1), keys.stride(2), mean_keys.stride(0),
         mean_keys.stride(1), scale * LOG2E, window or 0, WINDOWED=window is not None, TREE=tree is not None,
-        PAGE=0 if tables is None else keys.shape[2], SPAN=span, REST=rest is not None,
+        PACKED=rows is not None, PAGE=0 if tables is None else keys.shape[2], SPAN=span, REST=rest is not None,
         BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, FP8=scales is not None,
         ROPE=rope is not None, NORMED=norms is not None, HALF=0 if cos_sin is None else cos.shape[1],
         GROUP=group, D=size, BLOCK_D=wide, SPLITS=tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages,
@@ -153,13 +163,13 @@ def _launch(
 
 @triton.jit(do_not_specialize=["queries", "width", "table_width", "window"])
 def _attend(
-    q, keys, values, key_scales, value_scales, tables, slots, starts, counts, bases, lineages, depths, lists, listed,
-    out, parts, sums,
+    q, keys, values, key_scales, value_scales, tables, slots, starts, counts, offsets, bases, lineages, depths,
+    lists, listed, out, parts, sums,
     cos, sin, query_norm, key_norm, marks, mean_keys, mean_values, eps,
     queries, width, table_width, page_stride, head_stride, position_stride, mean_slot_stride, mean_head_stride,
-    scale, window, WINDOWED: tl.constexpr, TREE: tl.constexpr, PAGE: tl.constexpr, SPAN: tl.constexpr,
-    REST: tl.constexpr, FP8: tl.constexpr, ROPE: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    scale, window, WINDOWED: tl.constexpr, TREE: tl.constexpr, PACKED: tl.constexpr, PAGE: tl.constexpr,
+    SPAN: tl.constexpr, REST: tl.constexpr, FP8: tl.constexpr, ROPE: tl.constexpr, NORMED: tl.constexpr,
+    HALF: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
@@ -171,11 +181,15 @@ def _attend(
     query, head = row // GROUP, kv * GROUP + row % GROUP
     d = tl.arange(0, BLOCK_D)
     inside = query < count
-    place = (b * queries + query) * heads + head  # row of q and out
+    first_row, room = b * queries, queries  # that this sequence, or tile of a packed pass, has in q and out
+    if PACKED:
+        first_row = tl.load(offsets + b).to(tl.int32)
+        room = tl.load(offsets + b + 1).to(tl.int32) - first_row
+    place = (first_row + query) * heads + head
     loaded = inside[:, None] & (d < D)[None, :]
     if ROPE:  # q holds keys and values too, after the queries of each token
         source = q + b * (tl.num_programs(1) * (GROUP + 2)) * D
-        tile = _rotated(
+        tile = rotated(
             source + head[:, None] * D, d[None, :], loaded, cos, sin, query_norm, eps, start, NORMED, HALF, D
         ).to(q.dtype.element_ty)
     else:
@@ -186,8 +200,8 @@ def _attend(
     line = tl.zeros([BLOCK_M], tl.int64)
     if TREE:
         root = tl.load(bases + b).to(tl.int32)
-        line = tl.load(lineages + b * queries + query, mask=inside, other=0)
-        own = root + tl.load(depths + b * queries + query, mask=inside, other=0).to(tl.int32)
+        line = tl.load(lineages + first_row + query, mask=inside, other=0)
+        own = root + tl.load(depths + first_row + query, mask=inside, other=0).to(tl.int32)
     first = 0  # what any of these queries attends to: positions from here to the end
     if WINDOWED:
         first = tl.maximum(root - window + 1, 0) // BLOCK_N * BLOCK_N  # tiles begin where those of a page do
@@ -217,16 +231,16 @@ def _attend(
                 page = tl.load(table + start // PAGE).to(tl.int64)
                 here += page * page_stride - (start // PAGE * PAGE).to(tl.int64) * position_stride
             known = (d < D)[None, :]
-            rotated = _rotated(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
+            turned = rotated(key, d[None, :], known, cos, sin, key_norm, eps, start, NORMED, HALF, D)
             value = tl.load(key + tl.num_programs(1) * D + d[None, :], mask=known, other=0.0)
             if FP8:
-                key_scale, value_scale = scale_of(tl.max(tl.abs(rotated), 1)), scale_of(tl.max(tl.abs(value), 1))
+                key_scale, value_scale = scale_of(tl.max(tl.abs(turned), 1)), scale_of(tl.max(tl.abs(value), 1))
                 tl.store(key_scales + here // D, key_scale)
                 tl.store(value_scales + here // D, value_scale)
-                tl.store(keys + here[:, None] + d[None, :], coded(rotated, key_scale[:, None]), mask=known)
+                tl.store(keys + here[:, None] + d[None, :], coded(turned, key_scale[:, None]), mask=known)
                 tl.store(values + here[:, None] + d[None, :], coded(value, value_scale[:, None]), mask=known)
             else:
-                tl.store(keys + here[:, None] + d[None, :], rotated, mask=known)
+                tl.store(keys + here[:, None] + d[None, :], turned, mask=known)
                 tl.store(values + here[:, None] + d[None, :], value, mask=known)
         tl.debug_barrier()  # other threads of this program are about to read it
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -270,7 +284,7 @@ def _attend(
             bit = tl.minimum(tl.maximum(n - root, 0), 63).to(tl.int64)
             seen = tl.where((n < root)[None, :], seen, ((line[:, None] >> bit[None, :]) & 1) != 0)
         score = tl.where(seen & there[None, :], score, float("-inf"))
-        best, total, weight, decay = _weighed(score, best, total)
+        best, total, weight, decay = weighed(score, best, total)
         v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
         if FP8:
             # By the largest number of a value, not by its scale: small weights would be lost in half precision.
@@ -296,51 +310,18 @@ def _attend(
             where = base + n * D
             k = tl.load(mean_keys + where[None, :] + d[:, None], mask=other[None, :] & (d < D)[:, None], other=0.0)
             score = tl.dot(tile, k, input_precision="ieee") * scale + often
-            best, total, weight, decay = _weighed(tl.where(other[None, :], score, float("-inf")), best, total)
+            best, total, weight, decay = weighed(tl.where(other[None, :], score, float("-inf")), best, total)
             v = tl.load(mean_values + where[:, None] + d[None, :], mask=other[:, None] & (d < D)[None, :], other=0.0)
             sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
 
     total = tl.where(inside, total, 0.0)
     whole = tl.where(total > 0.0, total, 1.0)
     answer = tl.where(inside[:, None], sum / whole[:, None], 0.0)
-    exists = query < queries
+    exists = query < room
     if SPLITS == 1:
         tl.store(out + place[:, None] * D + d[None, :], answer, mask=exists[:, None] & (d < D)[None, :])
     else:
-        part = ((b * heads + head) * queries + query) * SPLITS
-        here = (part + split)[:, None].to(tl.int64) * D + d[None, :]
+        part = place * SPLITS + split
+        here = part[:, None].to(tl.int64) * D + d[None, :]
         tl.store(parts + here, answer, mask=loaded & used)
-        tl.store(sums + part + split, tl.where(total > 0.0, best + tl.log2(whole), float("-inf")), mask=exists)
-
-
-@triton.jit
-def _weighed(score, best, total):
-    """Online softmax over some more scores [rows, keys]: the new maximum and sum, the weights of these scores, and the
-    factor by which earlier sums are rescaled."""
-    better = tl.maximum(best, tl.max(score, 1))
-    level = tl.where(better == float("-inf"), 0.0, better)  # a row that has seen nothing yet
-    weight = tl.exp2(score - level[:, None])
-    decay = tl.exp2(best - level)
-    return better, total * decay + tl.sum(weight, 1), weight, decay
-
-
-@triton.jit
-def _rotated(
-    heads, d, loaded, cos, sin, norm, eps, position,
-    NORMED: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """Heads [rows, d] at a position, normed and rotated: dimension i pairs with dimension i + HALF."""
-    rotating = d < 2 * HALF
-    other = tl.where(rotating, tl.where(d < HALF, d + HALF, d - HALF), d)
-    one = tl.load(heads + d, mask=loaded, other=0.0).to(tl.float32)
-    two = tl.load(heads + other, mask=loaded, other=0.0).to(tl.float32)
-    if NORMED:
-        size = tl.rsqrt(tl.sum(one * one, 1) / D + eps)[:, None]
-        one = one * size * tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
-        two = two * size * tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
-    if HALF > 0:
-        at = position * HALF + tl.where(d < HALF, d, d - HALF)
-        c = tl.load(cos + at, mask=rotating, other=1.0)
-        s = tl.load(sin + at, mask=rotating, other=0.0)
-        one = one * c + tl.where(d < HALF, -two, two) * s
-    return one
+        tl.store(sums + part, tl.where(total > 0.0, best + tl.log2(whole), float("-inf")), mask=exists)

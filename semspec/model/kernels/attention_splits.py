@@ -10,23 +10,19 @@ from semspec.model.kernels.early_launch import early, wait_for_previous
 
 
 def join(parts: Tensor, sums: Tensor, out: Tensor) -> None:
-    """parts [B, heads, Q, splits, d] and sums [B, heads, Q, splits] -> out [B, Q, heads, d]"""
-    batch, queries, heads, size = out.shape
-    _join[(queries, heads, batch)](
-        parts, sums, out, queries, heads, D=size, BLOCK_D=triton.next_power_of_2(size), SPLITS=parts.shape[3],
-        num_warps=4, **early(out.device),
-    )  # fmt: skip
+    """parts [..., splits, d] and sums [..., splits] of every query and head -> out [..., d]"""
+    splits, size = parts.shape[-2:]
+    _join[(sums.numel() // splits,)](
+        parts, sums, out, D=size, BLOCK_D=triton.next_power_of_2(size), SPLITS=splits, num_warps=4, **early(out.device)
+    )
 
 
-@triton.jit(do_not_specialize=["queries"])
-def _join(
-    parts, sums, out, queries, heads, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
-):
+@triton.jit
+def _join(parts, sums, out, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
     """Weigh the splits of one query and head by their shares of the softmax. Added up in one order, whichever ended
     first: the same inputs give the same bits."""
     wait_for_previous(PDL)
-    query, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = (b * heads + head) * queries + query
+    row = tl.program_id(0)
     split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
     level = tl.load(sums + row * SPLITS + split)
     used = level > float("-inf")
@@ -36,4 +32,4 @@ def _join(
     at = parts + (row * SPLITS + split).to(tl.int64)[:, None] * D + d[None, :]
     part = tl.load(at, mask=(d < D)[None, :], other=0.0)  # unused ones too: to skip them takes a load
     answer = tl.sum(tl.where(used[:, None], part, 0.0) * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + ((b * queries + query) * heads + head) * D + d, answer, mask=d < D)
+    tl.store(out + row * D + d, answer, mask=d < D)

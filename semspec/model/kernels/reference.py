@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semspec.model.experts import ACTIVATE, route, skip
-from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, KvScales, SelectedBlocks, TreeMask
+from semspec.model.kernels import COUNT, LEFT, START, STEP, STOPS, TOKEN, KvScales, RowTiles, SelectedBlocks, TreeMask
 from semspec.model.kv_fp8 import FP8, decode, encode
 from semspec.model.quantised import QuantisedLinear
 
@@ -31,12 +31,17 @@ def attend(
     chosen: SelectedBlocks | None = None,
     tables: Tensor | None = None,
     scales: KvScales | None = None,
+    rows: RowTiles | None = None,
 ) -> Tensor:
-    group = q.shape[2] // keys.shape[1]
-    out = torch.zeros_like(q)
+    group, queries = q.shape[2] // keys.shape[1], q.shape[1]
+    asked = q.flatten(0, 1)
+    answers = torch.zeros_like(asked)
+    lineages, depths = (slots, slots) if tree is None else (tree.lineages.flatten(), tree.depths.flatten())
     for b, (slot, start, count) in enumerate(zip(slots.tolist(), starts.tolist(), counts.tolist(), strict=True)):
         if not count:
             continue
+        row = b * queries if rows is None else int(rows.offsets[b])
+        own_rows = slice(row, row + count)
         end = start + count
         position = torch.arange(end, device=q.device)
         at = _places(keys, tables, slot, position)
@@ -45,11 +50,11 @@ def attend(
         place = position[start:, None]
         mask = position <= place  # [count, end]
         if window is not None:
-            place = place if tree is None else (tree.bases[b] + tree.depths[b, :count])[:, None]
+            place = place if tree is None else (tree.bases[b] + depths[own_rows])[:, None]
             mask = mask & (position > place - window)
         if tree is not None:
             base = int(tree.bases[b])
-            line = (tree.lineages[b, :count, None] >> torch.arange(end - base, device=q.device)) & 1 != 0
+            line = (lineages[own_rows, None] >> torch.arange(end - base, device=q.device)) & 1 != 0
             mask = torch.cat([mask[:, :base], line], 1)
         if chosen is not None:
             lists, listed, span = chosen[:3]
@@ -57,18 +62,18 @@ def attend(
             for h, n in enumerate(listed[b].tolist()):
                 near[h] |= torch.isin(position // span, lists[b, h, :n])
             mask = mask & near.repeat_interleave(group, 0)[:, None]  # [heads, count, end]
-        scores = torch.einsum("qhd,hnd->hqn", q[b, :count], k) * scale
+        scores = torch.einsum("qhd,hnd->hqn", asked[own_rows], k) * scale
         scores = scores.masked_fill(~mask, float("-inf"))
         if chosen is not None and chosen.rest is not None:
             marks, *means = chosen.rest
             full = start // chosen.block
             more_k, more_v = (half[slot, :, :full].repeat_interleave(group, 0) for half in means)  # [heads, full, d]
-            more = torch.einsum("qhd,hnd->hqn", q[b, :count], more_k) * scale + math.log(chosen.block)
+            more = torch.einsum("qhd,hnd->hqn", asked[own_rows], more_k) * scale + math.log(chosen.block)
             listed_too = (marks[b, :, :full] != 0).repeat_interleave(group, 0)[:, None]
             scores, v = torch.cat([scores, more.masked_fill(listed_too, float("-inf"))], -1), torch.cat([v, more_v], 1)
         weights = scores.softmax(-1)
-        out[b, :count] = torch.einsum("hqn,hnd->qhd", weights, v)
-    return out
+        answers[own_rows] = torch.einsum("hqn,hnd->qhd", weights, v)
+    return answers.view(q.shape)
 
 
 def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, inner: Tensor | None = None) -> Tensor:

@@ -40,7 +40,7 @@ export class Chat {
   }
 
   keepUp() {
-    if (this.following) {
+    if (this.following && this.turns.length) {
       this.talk.scrollTop = this.talk.scrollHeight;
       this.before = this.talk.scrollTop; // perhaps further up, where an earlier turn was folded: nobody has scrolled
     }

@@ -1,6 +1,9 @@
 // What an answer took: a row of figures, and how many draft tokens its rounds accepted.
 import { element } from "./element.js";
 
+const MOST_BARS = 20; // as many as a phone has room for, each with a number under it,
+const MOST_WIDE_BARS = 12; // and where these have three digits
+
 const ROWS = {
   tokens: "tokens",
   seconds: "seconds",
@@ -32,8 +35,8 @@ export class Figures {
       list.append(element("div", {}, element("dt", {}, title), this.fields[name]));
     }
     this.bars = element("div", { class: "bars", role: "img" });
-    const caption = element("figcaption", {}, "rounds by draft tokens accepted");
-    this.histogram = element("figure", { class: "histogram" }, this.bars, caption);
+    this.caption = element("figcaption");
+    this.histogram = element("figure", { class: "histogram" }, this.bars, this.caption);
     this.root = element("div", { class: "figures" }, list);
   }
 
@@ -53,18 +56,26 @@ export class Figures {
     this.draw(counts);
   }
 
+  // Long drafts have more numbers than there is room for: after 0, a bar is then several of them.
   draw(counts) {
-    const most = Math.max(1, ...counts);
+    const room = counts.length > 100 ? MOST_WIDE_BARS : MOST_BARS;
+    const wide = Math.max(1, Math.ceil((counts.length - 1) / (room - 1)));
+    const starts = counts.map((_, i) => i).filter((i) => i === 0 || (i - 1) % wide === 0);
+    const heights = starts.map((from) => sum(counts.slice(from, from ? from + wide : 1)));
+    const most = Math.max(1, ...heights);
     this.histogram.hidden = !counts.length;
-    while (this.bars.children.length < counts.length) {
-      this.bars.append(element("div", {}, element("i"), String(this.bars.children.length)));
-    }
-    counts.forEach((count, i) => {
-      const bar = this.bars.children[i];
-      bar.title = `${i} accepted: ${count} rounds`;
-      bar.firstChild.style.height = `${Math.round((70 * count) / most)}%`;
-    });
+    this.caption.textContent = `rounds by draft tokens accepted${wide > 1 ? `: 0, then ${wide} numbers a bar` : ""}`;
+    this.bars.replaceChildren(...starts.map((from, i) => bar(from, from ? wide : 1, heights[i], most)));
     const list = counts.map((count, i) => `${i}: ${count}`).join(", ");
     this.bars.setAttribute("aria-label", `rounds by draft tokens accepted: ${list}`);
   }
+}
+
+const sum = (counts) => counts.reduce((total, count) => total + count, 0);
+
+function bar(from, wide, count, most) {
+  const made = element("div", {}, element("i"), String(from));
+  made.title = `${wide > 1 ? `${from} to ${from + wide - 1}` : from} accepted: ${count} rounds`;
+  made.firstChild.style.height = `${Math.round((70 * count) / most)}%`;
+  return made;
 }

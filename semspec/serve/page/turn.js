@@ -85,8 +85,8 @@ export function agreement(one, two) {
 
 function pace(one, two) {
   const [fast, slow] = one.rate >= two.rate ? [one, two] : [two, one];
-  const { tokens, relaxed } = fast.data.figures;
-  const cost = relaxed ? `, with ${relaxed} of ${tokens} tokens relaxed` : "";
   const [name, other] = [fast, slow].map(({ data }) => data.method.name);
-  return `${name} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${other}${cost}.`;
+  const lossy = [one, two].filter(({ data }) => data.figures.relaxed); // why they may differ, whichever was faster
+  const told = lossy.map(({ data: { method, figures } }) => `${method.name} relaxed ${figures.relaxed} of ${figures.tokens} tokens`);
+  return [`${name} wrote ${(fast.rate / slow.rate).toFixed(2)}× as many tokens a second as ${other}`, ...told].join("; ") + ".";
 }

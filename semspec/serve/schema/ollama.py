@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from semspec.serve.schema.base import (
     STRICT,
@@ -50,6 +50,12 @@ class OllamaCall(Lenient):
     function: CalledFunction
 
 
+def _no_images(given: Any) -> Any:
+    if given:
+        raise ValueError("this server's model reads text alone; leave images out")
+    return given
+
+
 class OllamaMessage(Lenient):
     model_config = STRICT
     role: str
@@ -58,7 +64,7 @@ class OllamaMessage(Lenient):
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True), at_most(MAX_TOOLS)] = Field(default_factory=list)
     tool_name: Text | None = None
     tool_call_id: str | None = None
-    images: Annotated[list[str], Field(max_length=0)] = Field(default_factory=list)
+    images: Annotated[list[str], Field(max_length=0), BeforeValidator(_no_images)] = Field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": self.role, "content": self.content, "reasoning_content": self.thinking}
