@@ -53,8 +53,11 @@ class Live:
         return self._held(lambda: next(passes, None) is None)
 
     def held_writing(self) -> AbstractContextManager[None]:
-        """Inside, passes are made until somebody has something of an answer, and then none."""
-        return self._held(lambda: any(s.written for r in self.engine._requests for s in r.sequences))
+        """Inside, passes are made until somebody has something to read of an answer, and then none.
+
+        A first token or two are often marks that nobody sees (<think> and a line's end): with those alone a test
+        would wait for text that cannot come."""
+        return self._held(lambda: any(s.written >= 8 for r in self.engine._requests for s in r.sequences))
 
     @contextmanager
     def _held(self, from_now_on: Callable[[], bool]) -> Iterator[None]:

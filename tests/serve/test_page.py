@@ -77,6 +77,7 @@ def test_two_methods_side_by_side_and_why_a_token_was_relaxed(page: Any, pocket:
 @browser_only
 def test_a_stopped_answer_stays_and_frees_the_slot(page: Any, pocket: Live):
     with pocket.held_writing():  # so that there is time to press a key
+        page.get_by_label("draft length").fill("1")  # the first round is then marks only
         ask(page)
         page.locator(".answer .token").first.wait_for()
         page.keyboard.press("Escape")
