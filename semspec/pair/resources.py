@@ -29,6 +29,7 @@ from semspec.types import Runner
 
 SPELLED = 1 << 15  # tokens whose bytes are remembered
 WORDS = 1024  # short texts whose tokens are: twice as many as one request may have to avoid
+CUES = 64  # words whose tokens are: a byte for each token of the vocabulary
 MARK = "answer-so-far"  # stands for it in a rendered chat
 HEADS: dict[str, type[EagleHead] | type[BlockHead]] = {"eagle": EagleHead, "dflash": BlockHead}  # by kind of drafter
 # What a target answers while a draft head is measured.
@@ -84,8 +85,17 @@ class Resources:
 
     def tokens_with(self, word: str) -> Tensor:
         """[V] which tokens contain this word, in whatever case"""
-        texts = self.tokenizer.batch_decode([[i] for i in range(self.target.vocab_size)])
-        return torch.tensor([word in text.lower() for text in texts], device=self.target.device)
+        return self._tokens_with(word).clone()  # what a rule does with it stays its own
+
+    @cached_property
+    def _tokens_with(self) -> Callable[[str], Tensor]:
+        """Every answer has the same few cues, and spelling out a real vocabulary for one of them takes half a second."""
+        texts = [t.lower() for t in self.tokenizer.batch_decode([[i] for i in range(self.target.vocab_size)])]
+
+        def holders(word: str) -> Tensor:
+            return torch.tensor([word in text for text in texts], device=self.target.device)
+
+        return lru_cache(CUES)(holders)
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -127,6 +127,16 @@ def test_words_are_found_in_tokens(pair: semspec.Pair) -> None:
     assert found == [i for i, text in enumerate(texts) if "a" in text] and found
 
 
+def test_a_vocabulary_is_spelled_out_once(pair: semspec.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer of a rule with cues asks for the tokens of all of them."""
+    first = pair.resources.tokens_with("b")
+    spelled: list[object] = []
+    monkeypatch.setattr(pair.tokenizer, "batch_decode", lambda *a, **k: spelled.append(a) or [])
+    assert torch.equal(pair.resources.tokens_with("b"), first) and pair.resources.tokens_with("c").any()
+    first.fill_(True)  # a rule's own
+    assert not pair.resources.tokens_with("b").all() and not spelled
+
+
 class Words(RuleResources):
     """Tokens that are words."""
 
