@@ -6,6 +6,7 @@ each other are a tie. Replies are kept in the run's folder, so nothing is asked 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -106,20 +107,26 @@ def judged(
 ) -> Values:  # fmt: skip
     """Each sample's preference over the target's own on the same prompt; what is in the folder, and, if there is a
     judge, what is missing there."""
-    known = dict(_read(folder / FILE))
-    found = {key: value for (model, key), value in known.items() if judge is None or model == judge.model}
+    if judge is None and not (folder / FILE).exists():
+        return {}
+    target = [s for s in samples if roles[s["arm"]] == "target"]
+    pairs = paired([s for s in samples if roles[s["arm"]] != "target"], target)
+    texts = {key_of(ours): _digest(ours, theirs) for ours, theirs in pairs}
+    found = {
+        key: value
+        for model, key, value, judged_texts in _read(folder / FILE)
+        if (judge is None or model == judge.model) and judged_texts in (None, texts.get(key))
+    }  # answers that were made again are judged again
     if judge is not None:
-        target = [s for s in samples if roles[s["arm"]] == "target"]
         asked = {s["problem"]: s["question"] for s in target if s.get("question")}
         some = set(list(asked)[: judge.problems])
-        pairs = [(a, b) for a, b in paired([s for s in samples if s not in target], target) if a["problem"] in some]
-        missing = [(a, b) for a, b in pairs if (judge.model, key_of(a)) not in known]
+        missing = [(a, b) for a, b in pairs if a["problem"] in some and key_of(a) not in found]
         with (folder / FILE).open("a", encoding="utf-8") as file:
             for i, (ours, theirs) in enumerate(missing):
                 progress(i, len(missing))
                 same = ours["text"] == theirs["text"]
                 value = 0.5 if same else judge.prefer(asked[ours["problem"]], ours["text"], theirs["text"])
-                file.write(json.dumps([judge.model, *key_of(ours), value]) + "\n")
+                file.write(json.dumps([judge.model, *key_of(ours), value, texts[key_of(ours)]]) + "\n")
                 file.flush()
                 found[key_of(ours)] = value
         progress(len(missing), len(missing))
@@ -128,12 +135,15 @@ def judged(
     return found
 
 
-def _read(path: Path) -> Iterator[tuple[tuple[str, Key], float]]:
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
+def _digest(ours: Sample, theirs: Sample) -> str:
+    return hashlib.sha256(json.dumps([ours["text"], theirs["text"]]).encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> Iterator[tuple[str, Key, float, str | None]]:
+    """Model, sample, preference, and of which texts; files of earlier versions do not say."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            model, arm, problem, repeat, value = json.loads(line)
+            model, arm, problem, repeat, value, *texts = json.loads(line)
         except ValueError:  # it was being written when the run was killed
             continue
-        yield (model, (arm, problem, repeat)), float(value)
+        yield model, (arm, problem, repeat), float(value), texts[0] if texts else None

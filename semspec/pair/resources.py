@@ -89,7 +89,7 @@ class Resources:
 
     @cached_property
     def _tokens_with(self) -> Callable[[str], Tensor]:
-        """Every answer has the same few cues, and spelling out a real vocabulary for one of them takes half a second."""
+        """Every answer has the same few cues, and spelling out a real vocabulary takes half a second."""
         texts = [t.lower() for t in self.tokenizer.batch_decode([[i] for i in range(self.target.vocab_size)])]
 
         def holders(word: str) -> Tensor:

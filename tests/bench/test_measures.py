@@ -243,6 +243,20 @@ def test_a_judge_is_asked_in_both_orders_and_never_twice(server: str, tmp_path: 
     assert mute.unread == mute.requests > 0 and "could not be read" in mute.cost()
 
 
+def test_answers_that_were_made_again_are_judged_again(server: str, tmp_path: Path) -> None:
+    run, samples = made_up(fly=lambda i: "even" if i % 2 else "odd")
+    roles = {a["name"]: a["role"] for a in run["arms"]}
+    before = judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=6))
+    assert before["fly", "p/1", 0] == 1.0
+    changed = next(s for s in samples if (s["arm"], s["problem"]) == ("fly", "p/1"))
+    changed["text"] = next(s["text"] for s in samples if (s["arm"], s["problem"]) == ("none", "p/1"))
+    assert ("fly", "p/1", 0) not in judged(tmp_path, samples, roles, None), "a verdict on another text"
+    assert judged(tmp_path, samples, roles, JudgeModel(server, "fair", problems=6))["fly", "p/1", 0] == 0.5
+    file = tmp_path / "judged.jsonl"  # as earlier versions wrote it
+    file.write_text("".join(json.dumps(json.loads(line)[:5]) + "\n" for line in file.read_text().splitlines()))
+    assert judged(tmp_path, samples, roles, None)["fly", "p/2", 0] == before["fly", "p/2", 0]
+
+
 def test_a_judge_that_cannot_be_asked_is_told(server: str) -> None:
     with pytest.raises(BadRequest, match="status 404"):
         JudgeModel(server, "gone").prefer("q", "a", "b")
