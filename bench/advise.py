@@ -40,6 +40,7 @@ PAIRS: dict[str, tuple[str, str | None, str]] = {  # target, draft, task
 def check(name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, draft, task = PAIRS[name]
     target, problems, tokens, device, data = args.target or target, args.problems, args.tokens, args.device, args.data
+    draft = args.draft or draft
     pair = load(target, draft, device=device, slots=1)
     clock = time.process_time if pair.target.device.type == "cpu" else time.perf_counter
     pair.executor.clock = clock
@@ -76,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", action="append", choices=PAIRS, help="default: all")
     parser.add_argument("--target", help="another file or folder of the pair's target")
+    parser.add_argument("--draft", help="another draft model of the pair")
     parser.add_argument("--drafter", action="append", help="a drafter to try besides, e.g. eagle:HEAD")
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--problems", type=int, default=12)

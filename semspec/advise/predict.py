@@ -1,13 +1,13 @@
 """From a short run to the speed of every drafter, rule and draft length, with intervals.
 
-Tokens per second after the first round are `rates` of loop/draft_length.py. The chance of every position is counted in
-the run. A round's seconds are the run's, carried over to other lengths by the bare costs of passes: a pass over n + 1
-tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first round come on
-top, as they do in a benchmark.
+Tokens per second after the first round are counted as by `rates` of loop/draft_length.py. The chance of every position
+is counted in the run. A round's seconds are the run's, carried over to other lengths by the bare costs of passes: a pass
+over n + 1 tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first round
+come on top, as they do in a benchmark.
 
 Intervals are for what another run over as many other prompts would show, so they are wider by the square root of 2 than
-those of the mean. They come from prompts that differ in acceptance and in seconds. A machine that becomes slower for
-all is not in them, but a speedup does not mind it much.
+those of the mean. They come from prompts that differ in acceptance and in seconds, each drawn with all that was
+measured with it. A machine that becomes slower for all is not in them, but a speedup does not mind it much.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from semspec.advise.measure import ALONE, EVERYTHING, Answer, Candidate, Measured
 from semspec.errors import BadRequest
 from semspec.loop.cost_profile import interpolate
-from semspec.loop.draft_length import PRIOR_TOKENS, rates
+from semspec.loop.draft_length import MIN_SECONDS, PRIOR_TOKENS
 from semspec.statistics import Array, Estimate, bootstrap, quantile, ratio
 
 OTHER_PROMPTS = math.sqrt(2.0)  # by which the difference of two means spreads more than one of them
@@ -72,29 +72,36 @@ def _predict(
             "longer with --max-new-tokens, or take other prompts"
         )
     lengths = range(1, candidate.draft_tokens + 1) if candidate.any_length else [candidate.draft_tokens]
-    costs = Costs(candidate, answers, found)
-    each = sum(a.seconds - a.first_seconds for a in alone) / max(sum(len(a.tokens) - a.first_tokens for a in alone), 1)
-    own = sum(len(a.tokens) for a in alone) / sum(a.seconds for a in alone)
-    mean = np.mean([[len(a.tokens), a.first_tokens, a.first_seconds] for a in answers], axis=0)
+    tokens_alone, seconds_alone = (
+        np.array(v, float) for v in zip(*((len(a.tokens), a.seconds) for a in alone), strict=True)
+    )
+    whole = np.array([[len(a.tokens), a.first_tokens, a.first_seconds] for a in answers], float)
 
     def speeds(weights: Array) -> Array:
-        """[D, prompts] -> [lengths, D] tokens per second of whole answers, over the target's own"""
-        chances = list(_chances(answers, candidate.draft_tokens, weights))
-        after = rates(chances, costs.draft, lambda n: costs.target(n, each))
-        left = max(mean[0] - mean[1], 0.0)
-        return np.stack([mean[0] / (mean[2] + left / (after[n] + np.zeros(len(weights)))) / own for n in lengths])
+        """[D, prompts] -> [lengths, D] tokens per second of whole answers, over the target's own.
 
-    values = speeds(np.ones((1, len(answers))))[:, 0]
+        A prompt that is drawn brings all that was measured with it: a long one is read slowly by both."""
+        costs = Costs(candidate, answers, found, weights)
+        a_round = 1 + np.cumprod(_chances(answers, candidate.draft_tokens, weights), 0).cumsum(0)  # tokens
+        after = {n: a_round[n - 1] / np.maximum(costs.draft(n) + costs.target(n), MIN_SECONDS) for n in lengths}
+        tokens, first, first_seconds = (weights @ whole / weights.sum(1, keepdims=True)).T
+        left, own = np.maximum(tokens - first, 0.0), weights @ tokens_alone / (weights @ seconds_alone)
+        return np.stack([tokens / (first_seconds + left / after[n]) / own for n in lengths])
+
+    everything = np.ones((1, len(answers)))
+    values = speeds(everything)[:, 0]
     low, high = bootstrap(len(answers), speeds)
-    # Seconds differ by prompt as well, this candidate's and the target's own.
-    noise = _spread([sum(a.spent.values()) for a in answers], [a.rounds for a in answers])
-    base = _spread([a.seconds for a in alone], [len(a.tokens) for a in alone])
-    halves = np.log(high / low) / 2
-    predicted = {n: _interval(v, (half, noise, base)) for n, v, half in zip(lengths, values, halves, strict=True)}
+    few = len(answers)  # draws from few prompts differ too little
+    wider = quantile(few - 1) / quantile() * math.sqrt(few / (few - 1)) if few > 1 else math.nan
+    halves = np.log(high / low) / 2 * wider
+    predicted = {n: _interval(v, half) for n, v, half in zip(lengths, values, halves, strict=True)}
     best = max(predicted, key=lambda n: predicted[n].value)
     speedup = predicted[best]
     chances = [float(c[0]) for c in _chances(answers, candidate.draft_tokens, np.ones((1, len(answers))))]
     tokens = sum(len(a.tokens) for a in answers)
+    own = float(tokens_alone.sum() / seconds_alone.sum())
+    costs = Costs(candidate, answers, found, everything)
+    drafting, checking = costs.draft(best), costs.target(best)
     return Prediction(
         candidate,
         best,
@@ -102,7 +109,7 @@ def _predict(
         speedup,
         1 + float(np.cumprod(chances[:best]).sum()),
         chances[0],
-        costs.draft(best) / (costs.draft(best) + costs.target(best, each)),
+        float(drafting[0] / (drafting + checking)[0]),
         sum(a.relaxed for a in answers) / tokens,
         sum(a.loops for a in answers),
         loss,
@@ -111,31 +118,35 @@ def _predict(
 
 
 class Costs:
-    """Seconds of a round by draft length: those of the run, carried over by the bare costs of passes."""
+    """Seconds of a round by draft length, in draws of prompts [D, prompts]: those of the run, carried over by the bare
+    costs of passes."""
 
-    def __init__(self, candidate: Candidate, answers: list[Answer], found: Measured) -> None:
+    def __init__(self, candidate: Candidate, answers: list[Answer], found: Measured, weights: Array) -> None:
         self.passes = found.passes
-        self.rounds = max(sum(a.rounds for a in answers), 1)
-        drafted = [(d, n) for a in answers for d, n in a.drafted.items()]
-        self.drafted = {d: sum(n for e, n in drafted if e == d) / self.rounds for d, _ in drafted}  # length -> share
-        spent = {kind: sum(a.spent[kind] for a in answers) / self.rounds for kind in answers[0].spent}
+        rounds = np.maximum(weights @ np.array([a.rounds for a in answers], float), 1)
+        lengths = sorted({d for a in answers for d in a.drafted})
+        self.drafted = {d: weights @ np.array([a.drafted.get(d, 0) for a in answers], float) / rounds for d in lengths}
+        spent = {kind: weights @ np.array([a.spent[kind] for a in answers]) / rounds for kind in answers[0].spent}
         self.score, self.rest = spent["score"], spent["verify"] + spent["host"]
         self.run = self._pass(candidate.draft_tokens)
-        length = sum(d * share for d, share in self.drafted.items())
+        length = self._length(candidate.draft_tokens)
         bare = (found.draft_token or 0.0) / 1000 if candidate.drafter == "model" else 0.0
-        each = spent["draft"] / max(length, 1e-9)
-        self.token = each if candidate.has_head else min(bare, each)  # a head does little besides its tokens
+        each = spent["draft"] / np.maximum(length, 1e-9)
+        self.token = each if candidate.has_head else np.minimum(bare, each)  # a head does little besides its tokens
         self.call = spent["draft"] - self.token * length
 
-    def _pass(self, n: int) -> float:
+    def _length(self, n: int) -> Array:
+        return np.asarray(sum(share * min(n, d) for d, share in self.drafted.items()))
+
+    def _pass(self, n: int) -> Array:
         """Milliseconds of a bare pass over drafts of at most n tokens, some of which were shorter"""
-        return sum(share * interpolate(self.passes, min(n, d) + 1) for d, share in self.drafted.items())
+        return np.asarray(sum(s * interpolate(self.passes, min(n, d) + 1) for d, s in self.drafted.items()))
 
-    def draft(self, n: int) -> float:
-        return self.call + self.token * sum(share * min(n, d) for d, share in self.drafted.items())
+    def draft(self, n: int) -> Array:
+        return np.asarray(self.call + self.token * self._length(n))
 
-    def target(self, n: int, alone: float) -> float:
-        return self.score * self._pass(n) / max(self.run, 1e-9) + self.rest if n else alone
+    def target(self, n: int) -> Array:
+        return np.asarray(self.score * self._pass(n) / np.maximum(self.run, 1e-9) + self.rest)
 
 
 def _chances(answers: list[Answer], longest: int, weights: Array) -> Array:
@@ -162,12 +173,6 @@ def _loss(candidate: Candidate, answers: list[Answer], alone: list[Answer], scal
     return Estimate(lost.value / whole.value, lost.high / whole.value, lost.low / whole.value)
 
 
-def _spread(top: list[float], bottom: list[int]) -> float:
-    """Half the width of the interval of a ratio of sums, relative to it"""
-    found = ratio(top, bottom)
-    return math.log(found.high / found.low) / 2 if found is not None and found.value else math.nan
-
-
 def _gap(ours: list[float], theirs: list[float]) -> Estimate:
     """The mean of paired differences, with the interval of Student's t"""
     gaps = np.subtract(ours, theirs)
@@ -176,12 +181,12 @@ def _gap(ours: list[float], theirs: list[float]) -> Estimate:
     return Estimate(value, value - half, value + half)
 
 
-def _interval(value: float, halves: tuple[float, ...]) -> Estimate:
-    """Around a value, from the relative half widths of independent causes"""
-    wide = OTHER_PROMPTS * math.sqrt(sum(half**2 for half in halves))
+def _interval(value: float, half: float) -> Estimate:
+    """Around a value, for other prompts, from the relative half width of these prompts' interval"""
+    wide = OTHER_PROMPTS * half
     value = float(value)  # of NumPy's no JSON is made
     return Estimate(value, value * math.exp(-wide), value * math.exp(wide))
 
 
 def _wider(found: Estimate) -> Estimate:
-    return _interval(found.value, (math.log(found.high / found.low) / 2,))
+    return _interval(found.value, math.log(found.high / found.low) / 2)
