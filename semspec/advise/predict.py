@@ -1,11 +1,10 @@
 """From a short run to the speed of every drafter, rule and draft length, with intervals.
 
 Tokens per second after the first round are counted as by `rates` of loop/draft_length.py. The chance of every position
-is counted in the run. A round's seconds are the run's, carried over to other lengths by the bare costs of passes: a pass
-over n + 1 tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first round
-come on top, as they do in a benchmark.
+is counted in the run. A round's seconds are the run's, carried over to other lengths by the bare costs of passes: a
+pass over n + 1 tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first
+round come on top, as they do in a benchmark.
 
-Intervals are for what another run over as many other prompts would show, so they are wider by the square root of 2 than
 those of the mean. They come from prompts that differ in acceptance and in seconds, each drawn with all that was
 measured with it. A machine that becomes slower for all is not in them, but a speedup does not mind it much.
 """
