@@ -52,6 +52,18 @@ def test_verdicts_on_real_text() -> None:
         assert again[-1] == run["arms"]["resampled"]["quality"].replace("spread", "")
 
 
+def test_step_rules_on_real_text() -> None:
+    runs = result("real-text-steps-2026-11-18.json")["runs"]
+    for run, heading in zip(runs, ("Greedy steps:", "Steps at 0.7:"), strict=True):
+        told = {name.strip("`"): cells for name, cells in rows("results-rules.md", heading).items() if name[0] == "`"}
+        arms = {name: arm for name, arm in run["arms"].items() if arm["role"] != "target" and name in told}
+        assert set(told) == set(arms) and len(arms) == 7
+        for name, arm in arms.items():
+            lowest = arm["measures"]["least likely token"]["difference"]["value"]
+            assert told[name][-1] == arm["quality"] and float(told[name][0]) == round(arm["tau_pooled"], 2), name
+            assert float(told[name][3].split()[0]) == round(lowest, 3), name
+
+
 def test_bounds_of_calibrations_lie_below_what_random_loses() -> None:
     right = result("trust-2026-11-18.json")["accuracy"]
     losses = [1 - right[f"random:k=15,rate={rate}"] / right["none"] for rate in ("0.1", "0.25", "0.5", "0.75")]

@@ -5,6 +5,7 @@ is counted in the run. A round's seconds are the run's, carried over to other le
 pass over n + 1 tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first
 round come on top, as they do in a benchmark.
 
+Intervals are for what another run over as many other prompts would show, so they are wider by the square root of 2 than
 those of the mean. They come from prompts that differ in acceptance and in seconds, each drawn with all that was
 measured with it. A machine that becomes slower for all is not in them, but a speedup does not mind it much.
 """
