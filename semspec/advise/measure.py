@@ -129,8 +129,12 @@ def measure(
             found.likelihood = fmean(own for own, _ in rows)
             answers[candidate].append(found)
     progress(len(prompts) * len(tried), len(prompts) * len(tried))
-    passes = {rows: cost_profile.pass_cost(pair.target, rows, clock) for rows in ROWS}
-    return Measured(answers, passes, None if pair.draft is None else cost_profile.token_cost(pair.draft, clock))
+    # Attention grows with the text: bare passes are timed after as much of it as the run had.
+    lengths = [len(encode(pair.tokenizer, prompt)) for prompt in prompts]
+    context = round(fmean(lengths) + fmean(len(a.tokens) for a in answers[tried[0]]) / 2)
+    passes = {rows: cost_profile.pass_cost(pair.target, rows, clock, context) for rows in ROWS}
+    token = None if pair.draft is None else cost_profile.token_cost(pair.draft, clock, context)
+    return Measured(answers, passes, token)
 
 
 def answer(pair: Pair, prompt: Prompt, candidate: Candidate, clock: Clock, **options: Any) -> Answer:

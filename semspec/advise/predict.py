@@ -1,9 +1,11 @@
 """From a short run to the speed of every drafter, rule and draft length, with intervals.
 
-Tokens per second after the first round are counted as by `rates` of loop/draft_length.py. The chance of every position
-is counted in the run. A round's seconds are the run's, carried over to other lengths by the bare costs of passes: a
-pass over n + 1 tokens takes as many times longer than the run's as it does by itself. Reading the prompt and the first
-round come on top, as they do in a benchmark.
+A run with long drafts tells the rounds of shorter ones: m accepted tokens and the target's own after them take
+ceil((m + 1) / (n + 1)) rounds with drafts of n. Chances by position would not do, since acceptance comes in stretches:
+a lookup that has found its place is right for long, and with short drafts there are more rounds in such a stretch. A
+round's seconds are the run's, carried over to other lengths by the bare costs of passes: a pass over n + 1 tokens takes
+as many times longer than the run's as it does by itself. Reading the prompt and the first round come on top, as they do
+in a benchmark.
 
 Intervals are for what another run over as many other prompts would show, so they are wider by the square root of 2 than
 those of the mean. They come from prompts that differ in acceptance and in seconds, each drawn with all that was
@@ -13,6 +15,7 @@ measured with it. A machine that becomes slower for all is not in them, but a sp
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +24,7 @@ import numpy as np
 from semspec.advise.measure import ALONE, EVERYTHING, Answer, Candidate, Measured
 from semspec.errors import BadRequest
 from semspec.loop.cost_profile import interpolate
-from semspec.loop.draft_length import MIN_SECONDS, PRIOR_TOKENS
+from semspec.loop.draft_length import MIN_SECONDS
 from semspec.statistics import Array, Estimate, bootstrap, quantile, ratio
 
 OTHER_PROMPTS = math.sqrt(2.0)  # by which the difference of two means spreads more than one of them
@@ -82,8 +85,7 @@ def _predict(
 
         A prompt that is drawn brings all that was measured with it: a long one is read slowly by both."""
         costs = Costs(candidate, answers, found, weights)
-        a_round = 1 + np.cumprod(_chances(answers, candidate.draft_tokens, weights), 0).cumsum(0)  # tokens
-        after = {n: a_round[n - 1] / np.maximum(costs.draft(n) + costs.target(n), MIN_SECONDS) for n in lengths}
+        after = {n: costs.tokens(n) / np.maximum(costs.draft(n) + costs.target(n), MIN_SECONDS) for n in lengths}
         tokens, first, first_seconds = (weights @ whole / weights.sum(1, keepdims=True)).T
         left, own = np.maximum(tokens - first, 0.0), weights @ tokens_alone / (weights @ seconds_alone)
         return np.stack([tokens / (first_seconds + left / after[n]) / own for n in lengths])
@@ -97,7 +99,6 @@ def _predict(
     predicted = {n: _interval(v, half) for n, v, half in zip(lengths, values, halves, strict=True)}
     best = max(predicted, key=lambda n: predicted[n].value)
     speedup = predicted[best]
-    chances = [float(c[0]) for c in _chances(answers, candidate.draft_tokens, np.ones((1, len(answers))))]
     tokens = sum(len(a.tokens) for a in answers)
     own = float(tokens_alone.sum() / seconds_alone.sum())
     costs = Costs(candidate, answers, found, everything)
@@ -107,8 +108,8 @@ def _predict(
         best,
         Estimate(speedup.value * own, speedup.low * own, speedup.high * own),
         speedup,
-        1 + float(np.cumprod(chances[:best]).sum()),
-        chances[0],
+        float(costs.tokens(best)[0]),
+        1 - sum(a.accepted[0] for a in answers) / sum(a.rounds for a in answers),
         float(drafting[0] / (drafting + checking)[0]),
         sum(a.relaxed for a in answers) / tokens,
         sum(a.loops for a in answers),
@@ -118,15 +119,16 @@ def _predict(
 
 
 class Costs:
-    """Seconds of a round by draft length, in draws of prompts [D, prompts]: those of the run, carried over by the bare
-    costs of passes."""
+    """Tokens and seconds of a round by draft length, in draws of prompts [D, prompts]: those of the run, cut into
+    shorter drafts, and carried over by the bare costs of passes."""
 
     def __init__(self, candidate: Candidate, answers: list[Answer], found: Measured, weights: Array) -> None:
-        self.passes = found.passes
-        rounds = np.maximum(weights @ np.array([a.rounds for a in answers], float), 1)
+        self.answers, self.weights, self.passes = answers, weights, found.passes
+        self.rounds = self._drawn([a.rounds for a in answers])
+        self.written = self._drawn([sum((m + 1) * count for m, count in a.accepted.items()) for a in answers])
         lengths = sorted({d for a in answers for d in a.drafted})
-        self.drafted = {d: weights @ np.array([a.drafted.get(d, 0) for a in answers], float) / rounds for d in lengths}
-        spent = {kind: weights @ np.array([a.spent[kind] for a in answers]) / rounds for kind in answers[0].spent}
+        self.drafted = {d: self._drawn([a.drafted[d] for a in answers]) for d in lengths}
+        spent = {kind: self._drawn([a.spent[kind] for a in answers]) / self.rounds for kind in answers[0].spent}
         self.score, self.rest = spent["score"], spent["verify"] + spent["host"]
         self.run = self._pass(candidate.draft_tokens)
         length = self._length(candidate.draft_tokens)
@@ -135,30 +137,34 @@ class Costs:
         self.token = each if candidate.has_head else np.minimum(bare, each)  # a head does little besides its tokens
         self.call = spent["draft"] - self.token * length
 
+    def _drawn(self, by_prompt: list[Any]) -> Array:
+        return np.asarray(np.maximum(self.weights @ np.array(by_prompt, float), 0.0))
+
+    def _more(self, n: int) -> Array:
+        """Rounds that drafts of n take beyond those of the run: all of them accept n tokens."""
+        return self._drawn([sum(m // (n + 1) * count for m, count in a.accepted.items()) for a in self.answers])
+
+    def _mean(self, n: int, of: Callable[[int], float]) -> Array:
+        """Of something that depends on the length of a draft, over the rounds that drafts of at most n take"""
+        more = self._more(n)
+        total = sum((of(min(n, d)) * rounds for d, rounds in self.drafted.items()), start=of(n) * more)
+        return np.asarray(total / np.maximum(self.rounds + more, 1.0))
+
     def _length(self, n: int) -> Array:
-        return np.asarray(sum(share * min(n, d) for d, share in self.drafted.items()))
+        return self._mean(n, float)
 
     def _pass(self, n: int) -> Array:
-        """Milliseconds of a bare pass over drafts of at most n tokens, some of which were shorter"""
-        return np.asarray(sum(s * interpolate(self.passes, min(n, d) + 1) for d, s in self.drafted.items()))
+        """Milliseconds of a bare pass"""
+        return self._mean(n, lambda drafted: interpolate(self.passes, drafted + 1))
+
+    def tokens(self, n: int) -> Array:
+        return np.asarray(self.written / np.maximum(self.rounds + self._more(n), 1.0))
 
     def draft(self, n: int) -> Array:
         return np.asarray(self.call + self.token * self._length(n))
 
     def target(self, n: int) -> Array:
         return np.asarray(self.score * self._pass(n) / np.maximum(self.run, 1e-9) + self.rest)
-
-
-def _chances(answers: list[Answer], longest: int, weights: Array) -> Array:
-    """[longest, D] how often each draft token was accepted if those before it were, in draws of prompts [D, prompts]. A
-    draft that ended early counts as rejected there; positions that were seldom reached lean on the mean."""
-    positions = range(longest)
-    accepted = np.array([[sum(n for m, n in a.accepted.items() if m > i) for i in positions] for a in answers], float)
-    rounds = np.array([a.rounds for a in answers], float)
-    of = weights @ accepted  # [D, longest]
-    reached = np.concatenate([(weights @ rounds)[:, None], of[:, :-1]], 1)
-    mean = of.sum(1, keepdims=True) / np.maximum(reached.sum(1, keepdims=True), 1.0)
-    return np.asarray(((of + PRIOR_TOKENS * mean) / (reached + PRIOR_TOKENS)).T)
 
 
 def _loss(candidate: Candidate, answers: list[Answer], alone: list[Answer], scale: list[Answer]) -> Estimate | None:

@@ -46,10 +46,12 @@ def bandwidth(device: torch.device) -> float:
     return 2 * size / seconds_of(copy)
 
 
-def pass_cost(runner: Runner, rows: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Milliseconds of a pass over this many tokens of one sequence."""
+def pass_cost(
+    runner: Runner, rows: int, clock: Callable[[], float] = time.perf_counter, context: int = CONTEXT
+) -> float:
+    """Milliseconds of a pass over this many tokens of one sequence, after `context` others."""
     rows = min(rows, runner.max_seq_len // 2)
-    before = min(CONTEXT, runner.max_seq_len - rows)
+    before = max(1, min(context, runner.max_seq_len - rows))
     slot = runner.acquire()
     runner.score([Score(runner, slot, [1] * before, 1)])
 
@@ -63,10 +65,10 @@ def pass_cost(runner: Runner, rows: int, clock: Callable[[], float] = time.perf_
     return seconds * 1000
 
 
-def token_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> float:
+def token_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter, context: int = CONTEXT) -> float:
     """Milliseconds per token of autoregressive decoding, without the cost of a call."""
     few, many = 4, 20
-    before = max(1, min(CONTEXT, runner.max_seq_len - many))
+    before = max(1, min(context, runner.max_seq_len - many))
     slot = runner.acquire()
     runner.score([Score(runner, slot, [1] * before, 1)])
 
