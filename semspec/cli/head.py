@@ -27,7 +27,10 @@ def train(
     target: arguments.LocalTarget,
     out: Annotated[Path, typer.Option(help="Folder for the head; an unfinished one is continued.")],
     prompts: Annotated[
-        str, typer.Option(help="A .jsonl, .json, .csv or .txt file of prompts, or a task, e.g. pocket.")
+        str,
+        typer.Option(
+            help="A .jsonl, .json, .csv or .txt file of prompts, or a task (pocket); self: a chat model writes them."
+        ),
     ],
     draft: Annotated[
         str | None, typer.Option(help="Draft model that speeds up writing the texts; none by default.")
@@ -58,7 +61,7 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head on what the target itself writes. The same command goes on after an interruption, and with
     more --steps or --problems trains further."""
-    from semspec.head_fit import texts
+    from semspec.head_fit import own_prompts, texts
     from semspec.head_fit.checkpoint import Checkpoint, Training
     from semspec.head_fit.export import export, frequent, layers_in, layers_of, lying_there, published, size_of, tau_of
     from semspec.head_fit.train import Trainer, name_of
@@ -66,10 +69,12 @@ def train(
     from semspec.pair.loading import load
     from semspec.tasks import make
 
+    own = prompts == own_prompts.NAME
     if problems is None and not prompts.endswith(texts.FILES):
-        make(prompts)  # refuses what is neither a task nor the name of a file
-        raise BadRequest("a task has as many prompts as you ask for; give a number with --problems")
-    asked = texts.prompts(prompts, problems, seed)
+        if not own:
+            make(prompts)  # refuses what is neither a task nor the name of a file
+        raise BadRequest(f"{prompts} has as many prompts as you ask for; give a number with --problems")
+    asked = [] if own else texts.prompts(prompts, problems, seed)
     rule = "exact" if draft else "none"  # many texts at a time seldom gain by drafts
     options = Options(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, verifier=rule)
     # What is wrong with it is said before anything is loaded.
@@ -82,6 +87,9 @@ def train(
         begun.refuse_target(name_of(pair.target), out)
     how = replace(how, layers=layers_of(pair.target, layers) if begun is None else begun.how.layers)
     out.mkdir(parents=True, exist_ok=True)
+    if own:
+        with bar("prompts") as progress, interruptible(progress.kept(out)):
+            asked = own_prompts.write_prompts(pair, problems or 0, seed, out, progress, slots)
     with bar("texts") as progress, interruptible(progress.kept(out)):
         written = texts.write(pair, asked, out, options, progress, slots)
     # Chosen once: a trained head's rows belong to these tokens.
