@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from semspec.sampling import noise
+from semspec.sampling.filters import NEG_INF, top_k_top_p
 from semspec.types import Decode, DecodeOutput, Sampling, ScoreOutput, TokenLogprob
 
-NEG_INF = float("-inf")
 NOTHING = -2  # in place of a token, where no token is allowed; -1: logits are not numbers
 
 
@@ -130,7 +130,7 @@ def _processed_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     divisor = temperature if greedy is None else torch.where(greedy, 1.0, temperature)
     scaled = (logits - logits.amax(-1, keepdim=True)) / divisor[:, None]
     if rows.use.top_k or rows.use.top_p:
-        scaled = _top_k_top_p(scaled, top_k, top_p)
+        scaled = top_k_top_p(scaled, top_k, top_p)
     if rows.use.min_p:
         below = scaled - scaled.amax(-1, keepdim=True) < min_p.log()[:, None]
         scaled = scaled.masked_fill(below, NEG_INF)
@@ -142,26 +142,25 @@ def _only_best(logits: Tensor) -> Tensor:
     return torch.full_like(logits, NEG_INF).scatter_(-1, best.indices, best.values - best.values)  # 0, or NaN as it was
 
 
-def _top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the k best; of those, the fewest best whose probabilities sum to at least top_p."""
-    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    k = torch.where(top_k == 0, logits.shape[-1], top_k)
-    ordered = ordered.masked_fill(rank >= k[:, None], NEG_INF)
-    probs = ordered.softmax(-1)
-    before = probs.cumsum(-1) - probs  # mass of the better tokens
-    cut = (before >= top_p[:, None]) & (top_p < 1)[:, None]  # off is off: rounded sums reach 1 before the tail ends
-    ordered = ordered.masked_fill(cut & (rank > 0), NEG_INF)
-    return torch.full_like(logits, NEG_INF).scatter_(-1, index, ordered)
-
-
 def choose(log_weights: Tensor, key: Tensor) -> Tensor:
     """Draw one index per row in proportion to exp(log_weights). [R, V], [R] -> [R]; -1 where a row has NaN in it."""
     if kernels := noise.kernels_for(log_weights):
         drawn: Tensor = kernels.choose(log_weights, key)
         return drawn
+    if log_weights.device.type == "cpu":
+        return torch.tensor([_winner(row, k) for row, k in zip(log_weights.float().numpy(), key.tolist(), strict=True)])
     scores = log_weights - noise.exponential(key, log_weights.shape[-1]).log()
     return _index(scores.max(-1))
+
+
+def _winner(log_weights: np.ndarray[Any, Any], key: int) -> int:
+    """Of one row, in NumPy: a filtered row has few tokens that may win, and only these need noise."""
+    there = np.flatnonzero(log_weights != NEG_INF)  # with what is not a number
+    if not len(there):
+        return 0
+    scores = log_weights[there] - np.log(noise.exponential_of(key, there))
+    best = int(scores.argmax())
+    return -1 if np.isnan(scores[best]) else int(there[best])
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -213,10 +212,7 @@ def _draw_one(logits: Tensor, o: Sampling, key: int, keep: bool) -> tuple[Tensor
         scaled = (row - row.max()) / np.float32(o.temperature)
         if o.min_p > 0.0:
             scaled[scaled < np.log(np.float32(o.min_p))] = NEG_INF
-        scores = scaled - np.log(noise.exponential_of(key, len(row)))
-    token = int(scores.argmax())
-    token = -1 if np.isnan(scores[token]) else token
-    return torch.tensor([token]), torch.from_numpy(scaled)[None] if keep else None
+    return torch.tensor([_winner(scaled, key)]), torch.from_numpy(scaled)[None] if keep else None
 
 
 def draw_rows(

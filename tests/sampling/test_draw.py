@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -131,7 +132,8 @@ def test_choose_takes_the_winner_of_the_race(weights: list[float], key: int) -> 
     chosen = int(choose(torch.tensor([weights], dtype=torch.float64).log().float(), torch.tensor([key])))
     assert weights[chosen] > 0
     ratio, best = (
-        math.log(noise.exponential_of(key, 9)[i]) - math.log(weights[i]) for i in (chosen, race(weights, key))
+        math.log(noise.exponential_of(key, np.arange(9))[i]) - math.log(weights[i])
+        for i in (chosen, race(weights, key))
     )
     assert ratio == pytest.approx(best, abs=1e-4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -124,7 +125,10 @@ def test_every_token_has_noise_of_its_own(seed: int, position: int, stream: int,
     assert noise.key_of(seed, position, stream) == key
     assert noise.key(*(torch.tensor(x) for x in (seed, position, stream))).item() == noise.signed(key)
     expected = [-math.expm1(-race.noise(key, i)) for i in range(size)]  # as uniform numbers, small ones exact
-    for found in (noise.exponential(torch.tensor([noise.signed(key)]), size)[0], noise.exponential_of(key, size)):
+    for found in (
+        noise.exponential(torch.tensor([noise.signed(key)]), size)[0],
+        noise.exponential_of(key, np.arange(size)),
+    ):
         assert [-math.expm1(-x) for x in found.tolist()] == pytest.approx(expected, rel=1e-5)
 
 
