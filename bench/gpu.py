@@ -120,7 +120,7 @@ def write(report: dict[str, Any], out: Path | None) -> None:
 
 
 def run_checks(device: torch.device, part: str, match: str) -> dict[str, str]:
-    from bench.gpu_checks_packed import CHECKS
+    from bench.gpu_checks_one_token import CHECKS
 
     first, parts = (int(number) for number in part.split("/"))
     results = {}

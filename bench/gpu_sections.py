@@ -31,6 +31,7 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "breakdown": ("gpu_breakdown", "break_down", "", ""),
     "tune": ("gpu_tune", "tune_attention", "", ""),
     "products": ("gpu_tune", "tune_products", "", ""),
+    "one_token": ("gpu_one_token", "one_token", "", ""),
     "quantised": ("gpu_quantised", "quantised", "", ""),
     "rules": ("gpu_rules", "rules", "", ""),
     "quantised_experts": ("gpu_quantised", "quantised_experts", "", ""),

@@ -23,6 +23,7 @@ from semspec.model.layer_ops import SparsityInputs
 from semspec.model.layers import Layer
 from semspec.model.limited_head import LimitedHead
 from semspec.model.linear import DenseLinear, Linear
+from semspec.model.one_token import one_token
 from semspec.model.quantised import QuantisedLinear
 from semspec.model.transformer import Transformer
 
@@ -75,6 +76,7 @@ class FusedForward:
                 layer.ffn.pack()
         rotaries = {spec.rotary for spec in self.shape.attention_specs}
         self.rotary = {r: None if r is None else cos_sin(r, cache.capacity, transformer.device) for r in rotaries}
+        self.one_token = one_token(transformer, cache, kernels, flags)
 
     def forward(
         self,
@@ -97,7 +99,10 @@ class FusedForward:
             x = x * t.embedding_scale
         added: Tensor | None = None
         inner: Tensor | None = None
-        for i, layer in enumerate(t.layers):
+        alone = tokens.numel() == 1 and not want and sparsity is None and metadata.tree is None and tiles is None
+        if alone and self.one_token is not None:
+            x = self.one_token(x, metadata, self.rotary[s.attention_specs[0].rotary])
+        for i, layer in enumerate(() if alone and self.one_token is not None else t.layers):
             qkv = self._norm_product(x, added, layer.attention_norm, inner, layer.qkv)
             if i in want:
                 hidden[i] = x.clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu_checks_packed import CHECKS
+from bench.gpu_checks_one_token import CHECKS
 
 pytestmark = [
     pytest.mark.gpu,

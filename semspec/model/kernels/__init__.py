@@ -33,6 +33,7 @@ class KernelFlags:
     skinny_gemm_bytes: int = 128_000_000  # of a layer's weights, up to which skinny products use ours, not cuBLAS
     fused_activation: bool = True  # the activation fused into our gate-up product
     fused_rope: bool = True  # head norms, RoPE and the cache write fused into the attention of single tokens
+    one_token: bool = True  # all layers of a single token in one launch, where a model allows it (see one_token.py)
     packed: bool = False  # the tokens of a pass in one row, not padded to a rectangle; not measured on a GPU yet
 
 
@@ -98,6 +99,8 @@ class Kernels:
     quantised_product: Callable[..., Tensor | None] | None = None
     # Puts a QuantisedLinear's codes in the order that quantised_product wants.
     prepare: Callable[..., None] | None = None
+    # All layers of a single token in one launch; None: each operation by itself.
+    run_layers: Callable[..., None] | None = None
     # Selects blocks of the cache for a draft; None: it is done one operation at a time.
     choose_blocks: Callable[..., tuple[Tensor, Tensor]] | None = None
     # Samples tokens; None: as semspec.sampling.draw does it.
@@ -105,9 +108,10 @@ class Kernels:
 
 
 def triton_kernels() -> Kernels:
-    from semspec.model.kernels import attention, elementwise, gemm, moe, quantised, sample, select_blocks, sparse_mlp
+    from semspec.model.kernels import attention, elementwise, gemm, moe, one_token, quantised, sample, sparse_mlp
+    from semspec.model.kernels import select_blocks as blocks
 
-    return _named(attention, elementwise, gemm, moe, quantised, sample, select_blocks, sparse_mlp)
+    return _named(attention, elementwise, gemm, moe, one_token, quantised, sample, blocks, sparse_mlp)
 
 
 def reference_kernels() -> Kernels:
