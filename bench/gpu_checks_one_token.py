@@ -21,17 +21,21 @@ from tests.checkpoints import FAMILIES
 
 SIZES = {  # widths that are a multiple of nothing large, few and many heads, several sizes of heads
     "qwen2": {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960},
-    "llama3": {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192},
+    "llama3": {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192,
+               "head_dim": 64},
     "qwen3": {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072,
               "head_dim": 128},
-    "mistral": {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
+    "llama2": {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+               "head_dim": 128},
 }  # fmt: skip
 
 
 def runners(family: str, weights: Weights, device: torch.device) -> tuple[ModelRunner, ModelRunner]:
     """With a launch for each operation, and with one; the same weights."""
     config = type(FAMILIES[family][1]).from_dict(
-        FAMILIES[family][1].to_dict() | SIZES[family] | {"num_hidden_layers": 4, "vocab_size": 2048}
+        FAMILIES[family][1].to_dict()
+        | SIZES[family]
+        | {"num_hidden_layers": 4, "layer_types": None, "vocab_size": 2048, "max_position_embeddings": 8192}
     )
     made = Transformer(Shape.of(config), RandomWeights(), device, torch.bfloat16, weights)
     both = []

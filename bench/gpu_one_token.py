@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 CUTS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "nothing ahead": {"ahead": 0},
-    "20 MB ahead": {"ahead": 20_000_000},
-    "80 MB ahead": {"ahead": 80_000_000},
-    "16 warps, tiles of 32": {"warps": 16, "outputs": 32},
-    "tiles of 8 x 2048": {"outputs": 8, "depth": 2048},
-    "two programs a processor": {"programs": 2, "warps": 4, "depth": 512},
+    "10 tiles on their way": {"stages": 10},
+    "nothing asked for": {"lines": 0},
+    "tiles of 32 kB": {"depth": 1024},
+    "16 warps": {"warps": 16, "depth": 1024},
 }
 MODELS: dict[str, tuple[str, str, bool]] = {  # shapes, how weights are stored, whether the head is small
     "1.5B bf16": ("32B/1.5B", "plain", False),
@@ -38,7 +36,7 @@ def one_token(bench: Bench) -> None:
     for name, (bench.asked.shape, weights, small) in MODELS.items():
         bench.precisions["draft"] = weights  # type: ignore[assignment]
         bench.vocab.update({"draft": SMALL_VOCAB} if small else {})
-        turns(bench, name, 2 if name.startswith("8B") else 0)
+        turns(bench, name, 3 if name.startswith("8B") else 0)
         bench.drop("draft")
         bench.vocab.clear()
         bench.precisions.clear()
@@ -78,9 +76,6 @@ def made(runner: ModelRunner, change: dict[str, Any] | None) -> GraphRunner:
     if change:
         whole = graph_runner.fused.one_token
         assert whole is not None
-        change = dict(change)
-        if "programs" in change:
-            change["programs"] *= whole.cut.programs
         graph_runner.fused.one_token = OneToken(
             runner.transformer, runner.cache, graph_runner.kernels, replace(whole.cut, **change)
         )

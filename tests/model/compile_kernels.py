@@ -19,6 +19,7 @@ from semspec.model.kernels import (
     elementwise,
     gemm,
     moe,
+    one_token,
     quantised,
     quantised_moe,
     sparse_mlp,
@@ -147,6 +148,21 @@ def main() -> None:
         constants |= {"SPLITS": cut.splits, "BIASED": True, "GATED": gated, "SILU": True}
         types = operands | ({"out": WIDE} if parts else {})
         results[name] = built(gemm._product, types, constants, cut.warps, cut.stages)
+    whole = {
+        "x": HALF, "table": WHOLE, "met": SHORT, "qkv": HALF, "parts": WIDE, "sums": WIDE, "attended": HALF,
+        "inner": HALF, **PLACES, "tables": SHORT, "cos": WIDE, "sin": WIDE, "eps": "fp32", "scale": "fp32",
+        "layers": "i32", **CACHE,
+    }  # fmt: skip
+    for kind, told in ((one_token.PLAIN, "bf16"), (one_token.IN_WORDS, "fp8")):
+        sizes = one_token.Sizes(1536, 12, 2, 128, 8960, told == "fp8", True, False, True)
+        cut = one_token.OneTokenConfig.of(sizes, card)
+        constants = {
+            "WIDTH": 1536, "HEADS": 12, "KV_HEADS": 2, "D": 128, "FFN": 8960, "HALF": 64, "PAGE": 64, "BIASED": True,
+            "NORMED": False, "SILU": True, "KIND": kind, "PROGRAMS": cut.programs, "SPLITS": cut.splits,
+            "TILE": cut.outputs, "DEPTH": cut.depth * (2 if told == "fp8" else 1), "KEYS_AT_ONCE": 64, "ROWS": 16,
+            "STAGES": cut.stages, "LINES": cut.lines,
+        }  # fmt: skip
+        results[f"one token, {told}"] = built(one_token._run_layers, whole, constants, cut.warps, 2)
     print(json.dumps(results | grouped() | choosing() | drawing() | quantising(card) | quantised_experts()))
 
 

@@ -24,7 +24,7 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) == 98
+    assert len(results) == 100
     for name, taken in results.items():
         assert taken["cubin"] > 0 and taken["shared"] <= 227 * 1024, name
     assert results["rope_cache_attend"]["waits_for_stores"], "what it puts into the cache is there before it is read"
@@ -33,5 +33,7 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     for queries in (1, 9, 17, 64):  # where rows lie costs no memory, and no copy of the pipeline
         flat, packed = (results[f"attend {queries}{kind}"] for kind in ("", ", packed"))
         assert (packed["shared"], packed["wide_copies"]) == (flat["shared"], flat["wide_copies"])
+    for kind in ("bf16", "fp8"):
+        assert results[f"one token, {kind}"]["wide_copies"] >= 100, "its products and keys go through a pipeline"
     for name in ("gate_up", "down", "up of channels", "down of channels"):
         assert results[f"{name}, 16 rows"]["wide_copies"] >= 20, f"{name} has lost its pipeline"

@@ -6,19 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (it is for Linux only)")
 
-from semspec.model import ModelRunner  # noqa: E402
-from semspec.model.graph_runner import GraphRunner  # noqa: E402
-from semspec.model.graphs import NoGraphs  # noqa: E402
-from semspec.model.kernels import DEFAULT_FLAGS, one_token, reference_kernels  # noqa: E402
-from semspec.model.one_token import OneToken, suits  # noqa: E402
-from semspec.types import Decode, Sampling, Score  # noqa: E402
-from tests.checkpoints import make_model, save  # noqa: E402
-from tests.interpreter import allow_new_numpy  # noqa: E402
-from tests.model.test_graph_runner import close, text  # noqa: E402
+from semspec.model import ModelRunner
+from semspec.model.graph_runner import GraphRunner
+from semspec.model.graphs import NoGraphs
+from semspec.model.kernels import DEFAULT_FLAGS, one_token, reference_kernels
+from semspec.model.one_token import OneToken, suits
+from semspec.types import Decode, Sampling, Score
+from tests.checkpoints import make_model, save
+from tests.interpreter import allow_new_numpy
+from tests.model.test_graph_runner import close, text
 
 allow_new_numpy()
 CUT = one_token.OneTokenConfig(programs=1, splits=4, outputs=16, depth=64)

@@ -121,6 +121,7 @@ def reference_kernels() -> Kernels:
 
 
 def _named(*modules: ModuleType) -> Kernels:
-    """Every kernel is the function of its name in one of the modules."""
+    """Every kernel is the function of its name that one of the modules defines."""
     names = [field.name for field in fields(Kernels)]
-    return Kernels(**{name: getattr(m, name) for name in names for m in modules if hasattr(m, name)})
+    own = {name: f for m in modules for name in names if (f := vars(m).get(name)) and f.__module__ == m.__name__}
+    return Kernels(**own)

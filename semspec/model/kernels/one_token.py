@@ -2,8 +2,8 @@
 
 A draft token of a small model is some two hundred launches, of which each waits for the one before, starts to read
 when that has ended, and has a few microseconds of work. Here programs stay, one for each multiprocessor. They share out
-the outputs of every product, wait for each other between the steps of a layer (`meet`), and while they wait the weights
-of the next step are already on their way into the second-level cache: memory is never idle.
+the outputs of every product and wait for each other between the six steps of a layer (`meet`); before they wait, the
+first weights of the next product are on their way into the second-level cache.
 
 No sum is split among programs, so nothing is added up twice and the same inputs give the same bits.
 """
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from semspec.model.kernels import LOG2E
 from semspec.model.kernels.one_token_attention import attend_parts, join_parts
-from semspec.model.kernels.one_token_product import IN_BYTES, IN_WORDS, PLAIN, address, ask_part, meet, product, tile
+from semspec.model.kernels.one_token_product import IN_BYTES, IN_WORDS, PLAIN, address, ask, meet, row_product
 from semspec.model.kernels.tiles import Card, card_of
 
 # Columns of the table of addresses: one row a layer. Scales are float32, one for each output; 0 where there is none.
 (ATTENTION_NORM, QKV, QKV_SCALE, QKV_BIAS, QUERY_NORM, KEY_NORM, KEYS, VALUES,
  OUT, OUT_SCALE, FFN_NORM, GATE_UP, GATE_UP_SCALE, DOWN, DOWN_SCALE) = (tl.constexpr(i) for i in range(15))  # fmt: skip
 COLUMNS = tl.constexpr(15)
-AHEAD = 40_000_000  # bytes of a layer that lie in the second-level cache before they are read, at most
 KEYS_AT_A_TIME = 64
 
 
@@ -50,9 +49,10 @@ class OneTokenConfig:
     programs: int
     splits: int  # of the cache of a key head; a power of two
     outputs: int = 16  # of a tile; as many gates and as many ups
-    depth: int = 1024  # inputs of a tile, twice as many if they are codes; half as many of gates and ups
+    depth: int = 512  # inputs of a tile, twice as many if they are codes; half as many of gates and ups
     warps: int = 8
-    ahead: int = AHEAD
+    stages: int = 6  # tiles on their way
+    lines: int = 256  # of 128 bytes, of the next matrix, that a program asks for before it waits
 
     @staticmethod
     def of(sizes: Sizes, card: Card) -> OneTokenConfig:
@@ -93,8 +93,6 @@ def run_layers(
     assert x.is_contiguous() and x.shape == (1, sizes.width) and table.shape[1] == COLUMNS.value
     cos, sin = cos_sin or (starts, starts)
     card = card_of(x.device)
-    late = card.capability >= 90 and cut.ahead > 0
-    share = {name: _share(outputs, inputs, sizes.codes, cut) for name, (outputs, inputs) in _matrices(sizes).items()}
     _run_layers[(cut.programs,)](
         x, table, scratch.met, scratch.qkv, scratch.parts, scratch.sums, scratch.attended, scratch.inner,
         slots, starts, counts, starts if tables is None else tables, cos, sin, eps, scale * LOG2E, len(table),
@@ -105,28 +103,9 @@ def run_layers(
         KIND=PLAIN if not sizes.codes else IN_WORDS if card.capability >= 80 else IN_BYTES,
         PROGRAMS=cut.programs, SPLITS=cut.splits, TILE=cut.outputs, DEPTH=cut.depth * (2 if sizes.codes else 1),
         KEYS_AT_ONCE=KEYS_AT_A_TIME, ROWS=max(16, triton.next_power_of_2(sizes.heads // sizes.kv_heads)),
-        THREADS=32 * cut.warps,
-        OUT_AHEAD=share["out"] if late else 0, GATE_AHEAD=share["gate_up"] if late else 0,
-        DOWN_AHEAD=share["down"] if late else 0, QKV_AHEAD=share["qkv"] if late else 0,
+        STAGES=cut.stages, LINES=cut.lines if x.is_cuda else 0,
         num_warps=cut.warps, num_stages=2, **({"launch_cooperative_grid": True} if x.is_cuda else {}),
     )  # fmt: skip
-
-
-def _matrices(sizes: Sizes) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs); gate and up are one share each."""
-    q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    return {
-        "qkv": (q + 2 * kv, sizes.width), "out": (sizes.width, q), "gate_up": (sizes.ffn, sizes.width),
-        "down": (sizes.width, sizes.ffn),
-    }  # fmt: skip
-
-
-def _share(outputs: int, inputs: int, codes: bool, cut: OneTokenConfig) -> int:
-    """Bytes that each thread asks for ahead: of its program's part of a matrix, up to what the cache has room for."""
-    row = inputs * (1 if codes else 2)
-    most = min(triton.cdiv(outputs, cut.programs) * row, cut.ahead // (2 * cut.programs))
-    each = min(most // (32 * cut.warps), row) // 16 * 16
-    return each if each >= 32 else 0
 
 
 @triton.jit(do_not_specialize=["layers", "table_width"])
@@ -136,8 +115,8 @@ def _run_layers(
     WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, FFN: tl.constexpr,
     HALF: tl.constexpr, PAGE: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr,
     SILU: tl.constexpr, KIND: tl.constexpr, PROGRAMS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
-    DEPTH: tl.constexpr, KEYS_AT_ONCE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
-    OUT_AHEAD: tl.constexpr, GATE_AHEAD: tl.constexpr, DOWN_AHEAD: tl.constexpr, QKV_AHEAD: tl.constexpr,
+    DEPTH: tl.constexpr, KEYS_AT_ONCE: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     Q: tl.constexpr = HEADS * D
     ALL: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
@@ -148,19 +127,15 @@ def _run_layers(
     if tl.load(counts) > 0:
         for i in range(layers):
             row = table + i * COLUMNS
-            w = tile(address(row, QKV), 0, ALL, WIDTH, 0, KIND, half, PROGRAMS, TILE, DEPTH)
             goal += PROGRAMS
             meet(met, goal, PROGRAMS)
-            product(
-                w, w, x, address(row, ATTENTION_NORM), address(row, QKV), address(row, QKV_SCALE),
-                address(row, QKV_BIAS), qkv, eps,
-                WIDTH, ALL, True, False, False, BIASED, SILU, KIND, PROGRAMS, TILE, DEPTH,
+            row_product(
+                x, address(row, ATTENTION_NORM), address(row, QKV), address(row, QKV_SCALE), address(row, QKV_BIAS),
+                qkv, eps, WIDTH, ALL, True, False, False, BIASED, SILU, KIND, PROGRAMS, TILE, DEPTH, STAGES,
             )  # fmt: skip
-            ask_part(address(row, OUT), WIDTH, Q * BYTES, OUT_AHEAD, PROGRAMS, THREADS)
-            ask_part(address(row, GATE_UP), FFN, WIDTH * BYTES, GATE_AHEAD, PROGRAMS, THREADS)
-            ask_part(address(row, GATE_UP) + FFN * WIDTH * BYTES, FFN, WIDTH * BYTES, GATE_AHEAD, PROGRAMS, THREADS)
             goal += PROGRAMS
             meet(met, goal, PROGRAMS)
+            ask(address(row, OUT), WIDTH, Q * BYTES, LINES, PROGRAMS)
             attend_parts(
                 qkv, address(row, KEYS).to(tl.pointer_type(half)), address(row, VALUES).to(tl.pointer_type(half)),
                 address(row, QUERY_NORM).to(tl.pointer_type(half)), address(row, KEY_NORM).to(tl.pointer_type(half)),
@@ -170,32 +145,30 @@ def _run_layers(
             )  # fmt: skip
             goal += PROGRAMS
             meet(met, goal, PROGRAMS)
+            ask(address(row, GATE_UP), FFN, WIDTH * BYTES, LINES, PROGRAMS)
             join_parts(parts, sums, attended, HEADS, D, PROGRAMS, SPLITS, min(D, 32))
-            w = tile(address(row, OUT), 0, WIDTH, Q, 0, KIND, half, PROGRAMS, TILE, DEPTH)
             goal += PROGRAMS
             meet(met, goal, PROGRAMS)
-            product(
-                w, w, attended, table, address(row, OUT), address(row, OUT_SCALE), table, x, eps,
-                Q, WIDTH, False, False, True, False, SILU, KIND, PROGRAMS, TILE, DEPTH,
+            ask(address(row, GATE_UP) + FFN * WIDTH * BYTES, FFN, WIDTH * BYTES, LINES, PROGRAMS)
+            row_product(
+                attended, table, address(row, OUT), address(row, OUT_SCALE), table, x, eps,
+                Q, WIDTH, False, False, True, False, SILU, KIND, PROGRAMS, TILE, DEPTH, STAGES,
             )  # fmt: skip
-            w = tile(address(row, GATE_UP), 0, FFN, WIDTH, 0, KIND, half, PROGRAMS, TILE, DEPTH // 2)
-            v = tile(address(row, GATE_UP), 0, FFN, WIDTH, FFN, KIND, half, PROGRAMS, TILE, DEPTH // 2)
             goal += PROGRAMS
             meet(met, goal, PROGRAMS)
-            product(
-                w, v, x, address(row, FFN_NORM), address(row, GATE_UP), address(row, GATE_UP_SCALE), table, inner, eps,
-                WIDTH, FFN, True, True, False, False, SILU, KIND, PROGRAMS, TILE, DEPTH // 2,
+            row_product(
+                x, address(row, FFN_NORM), address(row, GATE_UP), address(row, GATE_UP_SCALE), table, inner, eps,
+                WIDTH, FFN, True, True, False, False, SILU, KIND, PROGRAMS, TILE, DEPTH // 2, STAGES,
             )  # fmt: skip
-            ask_part(address(row, DOWN), WIDTH, FFN * BYTES, DOWN_AHEAD, PROGRAMS, THREADS)
-            w = tile(address(row, DOWN), 0, WIDTH, FFN, 0, KIND, half, PROGRAMS, TILE, DEPTH)
+            ask(address(row, DOWN), WIDTH, FFN * BYTES, LINES, PROGRAMS)
             goal += PROGRAMS
             meet(met, goal, PROGRAMS)
+            row_product(
+                inner, table, address(row, DOWN), address(row, DOWN_SCALE), table, x, eps,
+                FFN, WIDTH, False, False, True, False, SILU, KIND, PROGRAMS, TILE, DEPTH, STAGES,
+            )  # fmt: skip
             if i + 1 < layers:
-                ask_part(address(row + COLUMNS, QKV), ALL, WIDTH * BYTES, QKV_AHEAD, PROGRAMS, THREADS)
-            product(
-                w, w, inner, table, address(row, DOWN), address(row, DOWN_SCALE), table, x, eps,
-                FFN, WIDTH, False, False, True, False, SILU, KIND, PROGRAMS, TILE, DEPTH,
-            )  # fmt: skip
+                ask(address(row + COLUMNS, QKV), ALL, WIDTH * BYTES, LINES, PROGRAMS)
         if tl.atomic_add(met + 1, 1) == PROGRAMS - 1:  # nobody waits any more: ready for the next launch
             tl.store(met, 0)
             tl.store(met + 1, 0)

@@ -15,7 +15,7 @@ def attend_parts(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
     NORMED: tl.constexpr, PROGRAMS: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Each unit is a part of the cache of one key head, for all query heads that share it. The unit whose part holds the
+    """Each unit is a part of the cache of one key head, for all query heads that share it. The one whose part holds the
     new position writes the new key and value."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row, d = tl.arange(0, ROWS), tl.arange(0, D)
@@ -58,11 +58,13 @@ def attend_parts(
                     where = base + page * page_stride + (n - at // PAGE * PAGE).to(tl.int64) * position_stride
                 else:
                     where = base + n.to(tl.int64) * position_stride
-                k = tl.load(keys + where[None, :] + d[:, None], mask=there[None, :], other=0.0)
+                to_k = tl.multiple_of(keys + where[None, :] + d[:, None], [16, 1])
+                to_v = tl.multiple_of(values + where[:, None] + d[None, :], [1, 16])
+                k = tl.load(to_k, mask=there[None, :], other=0.0)
+                v = tl.load(to_v, mask=there[:, None], other=0.0)
                 score = tl.dot(tile, k, input_precision="ieee") * scale
                 score = tl.where(there[None, :], score, float("-inf"))
                 best, total, weight, decay = weighed(score, best, total)
-                v = tl.load(values + where[:, None] + d[None, :], mask=there[:, None], other=0.0)
                 sum = tl.dot(weight.to(v.dtype), v, sum * decay[:, None], input_precision="ieee")
             to = parts + (head * SPLITS + split)[:, None] * D + d[None, :]
             tl.store(to, sum / total[:, None], mask=loaded)

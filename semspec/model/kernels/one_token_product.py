@@ -1,5 +1,9 @@
-"""What all steps of `one_token.py` are made of: programs that wait for each other, weights that are asked for ahead, and
-the product of one row with a matrix."""
+"""What the steps of `one_token.py` are made of: programs that wait for each other, weights that are asked for ahead,
+the product of one row with a matrix.
+
+One row needs no matrix units, and without them no layout of theirs: weights go as they lie from a pipeline in shared
+memory to the registers of a thread, which adds up its own inputs.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,11 @@ def meet(met, goal, PROGRAMS: tl.constexpr):
             mov.u32 t, %tid.x;
             setp.ne.u32 p, t, 0;
             @p bra arrived;
-            fence.acq_rel.gpu;
-            red.relaxed.gpu.global.add.u32 [$1], 1;
+            red.release.gpu.global.add.u32 [$1], 1;
             waiting:
-            ld.relaxed.gpu.global.u32 v, [$1];
+            ld.acquire.gpu.global.u32 v, [$1];
             setp.lt.u32 q, v, $2;
             @q bra waiting;
-            fence.acq_rel.gpu;
             arrived:
             bar.sync 0;
             mov.u32 $0, 0;
@@ -58,18 +60,6 @@ def meet(met, goal, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
-def ask(weights, first, bytes, EACH: tl.constexpr, THREADS: tl.constexpr):
-    """Have a program's part of a matrix, `bytes` from byte `first` on, brought near; EACH for each thread, 0: nothing."""
-    if EACH > 0:
-        at = tl.minimum(tl.arange(0, THREADS) * EACH, bytes - EACH)
-        address = (weights + first) + at.to(tl.int64)
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-            "=r,l,r", [address, tl.full([THREADS], EACH, tl.int32)], tl.int32, False, 1,
-        )  # fmt: skip
-
-
-@triton.jit
 def part(OUTPUTS: tl.constexpr, PROGRAMS: tl.constexpr):
     """Of so many outputs: this program's first, and the one after its last."""
     EACH: tl.constexpr = (OUTPUTS + PROGRAMS - 1) // PROGRAMS
@@ -78,13 +68,14 @@ def part(OUTPUTS: tl.constexpr, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
-def ask_part(
-    weights, OUTPUTS: tl.constexpr, ROW: tl.constexpr, EACH: tl.constexpr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr
-):
-    """`ask` for this program's outputs; ROW bytes each."""
-    first, last = part(OUTPUTS, PROGRAMS)
-    if last > first:
-        ask(weights, first.to(tl.int64) * ROW, (last - first) * ROW, EACH, THREADS)
+def ask(weights, OUTPUTS: tl.constexpr, ROW: tl.constexpr, LINES: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Have what this program reads first of a matrix, ROW bytes an output, brought into the second-level cache: so many
+    lines of 128 bytes, a power of two."""
+    if LINES > 0:
+        first, last = part(OUTPUTS, PROGRAMS)
+        at = tl.minimum(tl.arange(0, LINES) * 128, tl.maximum((last - first) * ROW - 16, 0))
+        to = weights + first.to(tl.int64) * ROW + at
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [to], tl.int32, False, 1)
 
 
 @triton.jit
@@ -108,70 +99,88 @@ def tile(
     to = weights.to(tl.pointer_type(like)) + UP * (INPUTS // PER)
     known = (n < last)[:, None] & (k < INPUTS // PER)[None, :]
     at = tl.multiple_of(to + (n * (INPUTS // PER))[:, None] + k[None, :], [1, 16])
-    return tl.load(at, mask=known, other=0, cache_modifier=".cg")
+    return tl.load(at, mask=known, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def product(
-    w, v, x, norm, weights, scale, bias, out, eps,
+def inputs(x, norm, i, INPUTS: tl.constexpr, NORMED: tl.constexpr, half: tl.constexpr, DEPTH: tl.constexpr):
+    """Those of tile i, and their norm's weights."""
+    k = i % ((INPUTS + DEPTH - 1) // DEPTH) * DEPTH + tl.arange(0, DEPTH)
+    a = tl.load(x + k, mask=k < INPUTS, other=0.0)
+    g = a
+    if NORMED:
+        g = tl.load(norm.to(tl.pointer_type(half)) + k, mask=k < INPUTS, other=0.0)
+    return a, g
+
+
+@triton.jit
+def row_product(
+    x, norm, weights, scale, bias, out, eps,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
     BIASED: tl.constexpr, SILU: tl.constexpr, KIND: tl.constexpr,
-    PROGRAMS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
+    PROGRAMS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One row through a matrix [OUTPUTS, INPUTS], or with a gate [2 OUTPUTS, INPUTS]: this program's outputs. `w`, and
-    `v` of a gated matrix's second half, are its first tiles.
+    """One row through a matrix [OUTPUTS, INPUTS], or with a gate [2 OUTPUTS, INPUTS]: this program's outputs.
 
     NORMED: the row's RMS norm goes through it, whose size is known at the end of the row and multiplies the sums then.
     ADDED: what comes out is added to `out`.
     """
     EACH: tl.constexpr = (OUTPUTS + PROGRAMS - 1) // PROGRAMS
     STEPS: tl.constexpr = (INPUTS + DEPTH - 1) // DEPTH
-    TILES: tl.constexpr = (EACH + TILE - 1) // TILE
+    ALL: tl.constexpr = (EACH + TILE - 1) // TILE * STEPS
     SUMS: tl.constexpr = DEPTH // (8 if KIND == PLAIN else 16)  # as many inputs lie in one thread
     half: tl.constexpr = x.dtype.element_ty
-    first, last = part(OUTPUTS, PROGRAMS)
-    k = tl.arange(0, DEPTH)
+    a, g = inputs(x, norm, 0, INPUTS, NORMED, half, DEPTH)
     sum = tl.zeros([TILE, SUMS], tl.float32)
     other = tl.zeros([TILE, SUMS], tl.float32)
     squares = tl.zeros([DEPTH], tl.float32)
-    a = tl.load(x + k, mask=k < INPUTS, other=0.0)
-    g = a
+    for i in tl.range(0, ALL, num_stages=STAGES):  # one loop for all tiles: the next ones are always on their way
+        w = tile(weights, i, OUTPUTS, INPUTS, 0, KIND, half, PROGRAMS, TILE, DEPTH)
+        v = w
+        if GATED:
+            v = tile(weights, i, OUTPUTS, INPUTS, OUTPUTS, KIND, half, PROGRAMS, TILE, DEPTH)
+        next_a, next_g = inputs(x, norm, i + 1, INPUTS, NORMED, half, DEPTH)  # too few for a pipeline: by hand
+        sum, other, squares = _add(
+            i, w, v, a, g, sum, other, squares, scale, bias, out, eps,
+            INPUTS, OUTPUTS, NORMED, GATED, ADDED, BIASED, SILU, KIND, half, PROGRAMS, TILE, DEPTH, SUMS,
+        )  # fmt: skip
+        a, g = next_a, next_g
+
+
+@triton.jit
+def _add(
+    i, w, v, a, g, sum, other, squares, scale, bias, out, eps,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
+    BIASED: tl.constexpr, SILU: tl.constexpr, KIND: tl.constexpr, half: tl.constexpr,
+    PROGRAMS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """Sums with tile i in them. The last tile of a row of tiles ends them: results are stored, and sums are 0 again."""
+    STEPS: tl.constexpr = (INPUTS + DEPTH - 1) // DEPTH
+    row = a.to(tl.float32)
     if NORMED:
-        g = tl.load(norm.to(tl.pointer_type(half)) + k, mask=k < INPUTS, other=0.0)
-    for i in range(0, TILES * STEPS):  # the next tile is on its way while this one is reckoned with
-        later = (i + 1) % STEPS * DEPTH + k
-        next_w = tile(weights, i + 1, OUTPUTS, INPUTS, 0, KIND, half, PROGRAMS, TILE, DEPTH)
-        next_v = next_w
-        if GATED:
-            next_v = tile(weights, i + 1, OUTPUTS, INPUTS, OUTPUTS, KIND, half, PROGRAMS, TILE, DEPTH)
-        next_a = tl.load(x + later, mask=later < INPUTS, other=0.0)
-        next_g = next_a
+        squares += row * row
+        row *= g.to(tl.float32)
+    sum += products(w, row, TILE, DEPTH, SUMS, KIND)
+    if GATED:
+        other += products(v, row, TILE, DEPTH, SUMS, KIND)
+    if i % STEPS == STEPS - 1:
+        first, last = part(OUTPUTS, PROGRAMS)
+        n = first + i // STEPS * TILE + tl.arange(0, TILE)
+        exists = n < last
+        size = 1.0
         if NORMED:
-            next_g = tl.load(norm.to(tl.pointer_type(half)) + later, mask=later < INPUTS, other=0.0)
-        row = a.to(tl.float32)
-        if NORMED:
-            squares += row * row
-            row *= g.to(tl.float32)
-        sum += products(w, row, TILE, DEPTH, SUMS, KIND)
+            size = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
+        made = finished(tl.sum(sum, 1) * size, n, exists, scale, bias, BIASED, KIND, half)
         if GATED:
-            other += products(v, row, TILE, DEPTH, SUMS, KIND)
-        if i % STEPS == STEPS - 1:
-            n = first + i // STEPS * TILE + tl.arange(0, TILE)
-            exists = n < last
-            size = 1.0
-            if NORMED:
-                size = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
-            made = finished(tl.sum(sum, 1) * size, n, exists, scale, bias, BIASED, KIND, half)
-            if GATED:
-                up = finished(tl.sum(other, 1) * size, n + OUTPUTS, exists, scale, bias, BIASED, KIND, half)
-                made = rounded(activated(rounded(made, out), SILU), out) * rounded(up, out)
-            if ADDED:
-                made = tl.load(out + n, mask=exists, other=0.0).to(tl.float32) + rounded(made, out)
-            tl.store(out + n, made, mask=exists)
-            sum = tl.zeros([TILE, SUMS], tl.float32)
-            other = tl.zeros([TILE, SUMS], tl.float32)
-            squares = tl.zeros([DEPTH], tl.float32)
-        w, v, a, g = next_w, next_v, next_a, next_g
+            up = finished(tl.sum(other, 1) * size, n + OUTPUTS, exists, scale, bias, BIASED, KIND, half)
+            made = rounded(activated(rounded(made, out), SILU), out) * rounded(up, out)
+        if ADDED:
+            made = tl.load(out + n, mask=exists, other=0.0).to(tl.float32) + rounded(made, out)
+        tl.store(out + n, made, mask=exists)
+        sum = tl.zeros([TILE, SUMS], tl.float32)
+        other = tl.zeros([TILE, SUMS], tl.float32)
+        squares = tl.zeros([DEPTH], tl.float32)
+    return sum, other, squares
 
 
 @triton.jit
