@@ -204,9 +204,10 @@ class Decoder:
         count, finish = self.cut(tokens, left)
         accepted = min(verdict.accepted, count)
         if draft.parents:
-            rows = self.scorer.compact(rows, verdict.path)
+            self.scorer.compact(len(layout), verdict.path)
         if job.count_entropy:
-            self.stats.entropy += float(entropy(rows.logits[:count].float().softmax(-1)).sum())
+            on_path = [0, *(i + 1 for i in verdict.taken)][:count]
+            self.stats.entropy += float(entropy(rows.logits[on_path].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
         relaxed = [i for i in verdict.relaxed if i < accepted]
         self.stats.observe(len(draft.tokens), accepted, len(relaxed), count - accepted, draft.longest)

@@ -24,7 +24,7 @@ from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
 from semspec.loop.verifying import verdicts
 from semspec.loop.work import DecodeWork, Part, RecomputeWork, ScoreWork, Task, Work
-from semspec.sampling.draw import NOTHING, next_tokens
+from semspec.sampling.draw import NOTHING, add_likeliest, next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
     Acquire,
@@ -34,6 +34,7 @@ from semspec.types import (
     Request,
     Runner,
     Score,
+    ScoreOutput,
     Verdict,
     VerifyRequest,
 )
@@ -254,7 +255,7 @@ class Executor(LiveTasks):
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         chunks = ragged(runner, work, self.budget, self.growth)
         try:
-            rows = yield partial(runner.score, [chunk for _, chunk in chunks])
+            rows = yield partial(_scored, runner, [chunk for _, chunk in chunks])
             decoding = [
                 (w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.logits_to_keep
             ]
@@ -313,3 +314,9 @@ class Executor(LiveTasks):
         for task in list(tasks):
             if not task.done:
                 self._end(task, error)
+
+
+def _scored(runner: Runner, requests: list[Score]) -> list[ScoreOutput]:
+    rows = runner.score(requests)
+    add_likeliest(requests, rows)
+    return rows

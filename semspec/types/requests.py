@@ -95,6 +95,7 @@ class Score:
     states: int = 0  # last tokens whose hidden states to return, if more than `logits_to_keep`
     dense: bool = False  # nothing is verified, however many rows are kept: a sparse plan skips nothing
     parents: tuple[int, ...] = ()  # the slot then ends with a tree of so many tokens, some of them perhaps fed before
+    best: int = 0  # of each row also so many of the likeliest tokens, on the host
 
     @property
     def kept_states(self) -> int:
