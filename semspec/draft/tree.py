@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,15 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from semspec import tree
 from semspec.errors import BadRequest
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, process
-from semspec.types import Draft, DraftRequest, Request, Runner, Score, ScoreOutput
+from semspec.types import Draft, DraftRequest, Grow, Request, Runner, Score, ScoreOutput
 
+Numbers = np.ndarray[Any, Any]
 RANKS = (0.65, 0.13, 0.06, 0.035)  # how often the first, second ... sibling is accepted, about; later ones as the last
 
 
@@ -62,14 +63,9 @@ def grow(
         levels -= 1
     feed = context[runner.length(slot) :]
     rows: ScoreOutput = yield Score(runner, slot, feed, 1, drafting=True, best=growth.best)
-    fed: list[int] = []  # parents in the slot
-    tokens, parents = growth.add(rows)
-    while tokens:
-        fed += parents
-        rows = yield Score(
-            runner, slot, tokens, len(tokens), drafting=True, parents=tuple(fed), best=growth.best
-        )
-        tokens, parents = growth.add(rows)
+    tokens, _ = growth.add(rows)
+    if tokens:
+        yield Grow(runner, slot, growth, tokens)
     runner.truncate(slot, len(context))
     return growth.draft()
 
@@ -78,15 +74,15 @@ Fed = tuple[list[int], list[int]]  # tokens to feed, and the indices of their pa
 
 
 class _Likeliest:
-    """Of all tokens met: ids, the indices of their parents, and their joint log-probabilities."""
+    """Of all tokens met, level by level: ids, the indices of their parents, and their joint log-probabilities."""
 
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.options, self.best, self.stop, self.left = options, options.top, request.stop, levels
-        self.threshold = math.log(request.threshold) if request.threshold > 0 else -math.inf
+        # At least finite: a token that cannot follow is none, nor is NaN.
+        self.threshold = math.log(request.threshold) if request.threshold > 0 else -sys.float_info.max
         self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))
         self.most_fed = self.width * (levels - 1)  # all levels but the last
-        self.tokens, self.parents = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        self.joint = [np.zeros(0)]
+        self.tokens, self.parents, self.joint = list[Numbers](), list[Numbers](), list[Numbers]()
         self.met = self.fed = 0
         self.frontier, self.chances = np.array([-1]), np.zeros(1)  # tokens whose successors come next, and their joint
         self.first = -1  # where the first of them lies among those that were fed; the others follow it
@@ -95,32 +91,33 @@ class _Likeliest:
         """The successors of the frontier, from its rows. Returns what to feed next."""
         assert rows.best is not None
         values, ids = rows.best
-        which, rank = (values > -np.inf).nonzero()  # nor NaN
-        joint, tokens = self.chances[which] + values[which, rank], ids[which, rank].astype(np.int64)
+        each = values.shape[1]
+        joint, tokens = (self.chances[:, None] + values).ravel(), ids.ravel()
         self.tokens.append(tokens)
-        self.parents.append(self.frontier[which])
+        self.parents.append(self.frontier.repeat(each))
         self.joint.append(joint)
         self.left -= 1
-        going = joint >= self.threshold
+        if not self.left:
+            return [], []
+        chosen = likeliest(joint, self.threshold)
         if self.stop:
-            going &= [token not in self.stop for token in tokens.tolist()]
-        chosen = likeliest_first(joint)
-        chosen = chosen[going[chosen]][: self.width if self.left else 0]
-        parents = (self.first + which[chosen]).tolist()
+            chosen = chosen[[token not in self.stop for token in tokens[chosen].tolist()]]
+        chosen = chosen[: self.width]
+        parents = (self.first + chosen // each).tolist()
         self.frontier, self.chances, self.first = self.met + chosen, joint[chosen], self.fed
         self.met, self.fed = self.met + len(joint), self.fed + len(chosen)
-        return tokens[chosen].tolist(), parents
+        return tokens[chosen].astype(int).tolist(), parents
 
     def draft(self) -> Draft:
         tokens, parents, joint = (np.concatenate(each) for each in (self.tokens, self.parents, self.joint))
-        order = likeliest_first(joint)
-        best = order[joint[order] >= self.threshold][: self.options.size]
-        return in_order(Draft(tokens.tolist(), parents=tuple(parents.tolist())).only(best.tolist()))
+        best = likeliest(joint, self.threshold)[: self.options.size]
+        return in_order(Draft(tokens.astype(int).tolist(), parents=tuple(parents.tolist())).only(best.tolist()))
 
 
-def likeliest_first(joint: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Their order; of equally likely tokens the first comes first."""
-    return np.argsort(-joint, kind="stable")
+def likeliest(joint: Numbers, least: float) -> Numbers:
+    """The places of those with this chance at least, the likeliest first; of equally likely ones the first."""
+    order = np.argsort(-joint, kind="stable")
+    return order[: np.count_nonzero(joint >= least)]  # NaN comes last
 
 
 class _Drawn:

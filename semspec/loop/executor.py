@@ -16,25 +16,26 @@ from functools import partial
 from typing import Any
 
 from semspec.errors import BadRequest, SemspecError
+from semspec.loop import scored
 from semspec.loop.batch_length import BatchLengths
 from semspec.loop.costs import PassCosts
 from semspec.loop.live_tasks import LiveTasks
-from semspec.loop.passes import NO_ROOM, Growth, drafts, fitting, needs_ragged_pass, ragged, youngest
+from semspec.loop.passes import NO_ROOM, ROUNDS, Growth, drafts, fitting, needs_ragged_pass, ragged, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
 from semspec.loop.verifying import verdicts
-from semspec.loop.work import DecodeWork, Part, RecomputeWork, ScoreWork, Task, Work
-from semspec.sampling.draw import NOTHING, add_likeliest, next_tokens
+from semspec.loop.work import DecodeWork, GrowWork, Part, RecomputeWork, ScoreWork, Task, Work, work_of
+from semspec.sampling.draw import NOTHING, next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
     Acquire,
     Decode,
     DecodeOutput,
     Event,
+    Grow,
     Request,
     Runner,
     Score,
-    ScoreOutput,
     Verdict,
     VerifyRequest,
 )
@@ -141,9 +142,8 @@ class Executor(LiveTasks):
                 self._waiting.append(task)
             elif isinstance(request, VerifyRequest):
                 self._verify_requests.append((task, request))
-            elif isinstance(request, Score | Decode):
-                work = ScoreWork(task, request) if isinstance(request, Score) else DecodeWork(task, request)
-                self._work.setdefault(id(request.runner), []).append(work)
+            elif isinstance(request, Score | Decode | Grow):
+                self._work.setdefault(id(request.runner), []).append(work_of(task, request))
             else:
                 return self._end(task, TypeError(f"a decoding generator yielded {request!r}, which is no request"))
 
@@ -248,14 +248,17 @@ class Executor(LiveTasks):
         feeding = [item for item in work if needs_ragged_pass(runner, item, self.chunk)]
         feeding = work if feeding and not drafts(work) else feeding  # in one pass, which reads the weights once
         served = (yield from self._ragged_pass(runner, feeding)) if feeding else []
-        if decoding := [item for item in work if item not in feeding and not item.task.done]:
+        left = [item for item in work if item not in feeding and not item.task.done]
+        if decoding := [item for item in left if isinstance(item, DecodeWork)]:
             served += yield from self._decode(runner, decoding)  # in the ragged pass it would get one token
+        if growing := [item for item in left if isinstance(item, GrowWork)]:
+            served += yield from self._grow(runner, growing)
         return served
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         chunks = ragged(runner, work, self.budget, self.growth)
         try:
-            rows = yield partial(_scored, runner, [chunk for _, chunk in chunks])
+            rows = yield partial(scored.score, runner, [chunk for _, chunk in chunks])
             decoding = [
                 (w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.logits_to_keep
             ]
@@ -279,9 +282,8 @@ class Executor(LiveTasks):
                 self._finish(runner, item)
         return list[tuple[Work | RecomputeWork, Part]](chunks)
 
-    def _decode(self, runner: Runner, work: list[Work]) -> Pass[Served]:
+    def _decode(self, runner: Runner, decodes: list[DecodeWork]) -> Pass[Served]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
-        decodes = [w for w in work if isinstance(w, DecodeWork)]
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
         try:
             out = yield partial(runner.decode, [w.next_decode(n) for w in decodes])
@@ -297,6 +299,17 @@ class Executor(LiveTasks):
             if item.finished:
                 self._finish(runner, item)
         return list(zip(decodes, out, strict=True))
+
+    def _grow(self, runner: Runner, work: list[GrowWork]) -> Pass[Served]:
+        """All trees grow to their ends."""
+        try:
+            yield partial(scored.grow, runner, [w.request for w in work], ROUNDS * self.budget)
+        except Exception as error:
+            self._fail((w.task for w in work), error)
+            return []
+        for item in work:
+            self._finish(runner, item)
+        return [(item, item.request) for item in work]
 
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
         """End a sequence for which no token could be drawn."""
@@ -314,9 +327,3 @@ class Executor(LiveTasks):
         for task in list(tasks):
             if not task.done:
                 self._end(task, error)
-
-
-def _scored(runner: Runner, requests: list[Score]) -> list[ScoreOutput]:
-    rows = runner.score(requests)
-    add_likeliest(requests, rows)
-    return rows
