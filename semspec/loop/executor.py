@@ -123,9 +123,11 @@ class Executor(LiveTasks):
 
     def _resume(self, task: Task) -> None:
         """Send a sequence its results and take its next requests."""
-        results = [task.results[i] for i in range(len(task.requests))]
-        answer = None if not results else results[0] if task.single else tuple(results)
-        task.requests, task.results = [], {}
+        answer = None
+        if task.requests:
+            results = task.results
+            answer = results[0] if task.single else tuple(results[i] for i in range(len(task.requests)))
+            task.requests, task.results = [], {}
         try:
             yielded = task.decoding.send(answer)
         except StopIteration:
@@ -175,7 +177,8 @@ class Executor(LiveTasks):
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:
         if not task.done:
-            task.results[next(i for i, r in enumerate(task.requests) if r is request)] = result
+            at = 0 if task.single else next(i for i, r in enumerate(task.requests) if r is request)
+            task.results[at] = result
 
     def _free(self, task: Task) -> None:
         if task in self._waiting:

@@ -92,7 +92,10 @@ class PagePool:
         back may have to copy one before it writes, and takes new pages before it gives back those behind its window.
         Passes over layers with a window have their own."""
         kept = len(tokens) + (0 if self.window is None else PASS)
-        if self._held_more(tokens, lengths) + kept <= self.blocks.free:
+        size, free = self.blocks.size, self.blocks.free
+        if sum(count // size + 2 for _, count in tokens) + kept <= free:  # all that they could touch, so mostly
+            return False
+        if self._held_more(tokens, lengths) + kept <= free:
             return False
         self.trim(lengths)
         dropped = self.blocks.uses(without)
@@ -111,6 +114,15 @@ class PagePool:
             if slot is not None and self.window is not None:
                 firsts[slot] = first
         return max(0, more - self.blocks.freed_before(firsts, dropped)) if firsts else more
+
+    def wanting(self, tokens: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Those of these slots that need further pages to write so many tokens, or give some back."""
+        ready, longest = self.blocks.ready, self.longest
+        return [
+            (slot, count)
+            for slot, count in tokens
+            if (longest is not None and count > longest) or not ready(slot, lengths[slot], count)
+        ]
 
     def short(self, tokens: Sequence[tuple[int, int]], lengths: Sequence[int]) -> bool:
         """Whether there are too few pages for a pass that writes so many tokens."""

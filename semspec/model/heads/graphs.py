@@ -89,7 +89,8 @@ class HeadGraphs:
     def forward(
         self, tokens: list[list[int]], states: list[States], chunks: list[SequenceChunk]
     ) -> tuple[Tensor, Tensor]:
-        """As `EagleHead.forward`, for chunks whose slots are rows of the pool: [B, Q, V] and [B, Q, width], padded."""
+        """As `EagleHead.forward`, for chunks whose slots are rows of the pool: [B, Q, V] and [B, Q, width], padded,
+        where the next pass writes, too."""
         if self._keys is not self.pool.keys:  # it has grown
             self._keys, self.launcher = self.pool.keys, self._launcher()
         batch, queries = bucket(len(chunks), BATCHES), bucket(max(c.count for c in chunks), QUERIES)
@@ -97,7 +98,8 @@ class HeadGraphs:
         if (batch, queries) not in self._buffers:
             device, width = self.head.device, self.head.shape.width
             numbers = torch.zeros(4 * size + 4 * batch, dtype=torch.long, device=device)
-            self._buffers[batch, queries] = numbers, torch.zeros(size, width, device=device, dtype=self.head.dtype)
+            inputs = torch.zeros(size, width, device=device, dtype=self.head.dtype)
+            self._buffers[batch, queries] = numbers, inputs
         numbers, inputs = self._buffers[batch, queries]
         padding = [0] * (batch - len(chunks))
         flat = pad(tokens, batch, queries)
@@ -113,9 +115,9 @@ class HeadGraphs:
                 torch.index_select(own.states, 0, numbers[picked : (picked := picked + len(own.rows))], out=place)
             else:
                 place.copy_(own.states)
-        ids, where = numbers[:size].view(batch, queries), numbers[size : size + 4 * batch].view(4, batch)
 
         def work() -> tuple[Tensor, Tensor]:
+            ids, where = numbers[:size].view(batch, queries), numbers[size : size + 4 * batch].view(4, batch)
             lines = numbers[size + 4 * batch : 3 * size + 4 * batch]
             mask = TreeMask(where[3], *lines.view(2, batch, queries)) if trees else None
             return self._pass(ids, inputs, (where[0], where[1], where[2]), mask)

@@ -9,7 +9,7 @@ counted. Passes are batched as a model's are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -25,6 +25,7 @@ from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.heads.graphs import HeadGraphs, States
 from semspec.model.placement import on_its_device
+from semspec.model.rows import copied_rows
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 FIRST_CAPACITY = 256  # pairs that a new slot has room for; it grows as its text does
@@ -161,6 +162,7 @@ class HeadRunner(StateRunner):
 
     def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
         super().__init__(head, vocab, capacity, layers)
+        self._no_rows = torch.empty(0, vocab, device=self.device)
         self.graphs = HeadGraphs.of(head, capacity)  # for short passes; None: every operation is launched by itself
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
@@ -211,35 +213,32 @@ class HeadRunner(StateRunner):
                 tokens.append(read)
                 keeps.append(r.logits_to_keep)
             assert r.logits_to_keep <= len(read), "a row for the first token of a text, which has no state before it"
-        if tokens:
-            logits, own = self._forward(tokens, states, chunks, keeps)
-        else:
-            logits, own = torch.empty(0, self.vocab_size, device=self.device), torch.empty(0)
-        outputs, row = [], 0
+        made = iter(self._forward(tokens, states, chunks, keeps) if tokens else ())
+        outputs = []
         for r in requests:
-            s, rows = self._slots[r.slot], slice(row, row := row + r.logits_to_keep)
+            s, nothing = self._slots[r.slot], not r.logits_to_keep
+            first = not s.length  # of a text: it is only counted
+            logits, own = next(made) if len(r.tokens) > first else (self._no_rows, self._no_rows)
             s.length += len(r.tokens)
-            if r.parents and s.own is not None:
-                s.own = torch.cat([s.own, own[rows]])
-            else:
-                s.own = own[row - 1 : row] if r.logits_to_keep else None
-            outputs.append(ScoreOutput(logits[rows, : self.vocab_size]))
+            s.own = None if nothing else torch.cat([s.own, own]) if r.parents and s.own is not None else own[-1:]
+            outputs.append(ScoreOutput(logits))
         return outputs
 
     def _forward(
         self, tokens: list[list[int]], states: list[States], chunks: list[SequenceChunk], keeps: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Logits and own states of the last tokens of each chunk, one chunk after the other."""
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and own states of the last tokens of each chunk."""
         if self.graphs is None or not self.graphs.fits(chunks):
             ends = list(accumulate(c.count for c in chunks))
             wanted = [row for end, keep in zip(ends, keeps, strict=True) for row in range(end - keep, end)]
             at = torch.tensor(wanted, dtype=torch.long, device=self.device)
             ids = torch.tensor([token for own in tokens for token in own], device=self.device)
-            return self.head.forward(ids, torch.cat([own.picked() for own in states]), chunks, self, at)
+            both = self.head.forward(ids, torch.cat([own.picked() for own in states]), chunks, self, at)
+            return zip(both[0][:, : self.vocab_size].split(keeps), both[1].split(keeps), strict=True)
         rows = [SequenceChunk(self._slots[c.slot].row, c.start, c.count, c.parents) for c in chunks]
         logits, own = self.graphs.forward(tokens, states, rows)
-        last = [(b, slice(c.count - keep, c.count)) for b, (c, keep) in enumerate(zip(chunks, keeps, strict=True))]
-        return torch.cat([logits[at] for at in last]), torch.cat([own[at] for at in last])  # the next pass writes there
+        last = [(c.count - keep, c.count) for c, keep in zip(chunks, keeps, strict=True)]
+        return zip(copied_rows(logits[..., : self.vocab_size], last), copied_rows(own, last), strict=True)
 
     def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
         slot = self.acquire()
