@@ -59,7 +59,10 @@ class Curve:
         recent = self._recent.setdefault((which, length), deque(maxlen=RECENT))
         recent.append((seconds, size, text))
         taken, at, before = median(recent)
-        self._points.setdefault(which, {})[length] = (at, taken, before)
+        points = self._points.setdefault(which, {})
+        if points.get(length) == (at, taken, before):  # mostly: all that is known depends on these medians alone
+            return
+        points[length] = (at, taken, before)
         self.largest = max(at for points in self._points.values() for at, _, _ in points.values())
         self._outlines.clear()
         self._classes.add(length)

@@ -41,6 +41,7 @@ from semspec.types import (
 )
 
 UNDER_WAY = "a pass is under way: a rule or referee may not use the pair that calls it"
+PASSES = (Score, Decode, Grow)
 Served = list[tuple[Work | RecomputeWork, Part]]  # what a pass has done
 
 
@@ -144,7 +145,7 @@ class Executor(LiveTasks):
                 self._waiting.append(task)
             elif isinstance(request, VerifyRequest):
                 self._verify_requests.append((task, request))
-            elif isinstance(request, Score | Decode | Grow):
+            elif isinstance(request, PASSES):
                 self._work.setdefault(id(request.runner), []).append(work_of(task, request))
             else:
                 return self._end(task, TypeError(f"a decoding generator yielded {request!r}, which is no request"))

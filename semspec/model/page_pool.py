@@ -8,13 +8,16 @@ needs for each slot its window, some tokens by which texts are cut back (rejecte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semspec.model.kernels import LONG, KvScales
 from semspec.model.kv_fp8 import FP8, decode, encode
 from semspec.model.page_tables import NONE, Change, PageTables
+from semspec.sampling.copies import to_device
 
 CUT = 64  # tokens by which a text may be cut back, at least: the largest pass that is written before it is read
 PASS = 16  # pages of the longest pass over layers with a window
@@ -163,10 +166,12 @@ class PagePool:
 
     def move(self, slot: int, old: Sequence[int], new: range) -> None:
         """Tokens of a slot to other positions."""
-        source = self._places(slot, torch.tensor(old, device=self.tables.device))
-        target = self._places(slot, torch.arange(new.start, new.stop, device=self.tables.device))
+        table, size = self.blocks.tables[slot], self.blocks.size
+        where = [[table[i // size] for i in places] for places in (old, new)]
+        rows = [[i % size for i in places] for places in (old, new)]
+        (source, target), (source_rows, target_rows) = self._numbers([where, rows])
         for part in self._stored:
-            part[(slice(None), *target)] = part[(slice(None), *source)]
+            part[:, target, :, target_rows] = part[:, source, :, source_rows]
 
     def write(self, row: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
         at = self._places(slot, torch.arange(start, start + len(k), device=self.tables.device))
@@ -209,9 +214,5 @@ class PagePool:
         places, pages = self._numbers([[c.slot * width + c.entry for c in changes], [c.block for c in changes]])
         self.tables.view(-1).index_copy_(0, places, pages.int())
 
-    def _numbers(self, rows: list[list[int | None]]) -> Tensor:
-        """On the device, without waiting for it."""
-        host = torch.tensor(rows)
-        if self.tables.device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.tables.device, non_blocking=True)
+    def _numbers(self, rows: Sequence[Any]) -> Tensor:
+        return to_device(np.array(rows), self.tables.device)

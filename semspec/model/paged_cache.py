@@ -74,7 +74,7 @@ class PagedCache(Cache):
         return CachedLayer(pool.keys[row], pool.values[row], pool.tables, scales)
 
     def min_length(self, slot: int) -> int:
-        return max(pool.min_length(slot) for pool in self.pools)
+        return 0 if self.longest is None else max(pool.min_length(slot) for pool in self.pools)
 
     def release(self, slot: int) -> None:
         if slot < self.slots:
