@@ -88,7 +88,7 @@ class GraphDecode:
         return answers
 
     def _launch(self, requests: Sequence[Decode], starts: list[int], left: list[int], mode: Mode) -> list[Chunk]:
-        runner, most = self.runner, max(left)
+        most = max(left)
         batch = bucket(len(requests), BATCHES)
         queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
         stops = self.stops.rows([r.stop for r in requests])
