@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +26,9 @@ from semspec import tree
 from semspec.errors import BadRequest
 from semspec.sampling import noise
 from semspec.sampling.draw import SamplingRows, process
-from semspec.types import Draft, DraftRequest, Request, Runner, Score, ScoreOutput
+from semspec.types import Draft, DraftRequest, Grow, Request, Runner, Score, ScoreOutput
 
+Numbers = np.ndarray[Any, Any]
 RANKS = (0.65, 0.13, 0.06, 0.035)  # how often the first, second ... sibling is accepted, about; later ones as the last
 
 
@@ -59,66 +62,68 @@ def grow(
     while (growth := kind(context, request, options, levels)).most_fed > space and levels > 1:
         levels -= 1
     feed = context[runner.length(slot) :]
-    rows: ScoreOutput = yield Score(runner, slot, feed, 1, drafting=True)
-    fed: list[int] = []  # parents in the slot
-    chosen = growth.add(rows.logits)
-    while chosen:
-        fed += [parent for _, parent in chosen]
-        tokens = [token for token, _ in chosen]
-        rows = yield Score(runner, slot, tokens, len(tokens), drafting=True, parents=tuple(fed))
-        chosen = growth.add(rows.logits)
+    rows: ScoreOutput = yield Score(runner, slot, feed, 1, drafting=True, best=growth.best)
+    tokens, _ = growth.add(rows)
+    if tokens:
+        yield Grow(runner, slot, growth, tokens)
     runner.truncate(slot, len(context))
     return growth.draft()
 
 
-Fed = list[tuple[int, int]]  # tokens to feed, and the indices of their parents among all that were fed before
+Fed = tuple[list[int], list[int]]  # tokens to feed, and the indices of their parents among all that were fed before
 
 
 class _Likeliest:
+    """Of all tokens met, level by level: ids, the indices of their parents, and their joint log-probabilities."""
+
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
-        self.options, self.stop, self.left = options, request.stop, levels
-        self.threshold = math.log(request.threshold) if request.threshold > 0 else -math.inf
+        self.options, self.best, self.stop, self.left = options, options.top, request.stop, levels
+        # At least finite: a token that cannot follow is none, nor is NaN.
+        self.threshold = math.log(request.threshold) if request.threshold > 0 else -sys.float_info.max
         self.width = min(options.top, tree.MAX_TREE // max(levels - 1, 1))
         self.most_fed = self.width * (levels - 1)  # all levels but the last
-        self.tokens, self.parents, self.joint = list[int](), list[int](), list[float]()
-        self.frontier = [-1]  # tokens whose successors come next
-        self.fed = 0
-        self.place = {-1: -1}  # where each lies among those that were fed
+        self.tokens, self.parents, self.joint = list[Numbers](), list[Numbers](), list[Numbers]()
+        self.met = self.fed = 0
+        self.frontier, self.chances = np.array([-1]), np.zeros(1)  # tokens whose successors come next, and their joint
+        self.first = -1  # where the first of them lies among those that were fed; the others follow it
 
-    def add(self, logits: Tensor) -> Fed:
+    def add(self, rows: ScoreOutput) -> Fed:
         """The successors of the frontier, from its rows. Returns what to feed next."""
-        best = logits.topk(min(self.options.top, logits.shape[-1]), dim=-1)
-        chances = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
-        both = torch.stack([chances.double(), best.indices.double()]).tolist()  # one copy to the host
-        new = list[int]()
-        for parent, values, ids in zip(self.frontier, *both, strict=True):
-            before = self.joint[parent] if parent >= 0 else 0.0
-            for value, token in zip(values, ids, strict=True):
-                if value > -torch.inf:  # nor NaN
-                    new.append(len(self.tokens))
-                    self.tokens.append(int(token))
-                    self.parents.append(parent)
-                    self.joint.append(before + value)
+        assert rows.best is not None
+        values, ids = rows.best
+        each = values.shape[1]
+        joint, tokens = (self.chances[:, None] + values).ravel(), ids.ravel()
+        self.tokens.append(tokens)
+        self.parents.append(self.frontier.repeat(each))
+        self.joint.append(joint)
         self.left -= 1
-        going = sorted(
-            (i for i in new if self.tokens[i] not in self.stop and self.joint[i] >= self.threshold),
-            key=lambda i: -self.joint[i],
-        )
-        self.frontier = going[: self.width] if self.left else []
-        found = [(self.tokens[i], self.place[self.parents[i]]) for i in self.frontier]
-        for i in self.frontier:
-            self.place[i], self.fed = self.fed, self.fed + 1
-        return found
+        if not self.left:
+            return [], []
+        chosen = likeliest(joint, self.threshold)
+        if self.stop:
+            chosen = chosen[[token not in self.stop for token in tokens[chosen].tolist()]]
+        chosen = chosen[: self.width]
+        parents = (self.first + chosen // each).tolist()
+        self.frontier, self.chances, self.first = self.met + chosen, joint[chosen], self.fed
+        self.met, self.fed = self.met + len(joint), self.fed + len(chosen)
+        return tokens[chosen].astype(int).tolist(), parents
 
     def draft(self) -> Draft:
-        likely = [i for i, chance in enumerate(self.joint) if chance >= self.threshold]
-        best = sorted(likely, key=lambda i: -self.joint[i])[: self.options.size]
-        return in_order(Draft(self.tokens, parents=tuple(self.parents)).only(best))
+        tokens, parents, joint = (np.concatenate(each) for each in (self.tokens, self.parents, self.joint))
+        best = likeliest(joint, self.threshold)[: self.options.size]
+        return in_order(Draft(tokens.astype(int).tolist(), parents=tuple(parents.tolist())).only(best.tolist()))
+
+
+def likeliest(joint: Numbers, least: float) -> Numbers:
+    """The places of those with this chance at least, the likeliest first; of equally likely ones the first."""
+    order = np.argsort(-joint, kind="stable")
+    return order[: np.count_nonzero(joint >= least)]  # NaN comes last
 
 
 class _Drawn:
     def __init__(self, context: list[int], request: DraftRequest, options: TreeOptions, levels: int) -> None:
         self.request, self.start = request, len(context)
+        self.best = 0  # every token is drawn from a whole row
         self.shape = fixed_shape(options.size, levels, options.top, round(request.threshold, 3))
         self.children = [[i for i, parent in enumerate(self.shape) if parent == p] for p in range(-1, len(self.shape))]
         self.most_fed = sum(map(bool, self.children[1:]))  # whatever is followed by others
@@ -127,8 +132,8 @@ class _Drawn:
         self.frontier, self.level = [-1], 0
         self.place, self.fed = {-1: -1}, 0
 
-    def add(self, logits: Tensor) -> Fed:
-        sampling, stream = self.request.sampling, self.request.stream
+    def add(self, rows: ScoreOutput) -> Fed:
+        logits, sampling, stream = rows.logits, self.request.sampling, self.request.stream
         processed = process(logits, SamplingRows.of([sampling], [len(logits)], logits.device))
         # The target's noise belongs to positions; any other is drawn for each token by itself.
         at = [self.start + (self.level if stream == noise.TARGET else parent + 1) for parent in self.frontier]
@@ -143,7 +148,7 @@ class _Drawn:
                     self.tokens[child], self.rows[child] = token, row
         level = [c for parent in self.frontier for c in self.children[parent + 1] if c in self.tokens]
         self.frontier, self.level = [c for c in level if self.children[c + 1]], self.level + 1
-        found = [(self.tokens[c], self.place[self.shape[c]]) for c in self.frontier]
+        found = [self.tokens[c] for c in self.frontier], [self.place[self.shape[c]] for c in self.frontier]
         for c in self.frontier:
             self.place[c], self.fed = self.fed, self.fed + 1
         return found

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semspec.loop.recent import clipped, median, text_class
-from semspec.types import DecodeOutput, Score
+from semspec.types import DecodeOutput, Grow, Score
 
 Array = NDArray[np.float64]
 RECENT = 9  # measurements of about one size that are kept; their median counts, so outliers do not
@@ -59,7 +59,10 @@ class Curve:
         recent = self._recent.setdefault((which, length), deque(maxlen=RECENT))
         recent.append((seconds, size, text))
         taken, at, before = median(recent)
-        self._points.setdefault(which, {})[length] = (at, taken, before)
+        points = self._points.setdefault(which, {})
+        if points.get(length) == (at, taken, before):  # mostly: all that is known depends on these medians alone
+            return
+        points[length] = (at, taken, before)
         self.largest = max(at for points in self._points.values() for at, _, _ in points.values())
         self._outlines.clear()
         self._classes.add(length)
@@ -124,7 +127,7 @@ class PassCosts:
         self.sequences = sequences
         self._made.clear()
 
-    def passed(self, parts: Sequence[Score | DecodeOutput], seconds: float, text: float = 0.0) -> None:
+    def passed(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float, text: float = 0.0) -> None:
         """The target has made a pass, or several to decode a few tokens. `text`: tokens of all sequences in it."""
         scores = [part for part in parts if isinstance(part, Score)]
         if not scores:
@@ -140,7 +143,7 @@ class PassCosts:
             self.rows = rows
             self._made.append((self.checks, rows, seconds, 1, text))
 
-    def drafted(self, parts: Sequence[Score | DecodeOutput], seconds: float, text: float = 0.0) -> None:
+    def drafted(self, parts: Sequence[Score | DecodeOutput | Grow], seconds: float, text: float = 0.0) -> None:
         """A draft model has made a pass, or several."""
         read = sum(len(part.tokens) for part in parts if isinstance(part, Score))
         if read > len(parts) * EXACT_SIZES and all(isinstance(part, Score) for part in parts):

@@ -146,7 +146,8 @@ class Decoder:
         timed = not prompt and not (n and self.undrafted and self.drafter.runners)
         if n:
             request = self.job.rule.request(min(n, left - 1), self.job.sampling, self.round)
-            request = replace(request, threshold=self.draft_length.threshold)
+            if (threshold := self.draft_length.threshold) != request.threshold:
+                request = replace(request, threshold=threshold)
             draft: Draft = yield from self.propose_from(self.context, request)
             event = yield from self.check(draft, self.allowed(self.job.rule), left)
             drafted = min(draft.longest, event.drafted)
@@ -204,9 +205,10 @@ class Decoder:
         count, finish = self.cut(tokens, left)
         accepted = min(verdict.accepted, count)
         if draft.parents:
-            rows = self.scorer.compact(rows, verdict.path)
+            self.scorer.compact(len(layout), verdict.path)
         if job.count_entropy:
-            self.stats.entropy += float(entropy(rows.logits[:count].float().softmax(-1)).sum())
+            on_path = [0, *(i + 1 for i in verdict.taken)][:count]
+            self.stats.entropy += float(entropy(rows.logits[on_path].float().softmax(-1)).sum())
             self.stats.entropy_tokens += count
         relaxed = [i for i in verdict.relaxed if i < accepted]
         self.stats.observe(len(draft.tokens), accepted, len(relaxed), count - accepted, draft.longest)
@@ -318,6 +320,8 @@ class Decoder:
 
 def legal_tree(draft: Draft, context: list[int], processors: Processors | None, end: int | None) -> Draft:
     """A tree draft without what may not follow the context, and without what follows an `end`."""
+    if processors is None and end is None:
+        return draft
     some = set[int]()
     for path in tree.paths(draft.parents):
         tokens = [draft.tokens[i] for i in path]

@@ -16,14 +16,15 @@ from functools import partial
 from typing import Any
 
 from semspec.errors import BadRequest, SemspecError
+from semspec.loop import scored
 from semspec.loop.batch_length import BatchLengths
 from semspec.loop.costs import PassCosts
 from semspec.loop.live_tasks import LiveTasks
-from semspec.loop.passes import NO_ROOM, Growth, drafts, fitting, needs_ragged_pass, ragged, youngest
+from semspec.loop.passes import NO_ROOM, ROUNDS, Growth, drafts, fitting, needs_ragged_pass, ragged, youngest
 from semspec.loop.rule_graphs import RuleGraphs
 from semspec.loop.side_by_side import Alternation, Pass, SideBySide, beside, is_beside
 from semspec.loop.verifying import verdicts
-from semspec.loop.work import DecodeWork, Part, RecomputeWork, ScoreWork, Task, Work
+from semspec.loop.work import DecodeWork, GrowWork, Part, RecomputeWork, ScoreWork, Task, Work, work_of
 from semspec.sampling.draw import NOTHING, next_tokens
 from semspec.sampling.processors import no_token
 from semspec.types import (
@@ -31,6 +32,7 @@ from semspec.types import (
     Decode,
     DecodeOutput,
     Event,
+    Grow,
     Request,
     Runner,
     Score,
@@ -39,6 +41,7 @@ from semspec.types import (
 )
 
 UNDER_WAY = "a pass is under way: a rule or referee may not use the pair that calls it"
+PASSES = (Score, Decode, Grow)
 Served = list[tuple[Work | RecomputeWork, Part]]  # what a pass has done
 
 
@@ -121,9 +124,11 @@ class Executor(LiveTasks):
 
     def _resume(self, task: Task) -> None:
         """Send a sequence its results and take its next requests."""
-        results = [task.results[i] for i in range(len(task.requests))]
-        answer = None if not results else results[0] if task.single else tuple(results)
-        task.requests, task.results = [], {}
+        answer = None
+        if task.requests:
+            results = task.results
+            answer = results[0] if task.single else tuple(results[i] for i in range(len(task.requests)))
+            task.requests, task.results = [], {}
         try:
             yielded = task.decoding.send(answer)
         except StopIteration:
@@ -140,9 +145,8 @@ class Executor(LiveTasks):
                 self._waiting.append(task)
             elif isinstance(request, VerifyRequest):
                 self._verify_requests.append((task, request))
-            elif isinstance(request, Score | Decode):
-                work = ScoreWork(task, request) if isinstance(request, Score) else DecodeWork(task, request)
-                self._work.setdefault(id(request.runner), []).append(work)
+            elif isinstance(request, PASSES):
+                self._work.setdefault(id(request.runner), []).append(work_of(task, request))
             else:
                 return self._end(task, TypeError(f"a decoding generator yielded {request!r}, which is no request"))
 
@@ -174,7 +178,8 @@ class Executor(LiveTasks):
 
     def _answer(self, task: Task, request: Request, result: Any) -> None:
         if not task.done:
-            task.results[next(i for i, r in enumerate(task.requests) if r is request)] = result
+            at = 0 if task.single else next(i for i, r in enumerate(task.requests) if r is request)
+            task.results[at] = result
 
     def _free(self, task: Task) -> None:
         if task in self._waiting:
@@ -247,14 +252,17 @@ class Executor(LiveTasks):
         feeding = [item for item in work if needs_ragged_pass(runner, item, self.chunk)]
         feeding = work if feeding and not drafts(work) else feeding  # in one pass, which reads the weights once
         served = (yield from self._ragged_pass(runner, feeding)) if feeding else []
-        if decoding := [item for item in work if item not in feeding and not item.task.done]:
+        left = [item for item in work if item not in feeding and not item.task.done]
+        if decoding := [item for item in left if isinstance(item, DecodeWork)]:
             served += yield from self._decode(runner, decoding)  # in the ragged pass it would get one token
+        if growing := [item for item in left if isinstance(item, GrowWork)]:
+            served += yield from self._grow(runner, growing)
         return served
 
     def _ragged_pass(self, runner: Runner, work: list[Work]) -> Pass[Served]:
         chunks = ragged(runner, work, self.budget, self.growth)
         try:
-            rows = yield partial(runner.score, [chunk for _, chunk in chunks])
+            rows = yield partial(scored.score, runner, [chunk for _, chunk in chunks])
             decoding = [
                 (w, r) for (w, p), r in zip(chunks, rows, strict=True) if isinstance(w, DecodeWork) and p.logits_to_keep
             ]
@@ -278,9 +286,8 @@ class Executor(LiveTasks):
                 self._finish(runner, item)
         return list[tuple[Work | RecomputeWork, Part]](chunks)
 
-    def _decode(self, runner: Runner, work: list[Work]) -> Pass[Served]:
+    def _decode(self, runner: Runner, decodes: list[DecodeWork]) -> Pass[Served]:
         """All sequences decode a few tokens; a single one decodes all it requested."""
-        decodes = [w for w in work if isinstance(w, DecodeWork)]
         n = self.chunk if len(self.tasks) > 1 else max(w.request.n for w in decodes)
         try:
             out = yield partial(runner.decode, [w.next_decode(n) for w in decodes])
@@ -296,6 +303,17 @@ class Executor(LiveTasks):
             if item.finished:
                 self._finish(runner, item)
         return list(zip(decodes, out, strict=True))
+
+    def _grow(self, runner: Runner, work: list[GrowWork]) -> Pass[Served]:
+        """All trees grow to their ends."""
+        try:
+            yield partial(scored.grow, runner, [w.request for w in work], ROUNDS * self.budget)
+        except Exception as error:
+            self._fail((w.task for w in work), error)
+            return []
+        for item in work:
+            self._finish(runner, item)
+        return [(item, item.request) for item in work]
 
     def _broken(self, item: DecodeWork, out: DecodeOutput) -> bool:
         """End a sequence for which no token could be drawn."""

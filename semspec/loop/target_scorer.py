@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semspec.draft.hidden_states import HiddenStateDrafter
+from semspec.sampling.copies import to_device
 from semspec.types import Drafter, Request, Runner, Score, ScoreOutput
 
 
@@ -44,22 +46,28 @@ class TargetScorer:
         """States of the next tokens in the target's cache."""
         self._unobserved.append(hidden)
 
-    def compact(self, rows: ScoreOutput, path: tuple[int, ...]) -> ScoreOutput:
-        """Of a tree draft only this path: in the target's cache, in the states it made, and in these rows."""
-        before = self.target.length(self.slot) + 1 - len(rows.logits)  # tokens before the draft
-        self.target.compact(self.slot, before, path)
+    def compact(self, drafted: int, path: tuple[int, ...]) -> None:
+        """Of a tree draft of so many tokens only this path: in the target's cache, and in the states it made."""
+        self.target.compact(self.slot, self.target.length(self.slot) - drafted, path)
         if self.layers:
             part = self._unobserved[-1]
-            first = next(iter(part.values())).shape[0] + 1 - len(rows.logits)
-            at = [*range(first), *(first + i for i in path)]
-            self._unobserved[-1] = {layer: states[at] for layer, states in part.items()}
-        return ScoreOutput(rows.logits[[0, *(i + 1 for i in path)]])
+            first = next(iter(part.values())).shape[0] - drafted
+            if path == tuple(range(len(path))):  # what is left lies one after the other, as mostly: these are no copies
+                self._unobserved[-1] = {layer: states[: first + len(path)] for layer, states in part.items()}
+                return
+            rows = np.array([*range(first), *(first + i for i in path)])
+            at = to_device(rows, next(iter(part.values())).device)
+            self._unobserved[-1] = {layer: states.index_select(0, at) for layer, states in part.items()}
 
     def observe(self, context: list[int]) -> None:
         """Give the drafter the states of all that was committed."""
         read, self._unobserved = self._unobserved, []
         tokens = context[self._observed : self.target.length(self.slot)]
         if self._reader is not None and tokens:
-            hidden = {layer: torch.cat([part[layer] for part in read])[: len(tokens)] for layer in self.layers}
+            hidden = {layer: _joined([part[layer] for part in read])[: len(tokens)] for layer in self.layers}
             self._reader.observe(tokens, hidden)
             self._observed += len(tokens)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

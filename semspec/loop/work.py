@@ -12,6 +12,7 @@ from semspec.types import (
     Decode,
     DecodeOutput,
     Event,
+    Grow,
     Request,
     Runner,
     Score,
@@ -110,8 +111,32 @@ class DecodeWork:
         return DecodeOutput.join(self.parts)
 
 
-Work = ScoreWork | DecodeWork
-Part = Score | DecodeOutput  # of a pass: what was fed for a sequence, or written
+class GrowWork:
+    """A Grow: all levels in one call, as a decode is."""
+
+    scores = False
+    waiting = 0  # nothing is fed before the tree
+    result = None
+
+    def __init__(self, task: Task, request: Grow) -> None:
+        self.task, self.request = task, request
+
+    @property
+    def remaining(self) -> int:
+        return self.request.growth.most_fed
+
+    def next_pass(self, budget: int) -> Score:
+        raise AssertionError("a tree grows in calls of its own")
+
+
+Work = ScoreWork | DecodeWork | GrowWork
+Part = Score | DecodeOutput | Grow  # of a pass: what was fed for a sequence, or written
+
+
+def work_of(task: Task, request: Score | Decode | Grow) -> Work:
+    if isinstance(request, Score):
+        return ScoreWork(task, request)
+    return DecodeWork(task, request) if isinstance(request, Decode) else GrowWork(task, request)
 
 
 class RecomputeWork:

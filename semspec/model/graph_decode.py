@@ -18,7 +18,7 @@ from torch import Tensor
 
 from semspec.model.buckets import BATCHES, MAX_QUERIES, QUERIES, bucket
 from semspec.model.fused_forward import BatchMetadata
-from semspec.model.graph_runner import GraphRunner, pad
+from semspec.model.graph_runner import GraphRunner, fill, pad
 from semspec.model.kernels import COUNT, FIELDS, SEED, SLOT, START, STEP, STREAM, TOKEN
 from semspec.sampling.draw import SamplingRows, SamplingUse, draw_rows
 from semspec.types import Decode, DecodeOutput
@@ -88,7 +88,7 @@ class GraphDecode:
         return answers
 
     def _launch(self, requests: Sequence[Decode], starts: list[int], left: list[int], mode: Mode) -> list[Chunk]:
-        runner, most = self.runner, max(left)
+        most = max(left)
         batch = bucket(len(requests), BATCHES)
         queries = bucket(max(len(r.tokens) for r in requests), QUERIES)
         stops = self.stops.rows([r.stop for r in requests])
@@ -99,11 +99,11 @@ class GraphDecode:
         columns += [[0] * FIELDS] * (batch - len(requests))
         table = [number for field in zip(*columns, strict=True) for number in field]
         feed = pad([r.tokens for r in requests], batch, queries) if queries > 1 else []
-        runner.fill(self._ints(batch), table + feed)
+        fill(self._ints(batch), table + feed)
         if not mode.use.all_greedy:
             options = [(o.temperature, o.top_k, o.top_p, o.min_p) for o in (r.sampling for r in requests)]
             options += [(0.0, 0, 1.0, 0.0)] * (batch - len(requests))
-            runner.fill(self._options(batch), [number for row in options for number in row])
+            fill(self._options(batch), [number for row in options for number in row])
 
         chunks: list[Chunk] = []
         may_stop = any(r.stop for r in requests)

@@ -23,7 +23,7 @@ from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.model.kernels import DEFAULT_FLAGS, KernelFlags, Kernels, TreeMask, triton_kernels
 from semspec.model.layer_ops import Sparsity
 from semspec.model.packed_rows import NUMBERS, PackedRows, lines_of, packed_passes
-from semspec.model.rows import chunks_of, last_rows, split_rows
+from semspec.model.rows import chunks_of, copied_rows, last_rows, outputs_of, split_rows
 from semspec.model.transformer import Transformer
 from semspec.types import Score, ScoreOutput
 
@@ -90,7 +90,7 @@ class GraphRunner:
             flat += [*(marks or none), *padding, *(pairs or none), *padding]
         if trees:
             flat += tree_numbers(chunks_of(requests, starts), batch, queries)
-        self.fill(buffer, flat)
+        fill(buffer, flat)
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             inputs = None
@@ -104,18 +104,10 @@ class GraphRunner:
         skipping = None if marks is None else (sparsity, pairs is None)
         key = ("tree" if trees else "score", batch, queries, layers, skipping)
         logits, hidden = self.launcher.run(key, work, buffer)
-        # Copies, since the next pass reuses the buffers: one for all sequences, of the rows that any of them wants.
-        longest = max(len(r.tokens) for r in requests)
-        first = min(len(r.tokens) - r.logits_to_keep for r in requests)
-        seen = min(len(r.tokens) - r.kept_states for r in requests)
-        logits = logits[: len(requests), first:longest, :vocab].clone()
-        hidden = {layer: h[: len(requests), seen:longest].clone() for layer, h in hidden.items()}
-        answers = []
-        for b, r in enumerate(requests):
-            n = len(r.tokens)
-            own, states = slice(n - r.logits_to_keep - first, n - first), slice(n - r.kept_states - seen, n - seen)
-            answers.append(ScoreOutput(logits[b, own], {layer: hidden[layer][b, states] for layer in r.layers}))
-        return answers
+        rows_wanted = [(len(r.tokens) - r.logits_to_keep, len(r.tokens)) for r in requests]
+        seen = [(len(r.tokens) - r.kept_states, len(r.tokens)) for r in requests] if hidden else []
+        states = {layer: copied_rows(h, seen) for layer, h in hidden.items()}
+        return outputs_of(requests, copied_rows(logits[..., :vocab], rows_wanted), states)
 
     def _packed_pass(self, requests: Sequence[Score], starts: Sequence[int], vocab: int) -> list[ScoreOutput]:
         chunks, (wanted, observed) = chunks_of(requests, starts), last_rows(requests)
@@ -125,7 +117,7 @@ class GraphRunner:
         numbers = packing.numbers(tokens, chunks, wanted)
         buffer, at = self.buffer("packed", (NUMBERS,), torch.long), len(numbers)
         picked = [] if packing.wanted or len(wanted) == len(tokens) else wanted
-        self.fill(buffer, [*numbers, *picked, *(observed if layers else ())])
+        fill(buffer, [*numbers, *picked, *(observed if layers else ())])
 
         def work() -> tuple[Tensor, dict[int, Tensor]]:
             ids, metadata, index = packing.of_buffer(buffer)
@@ -145,13 +137,14 @@ class GraphRunner:
             self._buffers[key] = torch.zeros(size, device=self.device, dtype=dtype)
         return self._buffers[key]
 
-    def fill(self, buffer: Tensor, numbers: Sequence[float]) -> None:
-        """One copy from the host, which does not wait for it."""
-        kind = np.int64 if buffer.dtype == torch.long else np.float32
-        host = torch.from_numpy(np.array(numbers, dtype=kind))  # of 2,600 numbers in 27 us; torch.tensor takes 200
-        if self.device.type == "cuda":
-            host = host.pin_memory()  # torch keeps it until the copy is made
-        buffer[: len(numbers)].copy_(host, non_blocking=True)
+
+def fill(buffer: Tensor, numbers: Sequence[float]) -> None:
+    """One copy from the host, which does not wait for it."""
+    kind = np.int64 if buffer.dtype == torch.long else np.float32
+    host = torch.from_numpy(np.array(numbers, dtype=kind))  # of 2,600 numbers in 27 us; torch.tensor takes 200
+    if buffer.is_cuda:
+        host = host.pin_memory()  # torch keeps it until the copy is made
+    buffer[: len(numbers)].copy_(host, non_blocking=True)
 
 
 def tree_numbers(chunks: Sequence[SequenceChunk], batch: int, queries: int) -> list[int]:

@@ -8,13 +8,16 @@ needs for each slot its window, some tokens by which texts are cut back (rejecte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semspec.model.kernels import LONG, KvScales
 from semspec.model.kv_fp8 import FP8, decode, encode
 from semspec.model.page_tables import NONE, Change, PageTables
+from semspec.sampling.copies import to_device
 
 CUT = 64  # tokens by which a text may be cut back, at least: the largest pass that is written before it is read
 PASS = 16  # pages of the longest pass over layers with a window
@@ -92,7 +95,10 @@ class PagePool:
         back may have to copy one before it writes, and takes new pages before it gives back those behind its window.
         Passes over layers with a window have their own."""
         kept = len(tokens) + (0 if self.window is None else PASS)
-        if self._held_more(tokens, lengths) + kept <= self.blocks.free:
+        size, free = self.blocks.size, self.blocks.free
+        if sum(count // size + 2 for _, count in tokens) + kept <= free:  # all that they could touch, so mostly
+            return False
+        if self._held_more(tokens, lengths) + kept <= free:
             return False
         self.trim(lengths)
         dropped = self.blocks.uses(without)
@@ -111,6 +117,15 @@ class PagePool:
             if slot is not None and self.window is not None:
                 firsts[slot] = first
         return max(0, more - self.blocks.freed_before(firsts, dropped)) if firsts else more
+
+    def wanting(self, tokens: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Those of these slots that need further pages to write so many tokens, or give some back."""
+        ready, longest = self.blocks.ready, self.longest
+        return [
+            (slot, count)
+            for slot, count in tokens
+            if (longest is not None and count > longest) or not ready(slot, lengths[slot], count)
+        ]
 
     def short(self, tokens: Sequence[tuple[int, int]], lengths: Sequence[int]) -> bool:
         """Whether there are too few pages for a pass that writes so many tokens."""
@@ -151,10 +166,12 @@ class PagePool:
 
     def move(self, slot: int, old: Sequence[int], new: range) -> None:
         """Tokens of a slot to other positions."""
-        source = self._places(slot, torch.tensor(old, device=self.tables.device))
-        target = self._places(slot, torch.arange(new.start, new.stop, device=self.tables.device))
+        table, size = self.blocks.tables[slot], self.blocks.size
+        where = [[table[i // size] for i in places] for places in (old, new)]
+        rows = [[i % size for i in places] for places in (old, new)]
+        (source, target), (source_rows, target_rows) = self._numbers([where, rows])
         for part in self._stored:
-            part[(slice(None), *target)] = part[(slice(None), *source)]
+            part[:, target, :, target_rows] = part[:, source, :, source_rows]
 
     def write(self, row: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
         at = self._places(slot, torch.arange(start, start + len(k), device=self.tables.device))
@@ -197,9 +214,5 @@ class PagePool:
         places, pages = self._numbers([[c.slot * width + c.entry for c in changes], [c.block for c in changes]])
         self.tables.view(-1).index_copy_(0, places, pages.int())
 
-    def _numbers(self, rows: list[list[int | None]]) -> Tensor:
-        """On the device, without waiting for it."""
-        host = torch.tensor(rows)
-        if self.tables.device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.tables.device, non_blocking=True)
+    def _numbers(self, rows: Sequence[Any]) -> Tensor:
+        return to_device(np.array(rows), self.tables.device)

@@ -59,6 +59,11 @@ class PageTables:
         )
         return sum(self._users[block] - dropped.get(block, 0) == count for block, count in given.items())
 
+    def ready(self, slot: int, length: int, count: int) -> bool:
+        """Whether so many tokens can be written with the blocks that the slot has, as in most rounds."""
+        table, first, end = self.tables[slot], length // self.size, -(-(length + count) // self.size)
+        return end <= len(table) and all(self._users[block] == 1 for block in table[first:end])
+
     def needed(
         self, slot: int | None, length: int, count: int, dropped: Mapping[int, int] = NONE, first: int = 0
     ) -> int:

@@ -74,7 +74,7 @@ class PagedCache(Cache):
         return CachedLayer(pool.keys[row], pool.values[row], pool.tables, scales)
 
     def min_length(self, slot: int) -> int:
-        return max(pool.min_length(slot) for pool in self.pools)
+        return 0 if self.longest is None else max(pool.min_length(slot) for pool in self.pools)
 
     def release(self, slot: int) -> None:
         if slot < self.slots:
@@ -127,15 +127,17 @@ class PagedCache(Cache):
         return sum(len(pool.blocks.uses(slots)) for pool in self.pools)
 
     def reserve(self, tokens: Sequence[tuple[int, int]]) -> None:
-        for pool in self.pools:
-            if pool.short(tokens, self.lengths):
+        wanting = [pool.wanting(tokens, self.lengths) for pool in self.pools]
+        for pool, some in zip(self.pools, wanting, strict=True):
+            if some and pool.short(some, self.lengths):
                 raise SemspecError(
                     f"the cache is full: of its {pool.blocks.blocks} pages of {pool.blocks.size} tokens "
                     f"{pool.blocks.free} are free; load the model with more cache tokens, or decode fewer texts at a "
                     "time"
                 )
-        for pool in self.pools:
-            pool.reserve(tokens, self.lengths)
+        for pool, some in zip(self.pools, wanting, strict=True):
+            if some:
+                pool.reserve(some, self.lengths)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The target shares the source's pages; whoever writes to one of them gets a copy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,11 +28,27 @@ def last_rows(requests: Sequence[Score]) -> tuple[list[int], list[int]]:
 
 def split_rows(requests: Sequence[Score], logits: Tensor, hidden: dict[int, Tensor]) -> list[ScoreOutput]:
     """Each request's part of these rows."""
-    results, row, state = [], 0, 0
-    for r in requests:
-        own, seen = slice(row, row := row + r.logits_to_keep), slice(state, state := state + r.kept_states)
-        results.append(ScoreOutput(logits[own], {layer: hidden[layer][seen] for layer in r.layers}))
-    return results
+    rows = logits.split([r.logits_to_keep for r in requests])
+    states = {layer: h.split([r.kept_states for r in requests]) for layer, h in hidden.items()}
+    return outputs_of(requests, rows, states)
+
+
+def copied_rows(padded: Tensor, spans: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
+    """Rows [n, ...] from here to there of each sequence of a padded pass [B, Q, ...], as the next pass writes where
+    they lie: one copy of what any of them wants."""
+    first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
+    copy = padded[: len(spans), first:last].clone().flatten(0, 1)
+    return copy.split([size for a, b in spans for size in (a - first, b - a, last - b)])[1::3]
+
+
+def outputs_of(
+    requests: Sequence[Score], rows: Sequence[Tensor], states: Mapping[int, Sequence[Tensor]]
+) -> list[ScoreOutput]:
+    """Logits, and states by layer, of each."""
+    return [
+        ScoreOutput(rows[i], {layer: states[layer][i] for layer in r.layers} if r.layers else {})
+        for i, r in enumerate(requests)
+    ]
 
 
 def prefill(r: Score, count: int) -> Score:

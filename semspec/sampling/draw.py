@@ -18,7 +18,7 @@ from torch import Tensor
 
 from semspec.sampling import noise
 from semspec.sampling.filters import NEG_INF, top_k_top_p
-from semspec.types import Decode, DecodeOutput, Sampling, ScoreOutput, TokenLogprob
+from semspec.types import Decode, DecodeOutput, Sampling, Score, ScoreOutput, TokenLogprob
 
 NOTHING = -2  # in place of a token, where no token is allowed; -1: logits are not numbers
 
@@ -257,6 +257,19 @@ def next_tokens(requests: Sequence[Decode], rows: Sequence[ScoreOutput]) -> list
         if request.history is not None:
             request.history.tokens.append(token)
     return written
+
+
+def add_likeliest(requests: Sequence[Score], rows: Sequence[ScoreOutput]) -> None:
+    """Bring the likeliest tokens to the host for those who ask for them: one copy for all, which waits for the pass."""
+    asking = [(r, row) for r, row in zip(requests, rows, strict=True) if r.best and r.logits_to_keep]
+    if not asking:
+        return
+    logits = asking[0][1].logits if len(asking) == 1 else torch.cat([row.logits for _, row in asking])
+    best = logits.topk(min(max(r.best for r, _ in asking), logits.shape[-1]), dim=-1)
+    chances = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
+    both, at = torch.stack([chances.double(), best.indices.double()]).cpu().numpy(), 0
+    for r, row in asking:
+        row.best = both[:, at : (at := at + len(row.logits)), : r.best]
 
 
 def _processed(request: Decode, row: ScoreOutput) -> Tensor:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +23,18 @@ class ScoreOutput:
     logits: Tensor  # [keep, V]
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [Score.kept_states, d]
     cached: int = 0  # tokens of the request that a prefix cache had already
+    best: np.ndarray[Any, Any] | None = None  # [2, keep, Score.best] the likeliest tokens' log-probabilities, and ids
 
     @staticmethod
     def join(parts: Sequence[ScoreOutput]) -> ScoreOutput:
-        return parts[0] if len(parts) == 1 else ScoreOutput(torch.cat([p.logits for p in parts]), _join_hidden(parts))
+        if len(parts) == 1:
+            return parts[0]
+        best = [p.best for p in parts if p.best is not None]
+        return ScoreOutput(
+            torch.cat([p.logits for p in parts]),
+            _join_hidden(parts),
+            best=np.concatenate(best, 1) if best else None,
+        )
 
 
 @dataclass(slots=True)
@@ -93,8 +103,7 @@ class Draft:
     def only(self, some: Iterable[int]) -> Draft:
         """Of a tree draft only these tokens, without those that follow others."""
         left, parents = tree.pruned(self.parents, some)
-        rows = torch.tensor(left, dtype=torch.long)
-        logits = None if self.logits is None else self.logits[rows.to(self.logits.device)]
+        logits = None if self.logits is None else self.logits[left]
         return Draft([self.tokens[i] for i in left], logits, parents=parents)
 
     @property

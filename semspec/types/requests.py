@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +95,7 @@ class Score:
     states: int = 0  # last tokens whose hidden states to return, if more than `logits_to_keep`
     dense: bool = False  # nothing is verified, however many rows are kept: a sparse plan skips nothing
     parents: tuple[int, ...] = ()  # the slot then ends with a tree of so many tokens, some of them perhaps fed before
+    best: int = 0  # of each row also so many of the likeliest tokens, on the host
 
     @property
     def kept_states(self) -> int:
@@ -119,6 +120,34 @@ class Decode:
     history: History | None = None  # of a sequence whose logits are processed
 
 
+class Growth(Protocol):
+    """A tree draft under way."""
+
+    @property
+    def best(self) -> int:
+        """How many of the likeliest tokens it wants of each row, see Score."""
+
+    @property
+    def most_fed(self) -> int:
+        """Tokens of all its levels but the last, at most."""
+
+    def add(self, rows: ScoreOutput) -> tuple[list[int], list[int]]:
+        """Take the rows of a level. Returns the tokens to feed next, and the indices of their parents among all that
+        were fed before; none: it is complete."""
+
+
+@dataclass(slots=True, eq=False)
+class Grow:
+    """Feed a tree level by level, from these tokens on, which follow the context, until its growth wants no more.
+    Answer: None."""
+
+    runner: Runner
+    slot: int
+    growth: Growth
+    tokens: list[int]
+    drafting: ClassVar[bool] = True
+
+
 @dataclass(slots=True, eq=False)
 class VerifyRequest:
     """Verify a draft by a rule, given the target's rows for it. Answer: Verdict."""
@@ -135,6 +164,6 @@ class VerifyRequest:
     history: History | None = None  # of a sequence whose logits are processed
 
 
-Request = Acquire | Score | Decode | VerifyRequest
+Request = Acquire | Score | Decode | Grow | VerifyRequest
 SequenceGenerator = Generator[Request | tuple[Request, ...] | Event, Any, None]
 ProposalGenerator = Generator[Request, Any, Draft]

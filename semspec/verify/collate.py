@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from semspec.sampling import noise
+from semspec.sampling.copies import to_device
 from semspec.sampling.draw import SamplingRows, SamplingUse, columns_of
 from semspec.tree import paths
 from semspec.types import Verdict, VerifyRequest
@@ -70,7 +71,7 @@ def collate(requests: Sequence[VerifyRequest], parts: Mapping[Part, list[Tensor]
     token is the bonus row of the step before. So do candidates for one step, each with the row after the context before
     its own. `join_segments` joins their verdicts again."""
     layout, device = Layout.of(requests), requests[0].rows.logits.device
-    numbers, columns = (torch.from_numpy(t).to(device, non_blocking=True) for t in tables(requests, layout))
+    numbers, columns = (to_device(table, device) for table in tables(requests, layout))
     tensors = {name: torch.cat(own) for name, own in (parts or tensor_parts(requests)).items()}
     batch = assemble(layout, numbers, columns, tensors, requests[0].protected)
     if any(trees := [() if r.draft.is_candidates else r.draft.parents for r in requests]):

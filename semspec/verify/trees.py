@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semspec import tree
+from semspec.sampling.copies import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,6 @@ class DraftTrees:
         table = [[b, len(path), 0, *(i + 1 for i in path)] for b, path in paths]
         table = [row + row[-1:] * (deepest + 3 - len(row)) for row in table]
         before = [[parent + 1 for parent in parents] + [0] * (longest - len(parents)) for parents in lists]
-        columns = torch.tensor(table).to(device, non_blocking=True)
-        parents_of = torch.tensor(before).view(len(lists), longest).to(device, non_blocking=True)
+        columns = to_device(np.array(table), device)
+        parents_of = to_device(np.array(before, np.int64).reshape(len(lists), longest), device)
         return DraftTrees(list(lists), parents_of, columns[:, 0], columns[:, 1], columns[:, 2:])

@@ -188,3 +188,22 @@ def test_tokens_that_are_not_worth_their_place_are_left_out() -> None:
 def test_depth_limits_a_path() -> None:
     drafter = ModelDrafter(FakeRunner(chain(VOCAB), VOCAB), tree=TreeOptions(30, 2, 3))
     assert draft_of(drafter, CONTEXT, DraftRequest(9)).longest == 2
+
+
+def test_levels_of_all_trees_share_passes_and_need_no_tick_each() -> None:
+    language, depth = chain(VOCAB), 5
+    runner = FakeRunner(language, VOCAB, slots=3)
+    executor, drafts = Executor(), list[Draft]()
+
+    def once(context: list[int]) -> Any:
+        drafter = ModelDrafter(runner, tree=TreeOptions(20, 0, 3))
+        drafter.begin((yield Acquire(drafter.runners)))
+        drafts.append((yield from drafter.propose(context, DraftRequest(depth))))
+        drafter.close()
+
+    for i in range(3):
+        executor.submit(once([*CONTEXT, i]), Stats())
+    for _ in range(2):
+        executor.tick()
+    assert len(drafts) == 3 and len(runner.diary) == depth
+    assert all(len(made.rows) == 3 for made in runner.diary)

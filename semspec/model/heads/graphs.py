@@ -7,6 +7,7 @@ again. A tree is drafted by one such pass per level.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from semspec.model.attention_metadata import SequenceChunk, cos_sin
 from semspec.model.buckets import BATCHES, MAX_QUERIES, QUERIES, bucket
 from semspec.model.experts import FeedForward
 from semspec.model.fused_forward import covers
-from semspec.model.graph_runner import pad, tree_numbers
+from semspec.model.graph_runner import fill, pad, tree_numbers
 from semspec.model.graphs import GraphCache, GraphLauncher
 from semspec.model.heads.eagle import EagleHead
 from semspec.model.kernels import Kernels, TreeMask, triton_kernels
@@ -50,6 +51,16 @@ class Pool:
             self.keys, self.values = (F.pad(half, (0, 0, 0, more)) for half in (self.keys, self.values))
 
 
+class States(NamedTuple):
+    """What a sequence's tokens are read with."""
+
+    states: Tensor
+    rows: tuple[int, ...] = ()  # of them, one for each token; none: all, in order
+
+    def picked(self) -> Tensor:
+        return self.states[list(self.rows)] if self.rows else self.states
+
+
 class HeadGraphs:
     def __init__(self, head: EagleHead, capacity: int, kernels: Kernels, launcher: Callable[[], GraphLauncher]) -> None:
         self.head, self.kernels, self._launcher = head, kernels, launcher
@@ -76,17 +87,19 @@ class HeadGraphs:
         return longest <= MAX_QUERIES and len(chunks) <= BATCHES[-1] // max(1, longest // 8)
 
     def forward(
-        self, tokens: list[list[int]], states: list[Tensor], chunks: list[SequenceChunk]
+        self, tokens: list[list[int]], states: list[States], chunks: list[SequenceChunk]
     ) -> tuple[Tensor, Tensor]:
-        """As `EagleHead.forward`, for chunks whose slots are rows of the pool: [B, Q, V] and [B, Q, width], padded."""
+        """As `EagleHead.forward`, for chunks whose slots are rows of the pool: [B, Q, V] and [B, Q, width], padded,
+        where the next pass writes, too."""
         if self._keys is not self.pool.keys:  # it has grown
             self._keys, self.launcher = self.pool.keys, self._launcher()
         batch, queries = bucket(len(chunks), BATCHES), bucket(max(c.count for c in chunks), QUERIES)
         size = batch * queries
         if (batch, queries) not in self._buffers:
             device, width = self.head.device, self.head.shape.width
-            numbers = torch.zeros(3 * size + 4 * batch, dtype=torch.long, device=device)
-            self._buffers[batch, queries] = numbers, torch.zeros(size, width, device=device, dtype=self.head.dtype)
+            numbers = torch.zeros(4 * size + 4 * batch, dtype=torch.long, device=device)
+            inputs = torch.zeros(size, width, device=device, dtype=self.head.dtype)
+            self._buffers[batch, queries] = numbers, inputs
         numbers, inputs = self._buffers[batch, queries]
         padding = [0] * (batch - len(chunks))
         flat = pad(tokens, batch, queries)
@@ -94,14 +107,19 @@ class HeadGraphs:
             flat += column + padding
         if trees := any(c.parents for c in chunks):
             flat += tree_numbers(chunks, batch, queries)
-        host = torch.tensor(flat)
-        numbers[: len(flat)].copy_(host.pin_memory() if numbers.is_cuda else host, non_blocking=True)
+        picked = len(flat)  # where the rows are that states are picked from
+        fill(numbers, [*flat, *(row for own in states for row in own.rows)])
         for i, own in enumerate(states):
-            inputs[i * queries : i * queries + len(own)] = own
-        ids, where = numbers[:size].view(batch, queries), numbers[size : size + 4 * batch].view(4, batch)
+            place = inputs[i * queries : i * queries + chunks[i].count]
+            if own.rows:
+                torch.index_select(own.states, 0, numbers[picked : (picked := picked + len(own.rows))], out=place)
+            else:
+                place.copy_(own.states)
 
         def work() -> tuple[Tensor, Tensor]:
-            mask = TreeMask(where[3], *numbers[-2 * size :].view(2, batch, queries)) if trees else None
+            ids, where = numbers[:size].view(batch, queries), numbers[size : size + 4 * batch].view(4, batch)
+            lines = numbers[size + 4 * batch : 3 * size + 4 * batch]
+            mask = TreeMask(where[3], *lines.view(2, batch, queries)) if trees else None
             return self._pass(ids, inputs, (where[0], where[1], where[2]), mask)
 
         return self.launcher.run((batch, queries, trees), work, numbers)

@@ -9,8 +9,8 @@ counted. Passes are batched as a model's are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -23,8 +23,9 @@ from semspec.model.cache import write
 from semspec.model.decode import decode_by_score
 from semspec.model.heads.block import BlockHead
 from semspec.model.heads.eagle import EagleHead
-from semspec.model.heads.graphs import HeadGraphs
+from semspec.model.heads.graphs import HeadGraphs, States
 from semspec.model.placement import on_its_device
+from semspec.model.rows import copied_rows
 from semspec.types import Decode, DecodeOutput, Score, ScoreOutput
 
 FIRST_CAPACITY = 256  # pairs that a new slot has room for; it grows as its text does
@@ -161,6 +162,7 @@ class HeadRunner(StateRunner):
 
     def __init__(self, head: EagleHead, vocab: int, capacity: int, layers: tuple[int, ...] | None = None) -> None:
         super().__init__(head, vocab, capacity, layers)
+        self._no_rows = torch.empty(0, vocab, device=self.device)
         self.graphs = HeadGraphs.of(head, capacity)  # for short passes; None: every operation is launched by itself
 
     def acquire(self, prompt: Sequence[int] = (), salt: str = "") -> int:
@@ -199,7 +201,7 @@ class HeadRunner(StateRunner):
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[ScoreOutput]:
         self._combine([self._slots[r.slot] for r in requests])
-        chunks, tokens, states, keeps = list[SequenceChunk](), list[list[int]](), list[Tensor](), list[int]()
+        chunks, tokens, states, keeps = list[SequenceChunk](), list[list[int]](), list[States](), list[int]()
         for r in requests:
             s = self._slots[r.slot]
             read = r.tokens if s.length else r.tokens[1:]
@@ -211,35 +213,32 @@ class HeadRunner(StateRunner):
                 tokens.append(read)
                 keeps.append(r.logits_to_keep)
             assert r.logits_to_keep <= len(read), "a row for the first token of a text, which has no state before it"
-        logits = torch.empty(0, self.vocab_size, device=self.device)
-        own = torch.empty(0)
-        if tokens:
-            logits, own = self._forward(tokens, states, chunks, keeps)
-        outputs, row = [], 0
+        made = iter(self._forward(tokens, states, chunks, keeps) if tokens else ())
+        outputs = []
         for r in requests:
-            s, rows = self._slots[r.slot], slice(row, row := row + r.logits_to_keep)
+            s, nothing = self._slots[r.slot], not r.logits_to_keep
+            first = not s.length  # of a text: it is only counted
+            logits, own = next(made) if len(r.tokens) > first else (self._no_rows, self._no_rows)
             s.length += len(r.tokens)
-            if r.parents and s.own is not None:
-                s.own = torch.cat([s.own, own[rows]])
-            else:
-                s.own = own[row - 1 : row] if r.logits_to_keep else None
-            outputs.append(ScoreOutput(logits[rows, : self.vocab_size]))
+            s.own = None if nothing else torch.cat([s.own, own]) if r.parents and s.own is not None else own[-1:]
+            outputs.append(ScoreOutput(logits))
         return outputs
 
     def _forward(
-        self, tokens: list[list[int]], states: list[Tensor], chunks: list[SequenceChunk], keeps: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Logits and own states of the last tokens of each chunk, one chunk after the other."""
+        self, tokens: list[list[int]], states: list[States], chunks: list[SequenceChunk], keeps: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and own states of the last tokens of each chunk."""
         if self.graphs is None or not self.graphs.fits(chunks):
             ends = list(accumulate(c.count for c in chunks))
             wanted = [row for end, keep in zip(ends, keeps, strict=True) for row in range(end - keep, end)]
             at = torch.tensor(wanted, dtype=torch.long, device=self.device)
             ids = torch.tensor([token for own in tokens for token in own], device=self.device)
-            return self.head.forward(ids, torch.cat(states), chunks, self, at)
-        rows = [replace(c, slot=self._slots[c.slot].row) for c in chunks]
+            both = self.head.forward(ids, torch.cat([own.picked() for own in states]), chunks, self, at)
+            return zip(both[0][:, : self.vocab_size].split(keeps), both[1].split(keeps), strict=True)
+        rows = [SequenceChunk(self._slots[c.slot].row, c.start, c.count, c.parents) for c in chunks]
         logits, own = self.graphs.forward(tokens, states, rows)
-        last = [(b, slice(c.count - keep, c.count)) for b, (c, keep) in enumerate(zip(chunks, keeps, strict=True))]
-        return torch.cat([logits[at] for at in last]), torch.cat([own[at] for at in last])  # the next pass writes there
+        last = [(c.count - keep, c.count) for c, keep in zip(chunks, keeps, strict=True)]
+        return zip(copied_rows(logits[..., : self.vocab_size], last), copied_rows(own, last), strict=True)
 
     def first_guesses(self, text: list[int], hidden: dict[int, Tensor], count: int) -> dict[int, int]:
         slot = self.acquire()
@@ -248,18 +247,18 @@ class HeadRunner(StateRunner):
         self.release(slot)
         return dict(zip(range(len(text) - count, len(text)), rows.logits.argmax(-1).tolist(), strict=True))
 
-    def _states_of_parents(self, s: _Slot, r: Score) -> Tensor:
+    def _states_of_parents(self, s: _Slot, r: Score) -> States:
         """Of the tokens before those of a tree: all are the head's own, the first that of the last token before it."""
         if s.own is None or len(s.own) + len(r.tokens) != len(r.parents) + 1 or r.logits_to_keep != len(r.tokens):
             raise SemspecError("a draft head reads a tree after the context, level by level, with a row for each token")
-        return s.own[[parent + 1 for parent in r.parents[-len(r.tokens) :]]]
+        return States(s.own, tuple(parent + 1 for parent in r.parents[-len(r.tokens) :]))
 
-    def _states(self, s: _Slot, start: int, count: int) -> Tensor:
+    def _states(self, s: _Slot, start: int, count: int) -> States:
         """Of the tokens from `start` on: the target's, and after its last the head's own."""
         given = s.states[start : min(start + count, s.known)]
         missing = count - len(given)
         if not missing:
-            return given
+            return States(given)
         if missing > 1 or s.own is None:
             raise SemspecError(f"a draft head was asked to read {missing} tokens without the target's states")
-        return torch.cat([given, s.own])
+        return States(torch.cat([given, s.own]) if len(given) else s.own)
