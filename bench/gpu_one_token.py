@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 CUTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "10 tiles on their way": {"stages": 10},
-    "nothing asked for": {"lines": 0},
     "tiles of 32 kB": {"depth": 1024},
-    "16 warps": {"warps": 16, "depth": 1024},
 }
 MODELS: dict[str, tuple[str, str, bool]] = {  # shapes, how weights are stored, whether the head is small
     "1.5B bf16": ("32B/1.5B", "plain", False),
