@@ -101,10 +101,13 @@ def main() -> None:
                     print(f"{section} left out: {asked.seconds:.0f} s are over")
                     continue
                 started = time.perf_counter()
-                bench.section(section)
+                try:
+                    bench.section(section)
+                finally:  # whatever becomes of the sections that follow, and what an interrupted one has found
+                    winners = {which: told_arm(arm) for which, arm in bench.arms.items()}
+                    write(report | {"rows": bench.rows, "winners": winners}, asked.out)
                 print(f"    ({section} took {time.perf_counter() - started:.0f} s)", flush=True)
-                report |= {"rows": bench.rows, "winners": {which: told_arm(arm) for which, arm in bench.arms.items()}}
-                write(report, asked.out)  # whatever becomes of the sections that follow
+                report |= {"rows": bench.rows, "winners": winners}
     report["seconds"] = time.perf_counter() - began
     if asked.device == "cuda":
         report["peak_GB"] = torch.cuda.max_memory_allocated() / 1e9

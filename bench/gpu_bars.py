@@ -74,14 +74,13 @@ def bars(bench: Bench) -> None:
     for batch in (1, 8, 32, 64):
         bench.section_round(batch, name=f"bars: batch {batch}, one K=8 step")
         found[f"batch {batch}"] = bench.rows[-1]["ms"]
-    found["auto"] = automatic(bench)
     vocab = min(bench.config(which).vocab_size for which in ("target", "draft"))
     for name in NAMED:
         one_rule(bench, make(name), 8, vocab)
         found[name] = bench.rows[-1]["ms"]
-    bench.drop("draft")
     found["prefill"], found["stall"] = prompts(bench)
     found["held"] = held(torch.cuda.mem_get_info()[1] if bench.device.type == "cuda" else H200)
+    found["auto"] = automatic(bench)  # last: it takes longest
     print(f"{'bar':56} {'found':>9} {'must':>7} {'aim':>7} {'limit':>7} {'before':>7}  {VLLM}")
     for key, bar in BARS.items():
         verdict = bar.verdict(found[key]) if bench.asked.shape == "32B/1.5B" and bench.device.type == "cuda" else None

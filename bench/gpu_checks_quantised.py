@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bench.gpu_checks import Seeded, course, no_rougher
 from bench.gpu_checks_grouped import CHECKS
-from bench.gpu_checks_kernels import HALF, TOLERANCE, check, kernels, near
+from bench.gpu_checks_kernels import TOLERANCE, check, kernels, near
 from semspec.model import ModelRunner
 from semspec.model.config import Shape
 from semspec.model.graph_runner import GraphRunner
