@@ -130,12 +130,15 @@ def test_nothing_is_equivalent_where_all_right_answers_fit_in_the_margin(share: 
     assert ("--max-new-tokens" in said and "quality is of beginnings" in said) == (not share)
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_the_same_beginnings_do_not_make_a_lossy_rule_equivalent(cut: bool) -> None:
+@pytest.mark.parametrize(("cut", "n"), [(True, 200), (False, 200), (False, 60)])
+def test_the_same_beginnings_do_not_make_a_lossy_rule_equivalent(cut: bool, n: int) -> None:
+    """Nor do a few answers that are the same: of 60, a share of 3 % that are changed is missed in one run of six."""
     none = right(0.0, finish_reason="length" if cut else "stop")
-    arms, _ = verdicts(many(60, none=none, draft=right(0.0, 1), fly=none, exact=none))
+    arms, _ = verdicts(many(n, none=none, draft=right(0.0, 1), fly=none, exact=none))
     assert arms["exact"]["quality"] == "equivalent" and arms["exact"]["speedup"] is not None
-    assert arms["fly"]["quality"] == ("unclear" if cut else "equivalent") and (arms["fly"]["speedup"] is None) == cut
+    unclear = cut or n < 100
+    assert arms["fly"]["quality"] == ("unclear" if unclear else "equivalent")
+    assert (arms["fly"]["speedup"] is None) == unclear
 
 
 def test_nothing_is_equivalent_where_the_draft_alone_would_be() -> None:
