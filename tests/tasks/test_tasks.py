@@ -372,6 +372,9 @@ def test_jsonl_prompts(write: Write, tmp_path: Path) -> None:
     assert (first.id, first.prompt) == ("jsonl/0", "Once")
     assert (second.id, question(second), second.group) == ("why", "Why?", "g")
     assert third.prompt == messages
+    turns = write("turns.jsonl", [{"question_id": 81, "turns": ["Compose.", "Again."]}]) / "turns.jsonl"
+    (talk,) = make(f"jsonl:path={turns}").problems(None, 0)
+    assert (question(talk), talk.turns) == ("Compose.", ("Again.",)), "a file in the form of MT-bench"
     for spec in ("jsonl:path=own.jsonl", "jsonl:own.jsonl", "jsonl:own.jsonl,match="):
         assert make(spec, tmp_path).problems(None, 0) == [first, second, third]
     with pytest.raises(BadRequest, match="nothing can be scored"):
@@ -417,7 +420,7 @@ def test_jsonl_matches(match: str, answer: Any, right: str, wrong: str, write: W
         ([{"question": "?"}], "row 1 .* has no field 'answer'"),
         ([{"question": "?", "answer": ["a"]}], "give a text or a number"),
         ([{"question": "?", "answer": "many"}], "match=number cannot read"),
-        ([{"answer": 1}], "give it a 'prompt', a 'question' or 'messages'"),
+        ([{"answer": 1}], "give it a 'prompt', a 'question', 'messages' or a user's 'turns'"),
         ([{"messages": [], "answer": 1}], "give it a 'prompt'"),
         ([{"question": "?", "answer": 1, "id": 5}] * 2, "one id to several rows"),
     ],
