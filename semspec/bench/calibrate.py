@@ -61,18 +61,19 @@ def loosest_safe(losses: Sequence[Sequence[float]], bound: float, confidence: fl
     return fixed_sequence(rejected) if len(rejected) else None
 
 
-def fewest_problems(bound: float, confidence: float) -> int:
-    """With fewer, not even a candidate that loses nothing of a target that is always right can be shown to be safe."""
+def fewest_problems(bound: float, confidence: float, worth: float = 1.0, most: float | None = None) -> int:
+    """With fewer, not even a candidate that loses nothing can be shown to be safe. `worth`: the mean of what there is
+    to lose, of right answers the target's accuracy; `most`: as in `excess_p`, by default where those are the unit."""
 
     def shows(n: int) -> bool:
-        return excess_p([-bound] * n, 0.0, 1 - bound) <= 1 - confidence
+        return excess_p([-bound * worth] * n, 0.0, 1 - bound if most is None else most) <= 1 - confidence
 
-    most = 8
-    while not shows(most):
-        most *= 2
-        if most > MANY:
+    upper = 8
+    while not shows(upper):
+        upper *= 2
+        if upper > MANY:
             return MANY
-    return bisect_left(range(most), True, key=shows)
+    return bisect_left(range(upper), True, key=shows)
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,14 @@ def choose(
     losses = losses_of(samples, methods, values, unit)
     beyond = {name: losses.beyond(name, loss) for name in methods}
     at = loosest_safe([beyond[name] for name in methods], 0.0, confidence, most)
+    worth = max(1e-6, fsum(losses.worth) / max(1, len(losses.worth)))
     p = {name: excess_p(beyond[name], 0.0, most) for name in methods}
     if at is None:
         raise BadRequest(
             f"{len(losses.worth)} problems do not show that {methods[0]} loses less than {100 * loss:g} % of "
             f"{lost_of(measure)} with confidence {confidence:g} (p = {p[methods[0]]:.2g}); calibrate on more problems"
-            + (f" ({fewest_problems(loss, confidence)} at least)" if unit is None else "")
-            + ", allow more, or give stricter values"
+            f" ({fewest_problems(loss, confidence, worth, most):,} or more, if it loses nothing)"
+            ", allow more, or give stricter values"
         )
     return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p)
 
@@ -172,7 +174,7 @@ def calibrate(
     no order yet, and get one from problems of its own."""
     check_bound(loss, confidence)
     left, spent = len(bench.problems), PILOT if by_speed else 0
-    if bench.task.scored and left - spent < (fewest := fewest_problems(loss, confidence)):
+    if left - spent < (fewest := fewest_problems(loss, confidence, most=None if bench.task.scored else 1.0)):
         besides = f", besides {spent} that order the candidates" if spent else ""
         raise BadRequest(
             f"{max(0, left - spent)} problems{besides} cannot show a loss under {100 * loss:g} % with confidence "

@@ -73,7 +73,7 @@ def test_calibration_decides_by_the_measure_that_bench_would_decide_by(monkeypat
     run, samples = made_up(**{RULE: spoilt, "random:rate=0.5": spoilt, "draft": lambda i: f"{spoilt(i + 1)} sss"})
     summary = summarise(run, samples)
     assert summary["deciding_measure"] == "meaning" and summary["arms"][RULE]["quality"] == "worse"
-    with pytest.raises(BadRequest, match=r"do not show .* distance to the draft in meaning"):
+    with pytest.raises(BadRequest, match=r"do not show .* distance to the draft in meaning .*\d or more, if it loses"):
         choose(run, samples, [RULE], 0.25, 0.95, {})
     run, samples = made_up(**{RULE: same, "random:rate=0.5": swapped(3), "draft": swapped(2)})
     found = choose(run, samples, [RULE], 0.25, 0.95, {})
@@ -102,6 +102,14 @@ def test_a_run_of_beginnings_certifies_nothing(pocket: semspec.Pair, tmp_path: P
     )  # fmt: skip
     with pytest.raises(BadRequest, match=r"100 % of the target's answers were cut off .* --max-new-tokens"):
         calibrate(Bench(config, pocket), tmp_path, 0.1, 0.9, lambda done, total: None)
+
+
+def test_too_few_prompts_without_answers_are_refused_before_they_are_run(pocket: semspec.Pair, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"Ann has {i} cats and 2 dogs. How many pets?" for i in range(18)))
+    config = Config(task=f"jsonl:path={prompts}", methods=["random:rate=1"], device="cpu", context=512, entropy=True)
+    with pytest.raises(BadRequest, match=r"18 problems cannot show a loss under 25 %.* give 19 or more"):
+        calibrate(Bench(config, pocket), tmp_path / "run", 0.25, 0.95, lambda done, total: None)
 
 
 # -- the verdict

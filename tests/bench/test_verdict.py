@@ -34,7 +34,8 @@ def score_by_hand(gained: int, lost: int, n: int, margin: float) -> float:
 def test_two_one_sided_tests_by_hand(gained: int, lost: int, n: int) -> None:
     gaps = [1.0] * gained + [-1.0] * lost + [0.0] * (n - gained - lost)
     lower, upper = score_by_hand(gained, lost, n, 0.03), score_by_hand(lost, gained, n, 0.03)
-    by_hand = max(stats.norm.sf(lower), stats.norm.sf(upper))
+    exact = [stats.binom.cdf(down, n, 0.03) for up, down in ((gained, lost), (lost, gained)) if not up]
+    by_hand = max(stats.norm.sf(lower), stats.norm.sf(upper), *exact)
     assert equivalence_p(gaps, [0.0] * n, 0.03) == pytest.approx(by_hand, rel=1e-3)
     interval = difference(gaps, [0.0] * n)
     assert interval is not None and (paired_p(gaps, [0.0] * n) < 0.05) == (not interval.low < 0 < interval.high)
@@ -222,6 +223,8 @@ def test_how_many_problems_a_bound_needs() -> None:
     n = fewest_problems(0.05, 0.95)
     assert loosest_safe([[-0.05] * n], 0.0, 0.95, 0.95) == 0
     assert loosest_safe([[-0.05] * (n - 1)], 0.0, 0.95, 0.95) is None
+    assert fewest_problems(0.05, 0.95, worth=0.5) > 1.9 * n, "of a target that is right on half of them"
+    assert fewest_problems(0.25, 0.95, most=1.0) == 19, "where a loss is a share of the distance to the draft"
     assert [fewest_problems(bound, 0.95) for bound in (0.01, 0.03, 0.05)] == [394, 131, 78], "as docs/trust.md says"
 
 
