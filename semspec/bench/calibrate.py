@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from semspec.bench.agreement import Values
-from semspec.bench.arms import BASELINE, Arm
+from semspec.bench.arms import BASELINE, RESAMPLED, Arm
 from semspec.bench.blind import no_loss_in_answers, no_loss_in_measure
 from semspec.bench.candidates import PILOT, order_by_speed
 from semspec.bench.folder import Sample, key_of, load_run
@@ -47,6 +47,7 @@ class Choice:
     measure: str
     losses: dict[str, float]  # candidate -> share that it lost on the calibration's problems
     p: dict[str, float]
+    own_samples: float | None = None  # what the target's own other samples lose, where no answers are known
 
 
 def excess_p(losses: Sequence[float], bound: float, most: float = 1.0, purses: Purses = PURSES) -> float:
@@ -127,16 +128,18 @@ def choose(
     decide by. Refused where the data could not show a loss."""
     scored: Values = {key_of(s): float(s["correct"]) for s in samples if s["correct"] is not None}
     own, control = [s for s in samples if s["arm"] == BASELINE], draft_of(run)
+    spread = None
     if scored:
         measure, values, unit, most = ACCURACY, scored, None, 1 - loss
         blind = no_loss_in_answers(own, None if control is None else (control, _distance(samples, control, scored)))
     else:
-        about = compare_measures(run, samples, Margin(share=loss), extra)[1]
+        found, about = compare_measures(run, samples, Margin(share=loss), extra)
         chosen = deciding(about, len({s["problem"] for s in samples}))
         if chosen is None or control is None:
             raise BadRequest("too few problems have a measure in common; calibrate on more of them")
         measure, values, unit, most = chosen, bounded(chosen, values_of(run, samples, extra)[chosen]), control, 1.0
         blind = no_loss_in_measure(own, chosen, about[chosen], control)
+        spread = found.get(RESAMPLED, {}).get(chosen, {}).get("of_distance")
     if blind:
         raise BadRequest(f"nothing can be certified: {blind}")
     losses = losses_of(samples, methods, values, unit)
@@ -151,7 +154,7 @@ def choose(
             f" ({fewest_problems(loss, confidence, worth, most):,} or more, if it loses nothing)"
             ", allow more, or give stricter values"
         )
-    return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p)
+    return Choice(methods[at], measure, {name: losses.share(name) for name in methods}, p, spread)
 
 
 def check_bound(loss: float, confidence: float) -> None:

@@ -78,6 +78,7 @@ def test_calibration_decides_by_the_measure_that_bench_would_decide_by(monkeypat
     run, samples = made_up(**{RULE: same, "random:rate=0.5": swapped(3), "draft": swapped(2)})
     found = choose(run, samples, [RULE], 0.25, 0.95, {})
     assert found.measure == summarise(run, samples)["deciding_measure"] == "number" and found.losses[RULE] == 0
+    assert found.own_samples is not None and 0 <= found.own_samples < 0.2, "of the distance to the draft"
 
 
 @pytest.mark.parametrize("blind", ["random", "draft", "cut"])
