@@ -210,3 +210,16 @@ def test_a_loss_is_a_share_of_the_targets_right_answers() -> None:
         choose(run, samples, [rule], 0.05, 0.95, {})
     found = choose(run, samples, [rule], 0.1, 0.95, {})
     assert found.losses[rule] == pytest.approx(0.075) and found.p[rule] < 0.05
+
+
+def test_a_table_says_what_damage_it_could_not_have_shown() -> None:
+    """5 of 240 answers damaged are not told from chance by one method, so the table says from how many they are."""
+    for lost, found in ((5, "unclear"), (6, "worse")):
+        run = run_of("fly")
+        samples = many(240, none=right(1), fly=lambda i, lost=lost: {"correct": i >= lost, "tokens": [i, 1]})
+        summary = summarise(run, samples, Margin.parse("1"))
+        said = " ".join(notes(summary))
+        assert summary["arms"]["fly"]["quality"] == found, lost
+        assert "Of 240 answers 6 lost and none gained (2.5 %) are the fewest that show; with fewer than 299" in said
+    run, samples = made_up(**{"fly": same, "random:rate=0.5": swapped(5)})
+    assert any(note.startswith("By number a difference of about 0.") for note in notes(summarise(run, samples)))
