@@ -158,8 +158,13 @@ def choose(
 
 
 def check_bound(loss: float, confidence: float) -> None:
-    if not 0 < loss < 1 or not 0 < confidence < 1:
-        raise BadRequest(f"the loss is {loss:g} and the confidence {confidence:g}; give numbers between 0 and 1")
+    if not 0 < loss < 1:
+        raise BadRequest(f"the loss is {loss:g}; give a share above 0 and below 1, as 0.01")
+    if not 0 < confidence < 1:
+        raise BadRequest(
+            f"the confidence is {confidence:g}; give more than 0 and less than 1, as 0.95: no number of problems shows "
+            "a bound for certain"
+        )
 
 
 def _distance(samples: Sequence[Sample], control: str, values: Values) -> Figures:

@@ -108,5 +108,5 @@ def share(text: str, option: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
     value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if not 0 < value < 1:
-        raise BadRequest(f"{option} is {text!r}; give a share between 0 and 1, as 1% or 0.01")
+        raise BadRequest(f"{option} is {text!r}; give a share above 0 and below 1, as 1% or 0.01")
     return value

@@ -167,6 +167,14 @@ def test_the_verdict_rests_on_a_measure_that_sees_the_control() -> None:
     assert summary["deciding_measure"] == "meaning" and summary["arms"]["typical"]["quality"] == "worse"
 
 
+def test_texts_without_spaces_have_words_in_common_too() -> None:
+    def alike(ours: str, theirs: str) -> float:
+        return by_words(sample("fly", 0, text=ours), sample("none", 0, text=theirs))
+
+    assert 0.7 < alike("小明有七个苹果。", "小明一共有七个苹果。") < 1 and alike("天空是蓝色的", "我吃饭") == 0
+    assert alike("คำตอบคือเจ็ด", "คำตอบ คือ เจ็ด") == 1 and alike("Ответ: семь.", "ответ семь") == 1
+
+
 def test_agreement_is_with_other_seeds_only() -> None:
     _, samples = made_up(fly=same)
     others = {s["problem"]: [s] for s in samples if s["arm"] == "resampled"}
