@@ -92,6 +92,8 @@ def compare_measures(
             figures["verdict"] = decide(figures["p_holm"], figures["equivalence_p_holm"], lower)
             figures["as_own_samples"] = spreads and figures["verdict"] == "worse"
         about[measure] = _about(run, told, len(by_arms[target]), limit) | {"own_samples_lower": spreads}
+        # The share of answers that may change within the margin, if each loses as much as the draft's worst.
+        about[measure]["may_change"] = limit / max(abs(o - t) for o, t in unit.values()) if limit else None
         for figures in told.values():
             blind = figures["verdict"] == "equivalent" and about[measure]["separates_random"] is False
             if figures["as_own_samples"] or blind:

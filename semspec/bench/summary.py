@@ -23,7 +23,7 @@ from semspec.bench.folder import Sample, deduplicated
 from semspec.bench.measures import compare_measures, deciding, draft_of
 from semspec.bench.names import natural
 from semspec.bench.pairs import Figures, Row, by_problem, paired, plain, quotient
-from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, SHARE, Margin, correct, decide, problems_alike
+from semspec.bench.verdict import ALPHA, MIN_PROBLEMS, Margin, correct, decide, problems_alike
 from semspec.errors import BadRequest
 from semspec.loop.repetition import find_repetition
 from semspec.statistics import (
@@ -84,7 +84,7 @@ def summarise(
             [pairs[name] for name in others], lambda s: s["finish_reason"] == "length"
         ),
     }
-    enough = problems_alike(margin.share or SHARE if chosen else limit, len(others))
+    enough = problems_alike(measures[chosen]["may_change"] if chosen else limit, len(others))
     for i, name in enumerate(others):
         excesses = {what: often for what, found in problems.items() if (often := found[i])}
         figures[name] |= verdict(figures[name], excesses, chosen, measures, blind, enough)

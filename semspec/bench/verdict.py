@@ -68,8 +68,8 @@ def correct(figures: Mapping[str, Figures], arms: Iterable[str], p: str) -> None
 
 
 def problems_alike(share: float | None, arms: int) -> int:
-    """How many answers must be the same, token for token, and none another, so that a share of changed ones as large as
-    the margin is ruled out: whatever a changed one may be worth, no more is lost. Corrected for the number of arms."""
+    """How many answers must be the same, token for token, and none another, so that more changed ones than this share
+    are ruled out: the margin, where a changed one is lost. Corrected for the number of arms."""
     return ceil(log(ALPHA / max(1, arms)) / log(1 - (share or POINTS)))
 
 

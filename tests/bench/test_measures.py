@@ -167,6 +167,19 @@ def test_the_verdict_rests_on_a_measure_that_sees_the_control() -> None:
     assert summary["deciding_measure"] == "meaning" and summary["arms"]["typical"]["quality"] == "worse"
 
 
+@pytest.mark.parametrize(("n", "quality"), [(20, "unclear"), (300, "equivalent")])
+def test_a_few_answers_that_are_the_same_are_no_equivalence(
+    n: int, quality: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are measured: the draft loses all of an answer now and then, and so might this."""
+    monkeypatch.setattr("tests.bench.test_measures.N", n)
+    run, samples = made_up(**{"fly": lambda i: f"There are {10 * i} apples.", "random:rate=0.5": swapped(2)})
+    summary = summarise(run, samples)
+    assert summary["arms"]["fly"]["identical_outputs"]["share"] == 1 and summary["deciding_measure"] == "number"
+    assert summary["arms"]["fly"]["quality"] == quality
+    assert summary["measures"]["number"]["may_change"] == pytest.approx(0.15 / 3, abs=0.005)
+
+
 def test_texts_without_spaces_have_words_in_common_too() -> None:
     def alike(ours: str, theirs: str) -> float:
         return by_words(sample("fly", 0, text=ours), sample("none", 0, text=theirs))
