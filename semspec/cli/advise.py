@@ -100,6 +100,6 @@ def choose(path: Path | None, task: str | None, data: Path | None, n: int, seed:
     else:
         problems = tasks.make(task or "", data).problems(n, seed)
     if len(problems) < MIN_PROMPTS:
-        there_are = "there is 1 prompt" if len(problems) == 1 else f"there are {len(problems)} prompts"
+        there_are = "there is 1 prompt" if len(problems) == 1 else f"there are {len(problems)} different prompts"
         raise BadRequest(f"{there_are} to try; give {MIN_PROMPTS} or more, for the intervals")
     return problems

@@ -2,7 +2,7 @@
 
 A line has a `prompt` (text), a `question` (put to a chat model), `messages` (a chat) or `turns` (a user's messages, as
 in MT-bench: each is put after the answer to the last), and may have an `answer`, an `id` and a `group`. `match=` says
-how answers are compared; without it there are prompts only.
+how answers are compared; without it there are prompts only. Rows that say the same count once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semspec.errors import BadRequest
 from semspec.tasks import answers
-from semspec.tasks.base import FileTask, Problem, Row, ask, existing
+from semspec.tasks.base import FileTask, Problem, Row, ask, choose, existing
 from semspec.text.tokenizer import Prompt
 
 MATCH: dict[str, Callable[[str, str], bool]] = {
@@ -49,6 +49,22 @@ class JsonLines(FileTask):
         return existing(path, self.name)
 
     def load(self) -> list[Problem]:
+        """Each problem once, however often a file has it: copies would count as so many proofs of the same thing."""
+        found: dict[str, Problem] = {}
+        for problem in self._rows():
+            found.setdefault(repr((problem.prompt, problem.turns, problem.answer)), problem)
+        return list(found.values())
+
+    def problems(self, n: int | None, seed: int) -> list[Problem]:
+        found = self.load()
+        if n is not None and n > len(found) < (rows := len(self._rows())):
+            raise BadRequest(
+                f"{n} problems were asked for, and of the {rows} rows of {self.find()} {len(found)} are different; "
+                "give that number or less"
+            )
+        return choose(found, n, seed, self.name)
+
+    def _rows(self) -> list[Problem]:
         problems = super().load()
         if len({problem.id for problem in problems}) < len(problems):
             raise BadRequest(f"{self.find()} gives one id to several rows; make each id its own, or leave ids out")

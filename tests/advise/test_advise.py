@@ -244,7 +244,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prompts_longer_than_the_context_are_named_before_anything_is_measured(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Mia has 4 pens.\n" * 3 + "word " * 600 + "\n")
+    prompts.write_text("Mia has 4 pens.\nMia has 5.\nMia has 6.\n" + "word " * 600 + "\n")
     asked = ["advise", "pocket", "--context", "512", "--prompts", str(prompts), "--max-new-tokens", "40", "--quiet"]
     with pytest.raises(BadRequest, match=r"1 of 4 prompts do not fit .* 512 tokens beside 40 .*: jsonl/3; the longest"):
         CliRunner().invoke(app, asked, catch_exceptions=False)

@@ -307,7 +307,7 @@ def test_no_arm_finds_what_another_has_read(finished: Path) -> None:
 )
 def test_a_prompt_that_cannot_be_read_is_told_before_any_is_answered(tmp_path: Path, row: dict, message: str) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps(one) + "\n" for one in [*[{"question": "Why?"}] * 3, row]))
+    file.write_text("".join(json.dumps(one) + "\n" for one in [*({"question": f"Why {i}?"} for i in range(3)), row]))
     small = semspec.load("pocket", context=512, device="cpu")
     with pytest.raises(BadRequest, match=message):
         Bench(Config(task=f"jsonl:path={file}", methods=["fly"], device="cpu"), small)

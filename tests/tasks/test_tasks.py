@@ -381,6 +381,20 @@ def test_jsonl_prompts(write: Write, tmp_path: Path) -> None:
         task.score(first, "text")
 
 
+def test_a_prompt_that_a_file_repeats_counts_once(tmp_path: Path) -> None:
+    """Else one prompt, copied 200 times, would show that a rule loses nothing."""
+    file = tmp_path / "logged.txt"
+    file.write_text("Why?\nSince when?\nWhy?\nWhy?\n")
+    task = make(f"jsonl:path={file}")
+    assert [(p.id, question(p)) for p in task.problems(None, 0)] == [("jsonl/0", "Why?"), ("jsonl/1", "Since when?")]
+    assert len(task.problems(2, 0)) == 2
+    with pytest.raises(BadRequest, match=r"of the 4 rows of .* 2 are different"):
+        task.problems(3, 0)
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"question": "Why?", "answer": "a"}\n{"question": "Why?", "answer": "b"}\n')
+    assert len(make(f"jsonl:path={own},match=exact").problems(None, 0)) == 2, "with other answers they are others"
+
+
 @pytest.mark.parametrize("name", ["own.txt", "own.jsonl", "own.json", "own.csv"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_prompts_of_a_file_with_a_mark_before_it_or_one_a_line(tmp_path: Path, name: str, encoding: str) -> None:
